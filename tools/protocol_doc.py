@@ -93,7 +93,7 @@ def sections() -> dict[str, list[str]]:
     a, b, e = assignment_table, borrower_table, election_table
     return {
         "borrower": [*shown("borrower"), "", *statuses(b.BorrowerStatus), "", *answers(b.ACTIONS)],
-        "borrower streams": [*statuses(b.StreamStatus)],
+        "borrower streams": [*statuses(b.BorrowedStreamStatus)],
         "assignment": [*shown("assignment"), "", *statuses(a.GrantStatus), "", *steps(a.TRANSITIONS)],
         "election": [*shown("election"), "", *statuses(e.ElectionStatus), "", *steps(e.TRANSITIONS)],
     }

@@ -16,7 +16,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
-from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.settings_base import SettingsBase
@@ -215,13 +215,13 @@ def page() -> str:
     leader = _LEADER + times(LeaderSettings) + rules(LeaderSettings)
     borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
     notify = _NOTIFY + times(NotifySettings) + _DIRECT_LISTENERS + rules(NotifySettings)
-    spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchOptions) + _SINK + options(WriteOptions)
+    spark = _SOURCE + options(StreamOptions) + _HISTORY + options(BatchQueryOptions) + _SINK + options(WriteOptions)
     bounds = _HTTP + times(MetricsSettings)
     called = arguments(Publisher, PUBLISHER) + arguments(Session, SESSION)
     return _INTRO + general + leader + borrower + bounds + notify + called + spark
 
 
-def options(kind: type[StreamOptions | BatchOptions | WriteOptions]) -> str:
+def options(kind: type[StreamOptions | BatchQueryOptions | WriteOptions]) -> str:
     """The lines of a format's options."""
     reported = sentences(kind)
     return "".join(

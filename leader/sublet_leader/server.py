@@ -25,9 +25,9 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentMessageReceived,
-    DesiredStateRead,
     GroupOpenCompleted,
-    LeaderQueried,
+    LeaderLookupRequested,
+    NodeDesiredStateRead,
     NodeEvent,
     NodeSnapshot,
     NodeStarted,
@@ -286,13 +286,13 @@ class NodeServer:
     def _desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
         def on_desired_state(read: NodeDesiredState) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
-                loop.call_soon_threadsafe(self._handle, DesiredStateRead(read.is_draining, read.step_down))
+                loop.call_soon_threadsafe(self._handle, NodeDesiredStateRead(read.is_draining, read.step_down))
 
         return on_desired_state
 
     def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if isinstance(message, GroupEvent):
-            self._handle(LeaderQueried(subscriber_id, parse_leader_query(message)))
+            self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return
         agent = subscriber_id.rpartition(".")[0]
         self._subscribers[agent] = subscriber_id

@@ -46,7 +46,7 @@ class DeliveredBatch:
 
 
 @dataclass(slots=True)
-class CheckResult:
+class DeliveryCheckResult:
     """Counts of messages; a range is [from, to) of a stream that was delivered twice, under the grant that was lost."""
 
     published: int
@@ -98,9 +98,9 @@ def check_deliveries(
     attempts: list[DeliveredBatch],
     history: list[HistoryRecord],
     kills: Sequence[KillRecord] = (),
-) -> CheckResult:
+) -> DeliveryCheckResult:
     """Compare as a multiset, by (stream, offset) and by source row."""
-    findings = CheckResult(source.num_rows, kills=tuple(kills))
+    findings = DeliveryCheckResult(source.num_rows, kills=tuple(kills))
     grants, row_at = _deliveries(attempts)
     wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
     findings.consumed = len(grants.keys() & wanted)
@@ -128,7 +128,7 @@ def _deliveries(
 
 
 def _explain(
-    findings: CheckResult,
+    findings: DeliveryCheckResult,
     grants: dict[tuple[int, int], list[int]],
     attempts: list[DeliveredBatch],
     history: list[HistoryRecord],
@@ -160,7 +160,7 @@ def _explain(
         )
 
 
-def _total(findings: CheckResult, source: pa.Table, rows: Counter[int]) -> None:
+def _total(findings: DeliveryCheckResult, source: pa.Table, rows: Counter[int]) -> None:
     """Set the totals per carrier: the rows in the file, and what was consumed, each source row once."""
     wanted: Counter[str] = Counter()
     found: Counter[str] = Counter()

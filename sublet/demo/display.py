@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from sublet.demo.delivery_check import KILLS_BETWEEN, CheckResult
+from sublet.demo.delivery_check import KILLS_BETWEEN, DeliveryCheckResult
 
 _PLAIN_INTERVAL_S = 5.0
 
@@ -57,7 +57,7 @@ class DemoDisplay:
             self.print_line(f"published {published:,}, consumed {consumed:,}")
 
     def print_result(
-        self, findings: CheckResult, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]
+        self, findings: DeliveryCheckResult, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]
     ) -> None:
         """The tables, and the verdict."""
         out = _console(stderr=False)
@@ -92,7 +92,7 @@ def _repeat(one: dict[str, Any]) -> str:
     return where + "[bold red]and no forced move explains them[/bold red]"
 
 
-def _wrong(findings: CheckResult) -> str:
+def _wrong(findings: DeliveryCheckResult) -> str:
     """Return what keeps the findings from being sound."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
@@ -120,7 +120,7 @@ def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _totals(findings: CheckResult) -> Table:
+def _totals(findings: DeliveryCheckResult) -> Table:
     table = Table("carrier", title="Totals per carrier")
     for name in ("in the file", "consumed", "miles"):
         table.add_column(name, justify="right")

@@ -28,8 +28,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sublet_storage.notify.drivers.base import (
-    DriverCapabilities,
     NotificationDriver,
+    NotificationDriverCapabilities,
     NotificationReceiver,
     NotificationSender,
 )
@@ -42,7 +42,7 @@ BLOCKED_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 Check = Callable[["Subject"], None]
-_NEEDS: dict[Check, Callable[[DriverCapabilities], bool]] = {}
+_NEEDS: dict[Check, Callable[[NotificationDriverCapabilities], bool]] = {}
 
 
 class Subject:
@@ -121,7 +121,7 @@ def sending(
             outlet.close()
 
 
-def if_it(able: Callable[[DriverCapabilities], bool]) -> Callable[[Check], Check]:
+def if_it(able: Callable[[NotificationDriverCapabilities], bool]) -> Callable[[Check], Check]:
     """Only of drivers that can do this, the check is asked."""
 
     def limit(check: Check) -> Check:

@@ -13,7 +13,7 @@ import pytest
 
 from sublet_protocol.domain.errors import UnknownOutcome
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import StoreConnection
+from sublet_storage.db.store_connection import GroupStoreConnection
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import ForceRelease
@@ -33,7 +33,7 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
     group = postgres.store.open_group(SHARE)
     begun = postgres.store.claim(group.group_id, ONE, 0.0)
     frozen, thawed = Event(), Event()
-    channel = StoreConnection(lambda: connect(postgres.url, idle_in_transaction_timeout_s=0.2))
+    channel = GroupStoreConnection(lambda: connect(postgres.url, idle_in_transaction_timeout_s=0.2))
 
     def renew(connection: psycopg.Connection[tuple[object, ...]]) -> None:
         now_us = postgres.clock.now_us

@@ -14,7 +14,7 @@ import pytest
 from sublet_protocol.domain.errors import Conflict, DatabaseUnreachable, StaleTerm, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import StoreConnection, TransactionRolledBack
+from sublet_storage.db.store_connection import GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -252,13 +252,13 @@ def test_a_refusal_costs_few_transactions(
         GroupWrites(group.group_id, postgres.lead(group), bad if i in hostile else (grant(stream),))
         for i, group in enumerate(groups)
     ]
-    tried, write = [], StoreConnection.write
+    tried, write = [], GroupStoreConnection.write
 
-    def counted(connection: StoreConnection, work: Any) -> Any:
+    def counted(connection: GroupStoreConnection, work: Any) -> Any:
         tried.append(work)
         return write(connection, work)
 
-    monkeypatch.setattr(StoreConnection, "write", counted)
+    monkeypatch.setattr(GroupStoreConnection, "write", counted)
     verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
     assert verdicts.count(APPLIED) == written
     assert len(tried) <= most

@@ -131,9 +131,9 @@ def test_appends_at_another_level_are_refused(conn: Connection, stream: int, lev
 
 @pytest.mark.parametrize("level", STRICT)
 def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> None:
-    from sublet_storage.producer.outbox import NOTHING, SqlOutbox
+    from sublet_storage.producer.outbox import NOTHING, OutboxMover
 
-    outbox = SqlOutbox(conn, lambda _: None)
+    outbox = OutboxMover(conn, lambda _: None)
     with psycopg.connect(conn.info.dsn, autocommit=True) as user:
         user.execute(f"begin isolation level {level}")
         user.execute("select sublet.publish('orders/eu', 'first'::text)")

@@ -188,7 +188,7 @@ def test_a_driver_that_cannot_be_loaded_is_named(
 
 
 def test_ours_is_never_replaced(others: Callable[..., None]) -> None:
-    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresDriver", "sublet")
+    ours = entry("x", "sublet_storage.notify.drivers.postgres:PostgresNotificationDriver", "sublet")
     others(entry("x", POLL, "a"), ours)
     assert load_driver("x") is ours.load()
 

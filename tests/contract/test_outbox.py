@@ -24,7 +24,7 @@ from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox
 from sublet_storage.producer.batches.input_conversion import check_size, size_of
-from sublet_storage.producer.outbox import NOTHING, OutboxBacklog, SqlOutbox, read_backlog
+from sublet_storage.producer.outbox import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything
@@ -57,7 +57,7 @@ def free(_: object) -> None:
 
 
 def move_all(conn: Connection) -> int:
-    relay, total = SqlOutbox(conn, free), 0
+    relay, total = OutboxMover(conn, free), 0
     while (moved := relay.move()) != NOTHING:
         total += moved.messages
     return total
@@ -287,7 +287,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(conn: Connection, user: C
 @pytest.mark.conforms("W7", "W3")
 def test_order_is_that_of_transactions(database: str, conn: Connection) -> None:
     reshard(conn, "default", 4)
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     with psycopg.connect(database) as one, psycopg.connect(database) as two:
         for number in range(60):
             writer = one if number % 2 else two
@@ -316,7 +316,7 @@ def test_order_is_that_of_numbers_not_of_their_digits(conn: Connection) -> None:
 @pytest.mark.conforms("W7")
 def test_a_long_transaction_keeps_nobody_waiting(database: str, conn: Connection, user: Connection) -> None:
     """Its messages come when it commits."""
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     publish(user, "a", "first of the long")
     with psycopg.connect(database) as quick, psycopg.connect(database) as middle:
         publish(middle, "a", "of the middle")
@@ -340,17 +340,17 @@ def test_a_look_does_not_walk_over_what_was_moved(database: str, conn: Connectio
     """Postgres may not forget the deleted rows before that transaction ends, nor who looks skip them."""
     user.execute("set transaction isolation level repeatable read")
     user.execute("select from sublet.outbox")
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     conn.execute("select publish('t', 'v') from generate_series(1, 20000)")
     while relay.move() != NOTHING:
         pass
     assert _pages_read(conn, relay) < 50
-    assert _pages_read(conn, SqlOutbox(conn, free)) > 100, "there is something to walk over"
+    assert _pages_read(conn, OutboxMover(conn, free)) > 100, "there is something to walk over"
 
 
 def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: Connection) -> None:
     """A query plan, that is: it must not stay with reading the whole table."""
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     for _ in range(8):
         publish(conn, "t", "v")
         assert relay.move().messages == 1
@@ -364,7 +364,7 @@ def test_no_plan_for_an_empty_outbox_reads_a_long_one(conn: Connection) -> None:
 
 
 def test_a_row_under_a_number_to_come_hides_none(conn: Connection) -> None:
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     conn.execute("insert into outbox (xact, topic, value) values ('9000000000', 't', 'restored')")
     assert relay.move().messages == 1
     publish(conn, "t", "new")
@@ -387,7 +387,7 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
     for row in bad.values():
         conn.execute(f'insert into outbox (topic, value, headers, "timestamp") values {row}')
     publish(conn, "t", "last")
-    moved = [SqlOutbox(conn, free).move() for _ in range(3)]
+    moved = [OutboxMover(conn, free).move() for _ in range(3)]
     assert sum(each.messages for each in moved) == 2
     assert values(conn) == [b"first", b"last"]
     reasons = [row[0] for row in conn.execute("select reason from outbox_rejected order by outbox_id")]
@@ -406,7 +406,7 @@ def test_a_locked_row_is_moved_when_it_is_free(
     held = publish(conn, "t", "held")
     publish(conn, "t", "free")
     user.execute("delete from sublet.outbox where outbox_id = %s", (held,))
-    relay = SqlOutbox(conn, free)
+    relay = OutboxMover(conn, free)
     assert [relay.move().messages, relay.move().messages, relay.move().messages] == [0, 1, 0]
     user.rollback()
     assert relay.move().messages == 1
@@ -427,7 +427,7 @@ def test_a_row_changed_after_it_was_read_is_read_again(database: str, conn: Conn
         with connect(database) as other:
             other.execute(statements[change])
 
-    relay = SqlOutbox(conn, meanwhile)
+    relay = OutboxMover(conn, meanwhile)
     assert relay.move() == NOTHING
     assert move_all(conn) == (1 if change == "deleted" else 2)
     assert values(conn) == {"deleted": [b"two"], "changed": [b"new", b"two"], "replaced": [b"one", b"two"]}[change]
@@ -439,9 +439,9 @@ def test_a_deposed_relay_moves_nothing(conn: Connection) -> None:
     old = leadership.claim(conn, MAINTENANCE, HERE, 0.0, None).term
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term
     with pytest.raises(StaleTerm):
-        SqlOutbox(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, old)).move()
+        OutboxMover(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, old)).move()
     assert read_backlog(conn).messages == 1
-    assert SqlOutbox(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, term)).move().messages == 1
+    assert OutboxMover(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, term)).move().messages == 1
 
 
 def test_readers_are_told_of_what_was_moved(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +468,7 @@ def test_what_a_closed_stream_refuses_its_heirs_take(database: str, conn: Connec
             changes.clear()
 
     changes: list[Callable[[Connection], object]] = []
-    relay = SqlOutbox(conn, meanwhile)
+    relay = OutboxMover(conn, meanwhile)
     for number, change in enumerate(CHANGES):
         conn.execute(
             "select publish('eu/' || i %% 3, %s || '', 'k' || i) from generate_series(1, 50) i", (str(number),)
@@ -519,7 +519,7 @@ def test_a_cut_connection_loses_and_doubles_nothing(database: str, conn: Connect
 def _relay_through(proxy: PostgresProxy, stop: threading.Event) -> None:
     while not stop.is_set():
         with suppress(Exception), connect(proxy.url) as connection:
-            relay = SqlOutbox(connection, free)
+            relay = OutboxMover(connection, free)
             while not stop.is_set():
                 relay.move(rows=70)
 
@@ -534,7 +534,7 @@ def _accepts(publishing: Callable[[], object], user: Connection | None = None) -
     return True
 
 
-def _pages_read(conn: Connection, relay: SqlOutbox) -> int:
+def _pages_read(conn: Connection, relay: OutboxMover) -> int:
     """How many pages of the outbox and its indexes a look of the relay touches."""
 
     def so_far() -> int:

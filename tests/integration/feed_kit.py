@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from sublet_leader.feed.service import FeedLimits, FeedServer
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import PublishCommand, encode_publish
+from sublet_protocol.messages.feed import FeedPublishRequest, encode_publish
 from sublet_protocol.pubsub.server import SERVER_OPTIONS
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -85,7 +85,9 @@ def batch(*rows: Row) -> bytes:
 def publish(address: str, number: int, *rows: Row, producer: str = "p", incarnation: int = 1) -> Any:
     """Publish a batch of that number; the reply."""
     with stub(address) as service:
-        return service.Publish(encode_publish(PublishCommand(producer, incarnation, number, batch(*rows))), timeout=20)
+        return service.Publish(
+            encode_publish(FeedPublishRequest(producer, incarnation, number, batch(*rows))), timeout=20
+        )
 
 
 def places(reply: Any) -> set[tuple[int, int, int]]:

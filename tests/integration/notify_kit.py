@@ -14,16 +14,16 @@ from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.catch_up_reads import ReadSnapshot, make_snapshot_reader
 from sublet_storage.notify.changes import (
-    ChangeBatch,
+    CatchUpSnapshot,
+    ChangeNotification,
+    NotificationHeartbeat,
     NotifySettings,
     ObjectChange,
-    ObjectSnapshot,
-    PublisherHeartbeat,
     stream_change,
 )
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.subscriber import NotificationSubscriber
 from tests.kit import eventually
 
@@ -59,7 +59,7 @@ class Received:
             url, registry.load_driver(driver)(url), self._counted, self._take, settings=settings
         )
 
-    def _counted(self, conn: psycopg.Connection[Any], kind: str) -> ObjectSnapshot:
+    def _counted(self, conn: psycopg.Connection[Any], kind: str) -> CatchUpSnapshot:
         self.reads.append(kind)
         return self._read(conn, kind)
 
@@ -92,7 +92,7 @@ class Loose:
     """A driver that delivers what the test says."""
 
     name = "loose"
-    capabilities = DriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=None, is_push=True)
+    capabilities = NotificationDriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=None, is_push=True)
     endpoint = "loose:"
 
     def __init__(self) -> None:
@@ -131,11 +131,11 @@ class Bench:
         eventually(lambda: self.subscriber.counters().get("catch_ups_new_publisher"))
 
     def receive_hello(self) -> None:
-        self.driver.deliver(encode(PublisherHeartbeat("p", "i", {})))
+        self.driver.deliver(encode(NotificationHeartbeat("p", "i", {})))
 
     def receive(self, number: int) -> None:
         change = stream_change(self.stream, number, False)
-        self.driver.deliver(encode(ChangeBatch("p", "i", "stream", number, number - 1, (change,))))
+        self.driver.deliver(encode(ChangeNotification("p", "i", "stream", number, number - 1, (change,))))
 
     def knows(self, number: int) -> bool:
         return self.subscriber.get("stream", str(self.stream)) == stream_change(self.stream, number, False)

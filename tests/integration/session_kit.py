@@ -19,10 +19,10 @@ from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import CHANNELS, Channel, Channels, Command, SequencedMessage
+from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelTable, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
-from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
+from sublet_protocol.pubsub.node_side_replies import ChannelInterest
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 
 FAST = AgentSideSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
@@ -45,7 +45,7 @@ class Node:
     """A node in this process: its session service on a real port."""
 
     def __init__(
-        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: Channels = CHANNELS
+        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelTable = CHANNELS
     ) -> None:
         publisher = new_publisher(incarnation, NodeSideSettings(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
@@ -89,7 +89,7 @@ class Node:
         publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
-        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
+        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [ChannelInterest(frozenset(), False)] * 3
         assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:
@@ -131,7 +131,7 @@ async def a_node(
     hold_s: float = 5.0,
     mailbox: MailboxLimits | None = None,
     port: int = 0,
-    channels: Channels = CHANNELS,
+    channels: ChannelTable = CHANNELS,
 ) -> AsyncIterator[Node]:
     node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port, channels)
     await node.server.start()
@@ -151,7 +151,7 @@ class Agent:
         name: str = "agent",
         settings: AgentSideSettings | None = None,
         answer_within_s: float = 5.0,
-        channels: Channels = CHANNELS,
+        channels: ChannelTable = CHANNELS,
     ) -> None:
         self.seen: list[SequencedMessage] = []
         self.lost: list[ConnectionLost] = []
@@ -173,7 +173,7 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: AgentSideSettings | None = None, channels: Channels = CHANNELS
+    address: str, name: str = "agent", settings: AgentSideSettings | None = None, channels: ChannelTable = CHANNELS
 ) -> AsyncIterator[Agent]:
     agent = Agent(address, name, settings, channels=channels)
     try:

@@ -12,7 +12,7 @@ import pytest
 from psycopg import sql
 
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.notify.changes import ChangeBatch, stream_change
+from sublet_storage.notify.changes import ChangeNotification, stream_change
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.postgres import channel_name, decode_payload
 from sublet_storage.producer import Publisher
@@ -78,6 +78,6 @@ def count_to(ear: Connection, last: Position) -> int:
     change = stream_change(last.stream, last.offset + 1, closed=False)
     for number, said in enumerate(ear.notifies(timeout=10), 1):
         message = decode(decode_payload(said.payload.encode()) or b"")
-        if isinstance(message, ChangeBatch) and change in message.changes:
+        if isinstance(message, ChangeNotification) and change in message.changes:
             return number
     raise AssertionError(f"nobody tells of {last}")

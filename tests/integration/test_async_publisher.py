@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, EpochCompleted, PublisherClosed
+from sublet_protocol.domain.errors import DatabaseUnreachable, EpochAlreadyCompleted, PublisherClosed
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import AsyncPublisher, Publisher, async_publisher
 from sublet_storage.producer.delivery import Delivery
@@ -184,7 +184,7 @@ async def test_coroutines_publish_in_epochs(database: str) -> None:
         await (await seventh.publish("t", b"1"))
         await (await seventh.publish_batch({"topic": "t", "value": [b"2", b"3"]}))
         await publisher.advance(8)
-        with pytest.raises(EpochCompleted):
+        with pytest.raises(EpochAlreadyCompleted):
             await publisher.in_epoch(7)
     with connect(database) as connection:
         bounds = connection.execute("select epoch_bounds from block where epoch_bounds is not null").fetchall()

@@ -16,7 +16,7 @@ from psycopg import sql
 from pyspark.sql.datasource import InputPartition
 
 from sublet_borrower.spark.common.columns import all_columns
-from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.batch_reader import SubletBatchReader
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
@@ -89,7 +89,7 @@ def test_a_row_says_all_that_was_published(database: str, conn: psycopg.Connecti
 def test_of_an_empty_database_there_is_nothing(database: str) -> None:
     options: list[dict[str, Any]] = [{}, {"minPartitions": 5}, {"filter": "a/+"}, {"startingEpoch": 1}]
     assert [Plan(database, **each).tasks for each in options] == [[], [], [], []]
-    reader = SubletBatchReader(BatchOptions(), all_columns())
+    reader = SubletBatchReader(BatchQueryOptions(), all_columns())
     assert list(reader.read(InputPartition(None))) == []
 
 

@@ -18,7 +18,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.node_directory import NodeRef, deregister, register
-from sublet_storage.notify.changes import ChangeBatch, NotifySettings, stream_change
+from sublet_storage.notify.changes import ChangeNotification, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot
 from sublet_storage.notify.drivers.postgres import channel_name, encode_payload
@@ -60,7 +60,7 @@ def received(url: str) -> Iterator[dict[int, int]]:
 
 def say(conn: Connection, stream: int, head: int) -> None:
     """As a publisher says it."""
-    message = encode(ChangeBatch("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
+    message = encode(ChangeNotification("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
     conn.execute("select pg_notify(%s, %s)", (channel_name(schema_name()), encode_payload(message, 0)))
 
 

@@ -20,7 +20,7 @@ WAIT_S = 40.0
 
 STORY = """
 import sys
-from sublet_protocol.domain.errors import CapabilityExpired
+from sublet_protocol.domain.errors import EpochCapabilityExpired
 from sublet_storage.producer import Publisher
 
 publisher = Publisher(sys.argv[1], space="default", epoch_lease_s=2)
@@ -31,8 +31,8 @@ sys.stdin.readline()
 try:
     publisher.in_epoch(3).publish("t", b"late").result(30)
     print("published", flush=True)
-except CapabilityExpired as expired:
-    print("CapabilityExpired", flush=True)
+except EpochCapabilityExpired as expired:
+    print("EpochCapabilityExpired", flush=True)
 """
 
 
@@ -72,7 +72,7 @@ def test_a_frozen_publisher_finds_its_epochs_closed(database: str) -> None:
         process.send_signal(signal.SIGSTOP)
         eventually(lambda: frontier(database) == ((4,),), WAIT_S)
         process.send_signal(signal.SIGCONT)
-        assert goes_on(process) == "CapabilityExpired\n"
+        assert goes_on(process) == "EpochCapabilityExpired\n"
 
 
 @pytest.mark.usefixtures("fleet")

@@ -14,8 +14,8 @@ import pytest
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.errors import (
-    CapabilityExpired,
-    EpochCompleted,
+    EpochAlreadyCompleted,
+    EpochCapabilityExpired,
     InvalidEpoch,
     ProducerFenced,
     PublisherClosed,
@@ -27,7 +27,7 @@ from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.log.epoch_capabilities import hold, read_lower_frontier, release, renew
 from sublet_storage.producer import Publisher
-from sublet_storage.producer.batches.message_accumulator import PendingRows, split_into_blocks
+from sublet_storage.producer.batches.message_accumulator import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from sublet_storage.spaces.space_queries import find_space, open_streams
@@ -60,7 +60,7 @@ def sent(
 
 def test_in_product_order_it_is_an_antichain(conn: psycopg.Connection[Any], space: int) -> None:
     hold(conn, space, A, [(0, 3)])
-    with pytest.raises(EpochCompleted):
+    with pytest.raises(EpochAlreadyCompleted):
         hold(conn, space, B, [(2, 1)])
     hold(conn, space, B, [(2, 3)])
     assert least(hold(conn, space, A, [(1, 9), (3, 4)])) == [(1, 9), (2, 3)]
@@ -70,9 +70,11 @@ def test_in_product_order_it_is_an_antichain(conn: psycopg.Connection[Any], spac
 @pytest.mark.parametrize("wanted", [(2,), (-7,)])
 def test_what_is_completed_is_not_held_again(conn: psycopg.Connection[Any], space: int, wanted: Epoch) -> None:
     hold(conn, space, A, [(3,)])
-    with pytest.raises(EpochCompleted, match=r"is completed: in this space.* at or after 3\. Begin with such an epoch"):
+    with pytest.raises(
+        EpochAlreadyCompleted, match=r"is completed: in this space.* at or after 3\. Begin with such an epoch"
+    ):
         hold(conn, space, B, [wanted])
-    with pytest.raises(EpochCompleted, match="'a' has advanced to 3, and does not go back"):
+    with pytest.raises(EpochAlreadyCompleted, match="'a' has advanced to 3, and does not go back"):
         hold(conn, space, A, [wanted])
     assert least(read_lower_frontier(conn, space)) == [(3,)]
 
@@ -92,7 +94,7 @@ def test_who_leaves_holds_nothing_back(conn: psycopg.Connection[Any], space: int
     release(conn, space, B)
     release(conn, space, B)
     assert least(read_lower_frontier(conn, space)) == [(8,)]
-    with pytest.raises(EpochCompleted):
+    with pytest.raises(EpochAlreadyCompleted):
         hold(conn, space, C, [(7,)])
     assert least(hold(conn, space, C, [(8,)])) == [(8,)]
 
@@ -175,7 +177,7 @@ def test_a_silent_producer_holds_nothing_back(conn: psycopg.Connection[Any], spa
     assert least(read_lower_frontier(conn, space)) == [(5,)]
     assert sent(conn, A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(conn, A) == frozenset()
-    with pytest.raises(CapabilityExpired, match="its lease has run out"):
+    with pytest.raises(EpochCapabilityExpired, match="its lease has run out"):
         hold(conn, space, A, [(6,)])
     later = ProducerIdentity("a", 2)
     assert least(hold(conn, space, later, [(6,)])) == [(5,)], "a later life begins anew"
@@ -257,7 +259,7 @@ def test_at_random_the_frontier_never_goes_back(conn: psycopg.Connection[Any], s
                     if sent(conn, who, number, epoch) is AppendOutcome.APPENDED:
                         assert before is not None
                         assert before.admits(epoch)
-        except (EpochCompleted, CapabilityExpired, ProducerFenced):
+        except (EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced):
             pass
         now = read_lower_frontier(conn, space)
         assert before is None or (now is not None and before.is_at_or_before(now)), (before, now)
@@ -281,14 +283,14 @@ def test_messages_are_published_in_their_epochs(database: str, conn: psycopg.Con
         publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[5], None]})
         publisher.advance(4)
         assert least(read_lower_frontier(conn, space)) == [(4,)]
-        with pytest.raises(EpochCompleted, match="has advanced to 4, and does not go back"):
+        with pytest.raises(EpochAlreadyCompleted, match="has advanced to 4, and does not go back"):
             publisher.in_epoch(3)
         for too_late in (
             lambda: early.publish("t", b"late"),
             lambda: early.publish_batch({"topic": "t", "value": [b"late"]}),
             lambda: publisher.publish_batch({"topic": "t", "value": [b"x"], "epoch": [[3]]}),
         ):
-            with pytest.raises(EpochCompleted):
+            with pytest.raises(EpochAlreadyCompleted):
                 too_late()
         with pytest.raises(UsageError, match="some have one"):
             publisher.in_epoch(4).publish_batch({"topic": "t", "value": [b"x"], "epoch": [[5]]})
@@ -301,14 +303,14 @@ def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psyco
     with Publisher(database, space="default") as publisher:
         publisher.in_epoch((1, 2))
         assert least(read_lower_frontier(conn, space)) == [(1, 2)]
-        with pytest.raises(EpochCompleted):
+        with pytest.raises(EpochAlreadyCompleted):
             publisher.in_epoch((0, 9))
         with pytest.raises(InvalidEpoch):
             publisher.in_epoch(3)
         publisher.advance((1, 5), (3, 2), (3, 9))
         assert least(read_lower_frontier(conn, space)) == [(1, 5), (3, 2)]
         publisher.in_epoch((1, 6))
-        with pytest.raises(EpochCompleted):
+        with pytest.raises(EpochAlreadyCompleted):
             publisher.in_epoch((2, 4))
         with pytest.raises(InvalidEpoch, match="2 numbers"):
             publisher.advance((4, 9), 7)
@@ -338,7 +340,7 @@ def test_an_advance_is_made_behind_what_is_durable(database: str, conn: psycopg.
         delivery = publisher.in_epoch(3).publish("t", b"1")
         publisher.advance(4, wait=False)
         assert least(read_lower_frontier(conn, space)) == [(3,)]
-        with pytest.raises(EpochCompleted, match="has advanced to 4"):
+        with pytest.raises(EpochAlreadyCompleted, match="has advanced to 4"):
             publisher.in_epoch(3)
         publisher.in_epoch(4).publish("t", b"2")
         publisher.flush()
@@ -347,7 +349,7 @@ def test_an_advance_is_made_behind_what_is_durable(database: str, conn: psycopg.
         publisher.advance(7, wait=False)
         publisher.advance(8)
         assert least(read_lower_frontier(conn, space)) == [(8,)]
-        with pytest.raises(EpochCompleted, match="has advanced to 8"):
+        with pytest.raises(EpochAlreadyCompleted, match="has advanced to 8"):
             publisher.in_epoch(7)
         publisher.advance(20, wait=False)
     assert least(read_lower_frontier(conn, space)) == [(20,)], "closing makes it first"
@@ -380,7 +382,7 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
         publisher.advance(2**63 - 2)
     with (
         Publisher(database, space="default") as publisher,
-        pytest.raises(EpochCompleted, match="There is none left: take another space"),
+        pytest.raises(EpochAlreadyCompleted, match="There is none left: take another space"),
     ):
         publisher.in_epoch(2**63 - 2)
 
@@ -391,7 +393,7 @@ def test_a_failed_advance_is_told_by_the_next_flush(database: str, conn: psycopg
     conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")
     assert len(epoch_capabilities.expire(conn)) == 1
     publisher.advance(4, wait=False)
-    with pytest.raises(CapabilityExpired):
+    with pytest.raises(EpochCapabilityExpired):
         publisher.flush()
     publisher.close()
 
@@ -439,7 +441,7 @@ def test_an_advance_behind_a_broken_batch_ends(database: str, space: int, monkey
     """The batch stops between its two messages, and the publisher is closed before it goes on."""
     first, between, go_on = threading.Event(), threading.Event(), threading.Event()
 
-    def halting(piece: PendingRows, messages: int, size: int) -> Iterator[PendingRows]:
+    def halting(piece: PendingArrowBatch, messages: int, size: int) -> Iterator[PendingArrowBatch]:
         if first.is_set():
             between.set()
             go_on.wait(20)
@@ -449,7 +451,7 @@ def test_an_advance_behind_a_broken_batch_ends(database: str, space: int, monkey
     def has_advanced() -> bool:
         try:
             publisher.in_epoch(3)
-        except EpochCompleted:
+        except EpochAlreadyCompleted:
             return True
         return False
 

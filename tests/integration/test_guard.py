@@ -11,10 +11,16 @@ import psycopg
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.spark.source.exactly_once import Guard
-from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, InvalidSetting, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
+    InvalidSetting,
+    MicroBatchFenced,
+    UnknownOutcome,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
@@ -175,7 +181,9 @@ def test_with_a_guard_nothing_needs_to_be_kept(url: str, guarded: Make, conn: ps
     other = guarded(Checkpoint(), "theirs", sessionName="other", inDoubtTimeout="0 s")
     go_on(conn, 30, other)
     assert not {"reserve", "unreserve"} & set(events(conn))
-    with pytest.raises(BatchLost, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"):
+    with pytest.raises(
+        MicroBatchFenced, match=r"batch 0 must not be written: stream \d+ .* is not this query's to do now"
+    ):
         gone.sink(*ours.runs[-1])
     back = guarded(ours, "ours", inDoubtTimeout="0 s")
     back.step()
@@ -202,7 +210,7 @@ def test_of_two_checkpoint_copies_one_writes(
     one, other = (older, newer) if first == "older" else (newer, older)
     number, rows = checkpoint.runs[-1]
     one.sink(number, rows)
-    with pytest.raises(BatchLost, match="all of it was done before"):
+    with pytest.raises(MicroBatchFenced, match="all of it was done before"):
         other.sink(number, rows)
     guarded(copy, "newer").step()
     assert copy.runs[-1] == (number, [])
@@ -217,7 +225,7 @@ def test_a_batch_partly_ours_is_not_written(
         " (select min(stream_id) from lending where in_doubt is not null)"
     )
     before = lending(conn)
-    with pytest.raises(BatchLost, match="only a part is this query's to do now"):
+    with pytest.raises(MicroBatchFenced, match="only a part is this query's to do now"):
         guarded(unwritten).sink(*unwritten.runs[-1])
     assert sunk(conn) == []
     assert lending(conn) == before
@@ -228,7 +236,7 @@ def test_a_process_that_lost_its_batch_cannot_write(
 ) -> None:
     """Though it is kept for the query."""
     eventually(lambda: "reserved" in {row[0] for row in lending(conn).values()}, 30.0)
-    with pytest.raises(BatchLost, match="is not this query's to do now"):
+    with pytest.raises(MicroBatchFenced, match="is not this query's to do now"):
         guarded(unwritten).sink(*unwritten.runs[-1])
     guarded(unwritten).step()
     assert sunk(conn) == VALUES
@@ -411,9 +419,9 @@ def test_what_is_written_last_is_not_planned_again(
     newer = guarded(Checkpoint(), "newer")
     plan, report = PlanLedger.plan, AgentLoop.report_progress
     over: list[bool] = []
-    held_back: list[tuple[AgentLoop, int, SessionProgress]] = []
+    held_back: list[tuple[AgentLoop, int, StreamConsumed]] = []
 
-    def report_later(self: AgentLoop, handle: int, progress: SessionProgress) -> None:
+    def report_later(self: AgentLoop, handle: int, progress: StreamConsumed) -> None:
         report(self, handle, progress) if over else held_back.append((self, handle, progress))
 
     def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:

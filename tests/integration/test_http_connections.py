@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sublet_leader.observe.health import Health, HealthCheck, HealthState
-from sublet_leader.observe.http_connections import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpConnections
+from sublet_leader.observe.http_connections import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from tests.kit import eventually
@@ -26,16 +26,16 @@ END_THEM = OURS.replace("count(*)", "pg_terminate_backend(pid)")
 
 
 @contextmanager
-def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpConnections]:
+def a_pool(url: str, state: HealthState = HealthState.OK) -> Iterator[HttpDatabasePool]:
     """Closed at the end."""
-    pool = HttpConnections(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
+    pool = HttpDatabasePool(url, lambda: Health((HealthCheck("database", state, "as a test says"),)))
     try:
         yield pool
     finally:
         pool.close()
 
 
-def ask(pool: HttpConnections, statement: str = "select 1") -> Any:
+def ask(pool: HttpDatabasePool, statement: str = "select 1") -> Any:
     with pool.connection() as connection:
         row = connection.execute(statement).fetchone()
     assert row is not None
@@ -97,7 +97,7 @@ def test_without_a_database_one_is_told_why(database: str) -> None:
         ask(pool)
 
 
-def answer(pool: HttpConnections) -> Any:
+def answer(pool: HttpDatabasePool) -> Any:
     with suppress(SubletError, psycopg.OperationalError):
         return ask(pool)
     return None

@@ -18,7 +18,7 @@ import pytest
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify import publisher as publisher_module
 from sublet_storage.notify.changes import KINDS, ObjectChange, space_change, stream_change
-from sublet_storage.notify.drivers.base import DriverCapabilities
+from sublet_storage.notify.drivers.base import NotificationDriverCapabilities
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import NotificationPublisher, publish_once, shared_publisher
 from sublet_storage.notify.subscriber import NotificationSubscriber
@@ -123,10 +123,10 @@ class Bad:
         return self
 
     @property
-    def capabilities(self) -> DriverCapabilities:
+    def capabilities(self) -> NotificationDriverCapabilities:
         self.perhaps("capabilities")
         limit = "long" if self._fails_at == "limit" else None
-        return DriverCapabilities(is_ordered=True, is_lossless=True, payload_limit=limit, is_push=True)  # type: ignore[arg-type]
+        return NotificationDriverCapabilities(is_ordered=True, is_lossless=True, payload_limit=limit, is_push=True)  # type: ignore[arg-type]
 
     def open_sender(self, endpoints: object) -> Bad:
         self.perhaps("opening")

@@ -15,7 +15,7 @@ from sublet_storage.notify.catch_up_reads import (
     read_spaces,
     read_streams,
 )
-from sublet_storage.notify.changes import KINDS, ObjectChange, ObjectSnapshot, space_change, stream_change
+from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, ObjectChange, space_change, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.log_kit import Connection, put, stream_of
@@ -96,10 +96,10 @@ def test_a_change_before_the_first_read_is_seen(
     stream = stream_of(conn, "default")
     reading_now, reported = threading.Event(), threading.Event()
 
-    def read(conn: Connection, kind: str) -> ObjectSnapshot:
+    def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         if kind != "stream":
-            return ObjectSnapshot(())
-        found = ObjectSnapshot(tuple(read_streams(conn, [stream])), frozenset([str(stream)]))
+            return CatchUpSnapshot(())
+        found = CatchUpSnapshot(tuple(read_streams(conn, [stream])), frozenset([str(stream)]))
         reading_now.set()
         assert reported.wait(10)
         return found
@@ -183,11 +183,11 @@ def test_a_failing_handler_and_noise_stop_nothing(database: str, conn: Connectio
 def test_a_reader_that_raises_is_asked_again(database: str) -> None:
     calls: list[str] = []
 
-    def read(conn: Connection, kind: str) -> ObjectSnapshot:
+    def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         calls.append(kind)
         if len(calls) <= len(KINDS):
             raise KeyError(kind)
-        return ObjectSnapshot(())
+        return CatchUpSnapshot(())
 
     with listening(database, read=read) as received:
         assert received.subscriber.counters()["catch_ups_retry"] == len(KINDS)

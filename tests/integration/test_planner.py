@@ -8,7 +8,7 @@ import pytest
 
 from sublet_borrower.planner import micro_batch_planner as module
 from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
-from sublet_borrower.planner.planned_ranges import BatchLimits
+from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.producer import Publisher
@@ -36,18 +36,18 @@ def test_a_plan_that_is_not_written_is_begun_later(
     with Publisher(database) as publisher:
         for value in (b"1", b"2"):
             publisher.publish("t", value).result()
-    (first,) = eventually(lambda: planner.plan(BatchLimits(1, None), 0.2), 60)
+    (first,) = eventually(lambda: planner.plan(PlanLimits(1, None), 0.2), 60)
     planner.acknowledge([first.planned])
     (node,) = fleet.nodes.values()
     node.signal(signal.SIGSTOP)
     try:
         if finite:
             with pytest.raises(Unavailable, match=r"no leader has written down .* within 1 s"):
-                planner.plan(BatchLimits(None, None), finite=True)
+                planner.plan(PlanLimits(None, None), finite=True)
         else:
-            assert planner.plan(BatchLimits(None, None), 0.1) == [], "nobody has written it down"
+            assert planner.plan(PlanLimits(None, None), 0.1) == [], "nobody has written it down"
     finally:
         node.signal(signal.SIGCONT)
-    (second,) = eventually(lambda: planner.plan(BatchLimits(None, None), 0.2), 60)
+    (second,) = eventually(lambda: planner.plan(PlanLimits(None, None), 0.2), 60)
     assert (second.planned.start, second.planned.end) == (1, 2)
     planner.close()

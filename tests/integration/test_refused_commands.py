@@ -12,7 +12,7 @@ from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEvent, SessionEventQueue
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.borrower_leader import InvalidateReason, LeaderWanted
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, LeaderWanted
 from tests.integration.session_kit import a_node, an_agent, run, until
 
 GROUP = "$queue/g/a"
@@ -48,7 +48,7 @@ def test_a_refused_subscription_ends_with_the_reason() -> None:
             (first,), (second,) = malformed, unknown
             assert isinstance(first, SubscriptionClosed)
             assert isinstance(second, SubscriptionClosed)
-            assert (first.reason, second.reason) == (InvalidateReason.DENIED, InvalidateReason.DENIED)
+            assert (first.reason, second.reason) == (BorrowerEndReason.DENIED, BorrowerEndReason.DENIED)
             assert first.detail.startswith(f"node {node.address} refuses: session 'nnn")
             assert first.detail.endswith("600 characters, and the limit is 512")
             assert "it is not declared" in second.detail

@@ -12,11 +12,11 @@ import pytest
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
-from sublet_protocol.pubsub.model import Channel, ChannelDelivery, Channels, Command, SequencedMessage
+from sublet_protocol.pubsub.model import Channel, ChannelTable, Command, DeliveryGuarantee, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
-WEATHER = Channels(("temperature", 1_000, ChannelDelivery.STATE), ("storm", 1_001, ChannelDelivery.LOG))
+WEATHER = ChannelTable(("temperature", 1_000, DeliveryGuarantee.STATE), ("storm", 1_001, DeliveryGuarantee.LOG))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, ProducerFenced
+from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import (
     AppendOutcome,
@@ -129,7 +129,7 @@ def test_a_fenced_publisher_completes_nothing(orders: Interleavings, stage: Stag
             assert refused(former)
         check_frontier(run)
         goes_on = refused(former) or act in ("renew", "publish")
-        assert isinstance(newer, LowerFrontier if goes_on else EpochCompleted)
+        assert isinstance(newer, LowerFrontier if goes_on else EpochAlreadyCompleted)
         asked = "select incarnation > %s, least from capability"
         lives = run.conn.execute(asked, (stage.former.incarnation,)).fetchall()
         assert lives == ([(True, [[1]])] if goes_on else [] if act == "release" else [(False, [[5]])])
@@ -154,7 +154,9 @@ def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> No
     """Whatever changes capabilities at once."""
 
     def judge(run: Run) -> None:
-        assert all(isinstance(error, (EpochCompleted, CapabilityExpired, ProducerFenced)) for error in run.errors)
+        assert all(
+            isinstance(error, (EpochAlreadyCompleted, EpochCapabilityExpired, ProducerFenced)) for error in run.errors
+        )
         check_frontier(run)
         others = (act for act in ("advance", "go_on", "renew", "live_anew") if act in run.answers)
         assert not (run.answers.get("expire") and any(goes_on(run.answers[act]) for act in others))

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sublet_storage.notify.drivers.base import (
-    DriverCapabilities,
+    NotificationDriverCapabilities,
     NotificationReceiver,
     NotificationSender,
     OnConnected,
     OnLost,
     OnMessage,
 )
-from sublet_storage.notify.drivers.postgres import PostgresDriver
+from sublet_storage.notify.drivers.postgres import PostgresNotificationDriver
 
 
 class LossyDriver:
@@ -27,8 +27,8 @@ class LossyDriver:
     name = "lossy"
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
-        self._complete = PostgresDriver(url, host=host)
-        self.capabilities = DriverCapabilities(
+        self._complete = PostgresNotificationDriver(url, host=host)
+        self.capabilities = NotificationDriverCapabilities(
             is_ordered=True, is_lossless=False, payload_limit=self._complete.capabilities.payload_limit, is_push=True
         )
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
-from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""
@@ -118,7 +118,7 @@ class Reader:
 
     world: World
     joined: int
-    begin: EpochStart
+    begin: EpochStartingPosition
     selection: EpochSelection = field(init=False)
     given: list[list[int]] = field(default_factory=lambda: [[] for _ in SPACES])
     _position: list[int] = field(init=False)
@@ -126,7 +126,7 @@ class Reader:
     def __post_init__(self) -> None:
         view = self.world.views[self.joined]
         self.selection = EpochSelection.starting_at(self.begin, view.lowers, view.begun)
-        self._position = list(view.heads) if self.begin is EpochStart.LATEST else [0] * len(SPACES)
+        self._position = list(view.heads) if self.begin is EpochStartingPosition.LATEST else [0] * len(SPACES)
 
     def read_all(self) -> Reader:
         """Look now and then until the history ends."""
@@ -179,13 +179,13 @@ class Reader:
 
     def _due(self, epoch: Epoch) -> bool:
         """By the definitions, from the messages that were there and the frontiers when it joined."""
-        if self.begin is EpochStart.EARLIEST:
+        if self.begin is EpochStartingPosition.EARLIEST:
             return True
         view = self.world.views[self.joined]
         least = [each for lower in view.lowers.values() if lower is not None for each in lower.least]
         if not any(at_or_before(each, epoch) for each in least):
             return False
-        if self.begin is EpochStart.ACTIVE:
+        if self.begin is EpochStartingPosition.ACTIVE:
             return True
         there = {e for log, head in zip(self.world.logs, view.heads, strict=True) for e in log[:head]}
         return not any(at_or_before(epoch, e) for e in there if any(at_or_before(each, e) for each in least))

@@ -8,21 +8,26 @@ import random
 from collections.abc import Callable, Iterable
 
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.changes import NotifySettings, ObjectChange, ObjectSnapshot
+from sublet_storage.notify.changes import CatchUpSnapshot, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.publisher_machine import ChangesQueued, CloseRequested, PublisherMachine, SendersOpened
+from sublet_storage.notify.publisher_machine import (
+    ChangesQueued,
+    CloseRequested,
+    NotificationSendersOpened,
+    PublisherMachine,
+)
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
+    ChangeOrderUnknown,
     Event,
     ListeningStarted,
     ListeningStopped,
     NotificationReceived,
     SubscriberStarted,
     Tick,
-    VersionAmbiguous,
 )
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
@@ -96,7 +101,7 @@ class Speaker:
         self._lives += 1
         self.is_alive = True
         self._machine = PublisherMachine(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
-        self.do(SendersOpened(400))
+        self.do(NotificationSendersOpened(400))
 
     def do(self, event: SaidEvent) -> None:
         if self.is_alive:
@@ -160,7 +165,7 @@ class Node:
             if verdict is ChangeNovelty.NEWER:
                 self.news.append(change)
             elif verdict is ChangeNovelty.AMBIGUOUS:
-                self.do(VersionAmbiguous(change.kind))
+                self.do(ChangeOrderUnknown(change.kind))
         for catch_up in outcome.catch_ups:
             self._begin(catch_up)
         if outcome.wake_at is not None:
@@ -174,13 +179,13 @@ class Node:
 
     def _read(self, channel: str, begun: int) -> None:
         """The statement sees one instant; its answer comes a little later."""
-        snapshot = ObjectSnapshot(tuple(self._world.living(channel).values()))
+        snapshot = CatchUpSnapshot(tuple(self._world.living(channel).values()))
         ok = self._world.random.random() >= self.reads_fail
         self._world.at(
             self._world.now + self._world.random.uniform(0, READ_S), lambda: self._merge(channel, snapshot, begun, ok)
         )
 
-    def _merge(self, channel: str, snapshot: ObjectSnapshot, begun: int, ok: bool) -> None:
+    def _merge(self, channel: str, snapshot: CatchUpSnapshot, begun: int, ok: bool) -> None:
         if ok:
             self.news += self.cache.merge(channel, snapshot, begun, self._world.now)
         self.do(CatchUpCompleted(channel, ok))

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.machine.events import SavedProgress, SessionProgress, StreamGranted
+from sublet_borrower.machine.events import SavedProgress, StreamConsumed, StreamGranted
 from sublet_borrower.planner import epoch_planner
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.planner.planned_ranges import BatchLimits, StartedRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, StartedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
@@ -61,7 +61,7 @@ class Query:
         self.logs = logs
         self.batches: list[dict[int, list[int]]] = []
         self.rows = dict.fromkeys(STREAMS, (0, ConsumedFrontier(0)))
-        self._saved: list[SessionProgress] = []
+        self._saved: list[StreamConsumed] = []
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -73,7 +73,7 @@ class Query:
             grant = Grant("b", 1, stream, next(_grant_ids), position, 1, 0, 1, "#", consumed=consumed)
             self.planning.apply_update(StreamGranted(grant))
 
-    def _report(self, said: SessionProgress) -> None:
+    def _report(self, said: StreamConsumed) -> None:
         assert said.consumed is not None
         self.rows[said.stream_id] = said.position, said.consumed
         self._saved.append(said)
@@ -82,7 +82,7 @@ class Query:
         for log in self.logs:
             log.advance(by)
 
-    def batch(self, most: BatchLimits, *, finite: bool = False) -> bool:
+    def batch(self, most: PlanLimits, *, finite: bool = False) -> bool:
         """One batch, and once more as another process would do it, from what a checkpoint and the rows say."""
         self.planning.update_heads((stream, len(log.messages)) for stream, log in enumerate(self.logs))
         steps = self.epochs.plan_steps(most, lambda _: True, finite=finite)
@@ -126,7 +126,7 @@ class Query:
             .to_pylist()
         ]
 
-    def run_now(self, most: BatchLimits) -> None:
+    def run_now(self, most: PlanLimits) -> None:
         """A process that gives out what is there and completed, and ends, whatever comes meanwhile."""
         self.begin_anew()
         there = {
@@ -183,11 +183,11 @@ def test_each_epoch_is_in_one_repeatable_batch(numbers: int, data: st.DataObject
         elif word == "anew":
             query.begin_anew()
         elif word == "now":
-            query.run_now(BatchLimits(max_messages=most or None))
+            query.run_now(PlanLimits(max_messages=most or None))
         else:
-            query.batch(BatchLimits(max_messages=most or None))
+            query.batch(PlanLimits(max_messages=most or None))
     query.advance([(MOST + 1,) * numbers])
     for _ in range(200):
-        if not query.batch(BatchLimits(max_messages=2)):
+        if not query.batch(PlanLimits(max_messages=2)):
             break
     query.check()

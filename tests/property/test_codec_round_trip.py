@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.model import (
     MessageToNode,
     SequencedMessage,
     Subscribe,
-    UndecodedCommand,
+    UndecodableCommand,
     Unsubscribe,
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -189,7 +189,7 @@ def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
         parsed = pb.Command.FromString(payload)
     except DecodeError:
         return
-    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | MessageToNode | UndecodedCommand)
+    assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | MessageToNode | UndecodableCommand)
 
 
 MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}
@@ -254,7 +254,7 @@ def test_hostile_messages_are_refused(hostile: pb.ToLeader | pb.ToBorrower) -> N
     ],
 )
 def test_hostile_commands_are_malformed(hostile: pb.Command) -> None:
-    assert isinstance(wire.decode_command(hostile), UndecodedCommand)
+    assert isinstance(wire.decode_command(hostile), UndecodableCommand)
 
 
 def _members(message: Any) -> set[str]:

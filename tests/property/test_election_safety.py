@@ -18,9 +18,9 @@ import pytest
 from sublet_leader.election import (
     ClaimCompleted,
     Election,
+    ElectionOutcome,
     Event,
     LeadershipAcquired,
-    Outcome,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -114,7 +114,7 @@ class World:
         if outcome.wake_at is not None:
             self.at(node.real(outcome.wake_at) + LATE_TICK_S, lambda: self.notify(node, Tick()))
 
-    def _attempt(self, node: Node, outcome: Outcome) -> None:
+    def _attempt(self, node: Node, outcome: ElectionOutcome) -> None:
         started, lease_s, jitter_s = node.clock(self.now_s), SETTINGS.lease_duration_s, self.random.uniform(0, 0.2)
         for i in outcome.claims:
             self._send(

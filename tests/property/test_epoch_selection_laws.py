@@ -11,10 +11,15 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.log.epoch_selection import EpochSelection, EpochStart
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition
 from tests.property.epoch_world import STEPS, Reader, World
 
-BEGINS = [EpochStart.LATEST, EpochStart.LATEST, EpochStart.ACTIVE, EpochStart.EARLIEST]
+BEGINS = [
+    EpochStartingPosition.LATEST,
+    EpochStartingPosition.LATEST,
+    EpochStartingPosition.ACTIVE,
+    EpochStartingPosition.EARLIEST,
+]
 JOINERS = int(os.environ.get("JOINERS", "6000"))
 """Of each order: so many points of random histories are joined. 52000 make a hundred thousand, in a minute."""
 PER_WORLD = 12
@@ -50,7 +55,7 @@ def _reported(number: int, reader: Reader) -> tuple[int, int]:
 @given(data=st.data())
 def test_the_smallest_history_of_a_torn_epoch_is_found(dimensions: int, data: st.DataObject) -> None:
     world = World(lambda n: data.draw(st.integers(0, n - 1)), dimensions)
-    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(EpochStart))
+    joined, begin = data.draw(st.integers(0, STEPS)), data.draw(st.sampled_from(EpochStartingPosition))
     Reader(world, joined, begin).read_all().check()
 
 
@@ -73,7 +78,7 @@ def out(selection: EpochSelection, space: int = 1) -> list[int]:
 @pytest.mark.conforms("S2", "S5")
 def test_the_frontier_is_of_all_spaces_and_streams() -> None:
     selection = EpochSelection.starting_at(
-        EpochStart.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
+        EpochStartingPosition.LATEST, {1: lower(4), 2: lower(3), 3: None}, [upper(3), upper(5), upper()]
     )
     assert selection.announced == lower(3)
     assert out(selection) == out(selection, 2) == [0, 1, 2, 3, 4, 5]
@@ -81,24 +86,24 @@ def test_the_frontier_is_of_all_spaces_and_streams() -> None:
 
 @pytest.mark.conforms("S3", "S6")
 def test_a_filter_stays_until_the_frontier_is_past() -> None:
-    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3)}, [upper(5)])
+    selection = EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)])
     assert out(selection.advanced_to({1: lower(5)})) == [0, 1, 2, 3, 4, 5]
     assert selection.advanced_to({1: lower(6)}).excluded_in(1) is None
 
 
 def test_completed_epochs_need_no_filter() -> None:
-    assert EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
+    assert EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: lower(6)}, [upper(5)]).excluded_in(1) is None
 
 
 @pytest.mark.conforms("S7")
 def test_completed_epochs_of_history_are_left_out() -> None:
-    selection = EpochSelection.starting_at(EpochStart.ACTIVE, {1: lower(3)}, [upper(5)])
+    selection = EpochSelection.starting_at(EpochStartingPosition.ACTIVE, {1: lower(3)}, [upper(5)])
     assert out(selection) == [0, 1, 2]
     assert selection.advanced_to({1: lower(3)}).excluded_in(1) is None
 
 
-@pytest.mark.parametrize("begin", [EpochStart.ACTIVE, EpochStart.EARLIEST])
-def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStart) -> None:
+@pytest.mark.parametrize("begin", [EpochStartingPosition.ACTIVE, EpochStartingPosition.EARLIEST])
+def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStartingPosition) -> None:
     selection = EpochSelection.starting_at(begin, {1: lower(3)}, [upper(4), upper(6)], [upper(4)])
     assert out(selection) == [0, 1, 2, 3, 4]
     assert [n for n in range(8) if selection.may_need(1, upper(n))] == [5, 6, 7]
@@ -107,7 +112,7 @@ def test_what_retention_has_taken_in_part_is_left_out(begin: EpochStart) -> None
 
 @pytest.mark.conforms("S4")
 def test_a_late_space_completes_nothing_twice() -> None:
-    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: lower(6), 2: None}, [upper(5)])
+    selection = EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: lower(6), 2: None}, [upper(5)])
     assert (out(selection), out(selection, 2)) == ([], [0, 1, 2, 3, 4, 5])
     selection = selection.advanced_to({1: lower(7), 2: lower(4)})
     assert selection.announced == lower(6)
@@ -117,7 +122,7 @@ def test_a_late_space_completes_nothing_twice() -> None:
 
 
 def test_where_nothing_is_in_epochs_nothing_is_told() -> None:
-    selection = EpochSelection.starting_at(EpochStart.LATEST, {1: None}, [upper()])
+    selection = EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: None}, [upper()])
     assert (selection.announced, selection.excluded_in(1)) == (None, None)
     assert selection.advanced_to({1: None}) == selection
     assert selection.advanced_to({}) == selection
@@ -125,8 +130,8 @@ def test_where_nothing_is_in_epochs_nothing_is_told() -> None:
 
 def test_epochs_of_two_kinds_are_refused() -> None:
     with pytest.raises(InvalidEpoch, match=r"epochs of 1 and of 2 numbers .* Read each space by a filter of its own"):
-        EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
+        EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: lower(3), 2: LowerFrontier(((1, 2),))}, [])
     with pytest.raises(InvalidEpoch):
-        EpochSelection.starting_at(EpochStart.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
+        EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: lower(3)}, [upper(5)]).advanced_to(
             {2: LowerFrontier(((1, 2),))}
         )

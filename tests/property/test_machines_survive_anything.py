@@ -20,10 +20,10 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    ProgressReported,
+    SubscriptionProgressed,
     Tick,
 )
-from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import (
     AgentMessageReceived,
@@ -35,11 +35,11 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.events import Tick as NodeTick
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -159,7 +159,7 @@ class Ids:
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:
-                return Invalidate(who, term, draw(st.sampled_from(InvalidateReason)))
+                return Invalidate(who, term, draw(st.sampled_from(BorrowerEndReason)))
 
 
 @pytest.mark.conforms("E7", "E10", "X4")
@@ -248,8 +248,8 @@ def test_an_agent_survives_whatever_it_hears(data: st.DataObject) -> None:
                 nodes = draw(st.sampled_from([(), ("n1:1",), ("n1:1", "n2:1")]))
                 outcome = agent.decide(NodesDiscovered(nodes), now)
             case 5:
-                progress = SessionProgress(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
-                outcome = agent.decide(ProgressReported(draw(st.integers(0, 3)), progress), now)
+                progress = StreamConsumed(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
+                outcome = agent.decide(SubscriptionProgressed(draw(st.integers(0, 3)), progress), now)
             case _:
                 node = draw(st.sampled_from(["n1:1", "n2:1", "n9:1"]))
                 outcome = agent.decide(NodeMessageReceived(node, ids.to_borrower(draw)), now)  # type: ignore[arg-type]

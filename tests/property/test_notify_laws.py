@@ -12,16 +12,21 @@ from hypothesis import strategies as st
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
-    ChangeBatch,
+    ChangeNotification,
     MalformedNotification,
     Message,
+    NotificationHeartbeat,
     NotifySettings,
     ObjectChange,
-    PublisherHeartbeat,
     stream_change,
 )
 from sublet_storage.notify.codec import decode, encode
-from sublet_storage.notify.publisher_machine import MAX_WAITING, ChangesQueued, PublisherMachine, SendersOpened
+from sublet_storage.notify.publisher_machine import (
+    MAX_WAITING,
+    ChangesQueued,
+    NotificationSendersOpened,
+    PublisherMachine,
+)
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
@@ -116,7 +121,7 @@ def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
-    hello = machine.decide(SendersOpened(None), 0.0).sends[0]
+    hello = machine.decide(NotificationSendersOpened(None), 0.0).sends[0]
     said = [
         machine.decide(ChangesQueued((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)
     ]
@@ -172,7 +177,7 @@ def changes_of(kind: str) -> st.SearchStrategy[tuple[ObjectChange, ...]]:
 
 ENVELOPE = NAME.flatmap(
     lambda kind: st.builds(
-        lambda publisher, incarnation, predecessor, more, changes: ChangeBatch(
+        lambda publisher, incarnation, predecessor, more, changes: ChangeNotification(
             publisher, incarnation, kind, predecessor + more, predecessor, changes
         ),
         NAME,
@@ -182,7 +187,7 @@ ENVELOPE = NAME.flatmap(
         changes_of(kind),
     )
 )
-HELLO = st.builds(PublisherHeartbeat, NAME, NAME, st.dictionaries(NAME, NUMBER, max_size=5), st.booleans())
+HELLO = st.builds(NotificationHeartbeat, NAME, NAME, st.dictionaries(NAME, NUMBER, max_size=5), st.booleans())
 
 
 @given(ENVELOPE | HELLO)
@@ -209,7 +214,7 @@ def test_what_is_no_message_is_refused_by_name(raw: bytes) -> None:
 
 
 @given(st.binary(max_size=12), st.integers(0, 300), ENVELOPE)
-def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: ChangeBatch) -> None:
+def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, envelope: ChangeNotification) -> None:
     raw = encode(envelope)
     with contextlib.suppress(MalformedNotification):
         decode(raw[:place] + noise + raw[place + len(noise) :])
@@ -220,7 +225,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
     machine = PublisherMachine("p", "i", SETTINGS)
-    machine.decide(SendersOpened(limit), 0.0)
+    machine.decide(NotificationSendersOpened(limit), 0.0)
     newest: dict[str, int] = {}
     sent: list[bytes] = []
     for step in range(30):
@@ -233,7 +238,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
         sent += machine.decide(ChangesQueued(tuple(changes)), step * 0.001).sends
     sent += machine.decide(AnnouncerTick(), 1e3).sends
     assert all(len(message) <= limit for message in sent)
-    envelopes = [each for each in map(decode, sent) if isinstance(each, ChangeBatch)]
+    envelopes = [each for each in map(decode, sent) if isinstance(each, ChangeNotification)]
     assert [each.predecessor for each in envelopes] == [0, *(each.sequence for each in envelopes)][:-1]
     reported = {change.key: change.version for each in envelopes for change in each.changes}
     assert reported == newest
@@ -244,8 +249,8 @@ def test_of_what_waits_the_newest_is_kept() -> None:
     machine = PublisherMachine("p", "i", SETTINGS)
     for number in range(2 * MAX_WAITING):
         machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)
-    (_, *envelopes) = map(decode, machine.decide(SendersOpened(None), 0.0).sends)
-    keys = [change.key for each in envelopes if isinstance(each, ChangeBatch) for change in each.changes]
+    (_, *envelopes) = map(decode, machine.decide(NotificationSendersOpened(None), 0.0).sends)
+    keys = [change.key for each in envelopes if isinstance(each, ChangeNotification) for change in each.changes]
     assert keys == [str(number) for number in range(MAX_WAITING, 2 * MAX_WAITING)]
     assert machine.dropped_change_count == MAX_WAITING
 

@@ -22,20 +22,20 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStatus,
     Deliver,
     Event,
+    ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
     SendCommands,
-    SetListening,
     Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import ChannelDelivery, MailboxOverflow, MessageToNode, Subscribe
+from sublet_protocol.pubsub.model import DeliveryGuarantee, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
 from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
 
-CHANNELS = {"log": ChannelDelivery.LOG, "state": ChannelDelivery.STATE}
+CHANNELS = {"log": DeliveryGuarantee.LOG, "state": DeliveryGuarantee.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)
 
 
@@ -183,7 +183,7 @@ def calm(world: World) -> None:
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
 def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, restarts: float) -> None:
     world = World(seed, loss, restarts)
-    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), SetListening(True)):
+    for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), ExpectDirectMessages(True)):
         world.decide(event)
     for _ in range(300):
         world.step()

@@ -11,13 +11,13 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodesDiscovered,
     OpenSubscription,
-    ProgressReported,
     SubscriptionClosed,
+    SubscriptionProgressed,
     SubscriptionUpdate,
 )
 from sublet_borrower.machine.agent import Tick as AgentTick
-from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
-from sublet_borrower.machine.transitions import StreamStatus
+from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import NodeEvent, Request
 from sublet_leader.node.events import Tick as NodeTick
@@ -136,7 +136,7 @@ class AgentProcess(Process):
         if stream_id not in self._installed:
             raise BadLine(f"no session of {self.name} has stream {stream_id}")
         handle, grant_id = self._installed[stream_id]
-        self.handle(ProgressReported(handle, SessionProgress(stream_id, grant_id, position, final)))
+        self.handle(SubscriptionProgressed(handle, StreamConsumed(stream_id, grant_id, position, final)))
 
     def borrowers(self) -> list[str]:
         """Each borrower with its status and its streams."""
@@ -147,7 +147,7 @@ class AgentProcess(Process):
         texts = [f"{borrower.borrower_id} {borrower.status.value}"]
         for stream in sorted(borrower.streams, key=lambda s: s.stream_id):
             may_start = self.machine.may_start_call(handle, stream.stream_id, stream.grant_id, now)
-            held_up = stream.status is StreamStatus.GRANTED and not may_start
+            held_up = stream.status is BorrowedStreamStatus.GRANTED and not may_start
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 

@@ -13,16 +13,16 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    ProgressReported,
     SubscriptionClosed,
+    SubscriptionProgressed,
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
-    InvalidateReason,
+    BorrowerEndReason,
     PingResponse,
     ProgressSaved,
     RevokeFinished,
@@ -129,14 +129,14 @@ class SimulatedAgent(Process):
         """The session says how far it is, and up to where it gives up what its user had in hand."""
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
-        reported = SessionProgress(
+        reported = StreamConsumed(
             work.stream_id, work.grant_id, work.position, is_final=final, size=size, lag=lag, delivered_end=until
         )
         self.say(handle, work, reported)
 
-    def say(self, handle: int, work: Work, reported: SessionProgress) -> None:
+    def say(self, handle: int, work: Work, reported: StreamConsumed) -> None:
         self.simulation.checkers.reported(work, reported)
-        self.handle(ProgressReported(handle, reported))
+        self.handle(SubscriptionProgressed(handle, reported))
 
     def _happens(self, event: AgentEvent) -> None:
         """Unless it is dead, once it is awake."""
@@ -191,7 +191,7 @@ class SimulatedAgent(Process):
         self.sessions.pop(closed.handle).close()
         self._leaving.pop(closed.handle, None)
         wanted = self.wishes.pop(closed.handle, None)
-        again = closed.reason in (InvalidateReason.DELETED, InvalidateReason.DENIED) and self.checkpoint is None
+        again = closed.reason in (BorrowerEndReason.DELETED, BorrowerEndReason.DENIED) and self.checkpoint is None
         if wanted is not None and again and self.world.chance(0.8):
             self.world.after(self.world.random.uniform(0.01, 2.0), lambda: self._again(wanted.subscription))
 

@@ -11,7 +11,7 @@ from sublet_leader import election
 from tests.simulation.tally import Pair
 
 REASONS: dict[Pair, str] = {
-    ("election", election.ElectionStatus.ABANDONING, election.EventKind.CAMPAIGN): (
+    ("election", election.ElectionStatus.ABANDONING, election.ElectionEventKind.CAMPAIGN): (
         "a node that gives up a claim under way forgets its group, and opens it again only behind that claim's answer; "
         "the runs of `tests/property/test_election_safety.py`, which want and unwant at will, have it"
     ),

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from sublet_leader.node.events import (
     AgentMessageReceived,
-    DesiredStateRead,
     ForcedRevokeRequested,
+    NodeDesiredStateRead,
     NodeEvent,
     NodeStarted,
     ShutdownRequested,
@@ -77,7 +77,7 @@ class SimulatedNode(Process):
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
         """An operator wants it to lead nothing any more, or no longer under these terms."""
-        self._in_this_life(lambda: self.handle(DesiredStateRead(draining, step_down)))
+        self._in_this_life(lambda: self.handle(NodeDesiredStateRead(draining, step_down)))
 
     def learn_of_streams(self) -> None:
         """Somebody announced that streams were opened or closed."""

@@ -18,15 +18,15 @@ from sublet_borrower.machine.events import (
     AssignmentUpdate,
     RevokeStarted,
     SavedProgress,
-    SessionProgress,
+    StreamConsumed,
     StreamGranted,
     StreamRemoved,
 )
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlannedRange,
-    PlannedStream,
-    RangeOutcome,
+    PlannedRangeStatus,
+    PlannerStream,
     StartedRange,
     resolve_outcome,
 )
@@ -128,7 +128,7 @@ class Query(Session):
             if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
                 open.discard(planned)
-            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not RangeOutcome.OPEN:
+            elif (became := self._fate(self._checkpoint.batches[-1].group_id, planned)) is not PlannedRangeStatus.OPEN:
                 self._world.say(self._agent.name, f"in batch {len(self._checkpoint.batches)}, {became}:", planned)
                 self._planning.drop_started(planned)
                 open.discard(planned)
@@ -137,7 +137,7 @@ class Query(Session):
         else:
             self._run(again)
 
-    def _fate(self, group_id: int, planned: PlannedRange) -> RangeOutcome:
+    def _fate(self, group_id: int, planned: PlannedRange) -> PlannedRangeStatus:
         """By what the function `read_planned_ranges` of the database would say."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
@@ -148,7 +148,7 @@ class Query(Session):
 
     def _unsaved(self) -> tuple[PlannedRange, ...]:
         for planned in self._planning.unsaved_ranges():
-            if self._fate(self._group_id, planned) is not RangeOutcome.OPEN:
+            if self._fate(self._group_id, planned) is not PlannedRangeStatus.OPEN:
                 self._planning.drop_done(planned)
         return self._planning.unsaved_ranges()
 
@@ -163,7 +163,7 @@ class Query(Session):
         planning.report_progress()
         self._await_written()
 
-    def _ends(self, waiting: Sequence[PlannedStream]) -> Iterator[tuple[int, int]]:
+    def _ends(self, waiting: Sequence[PlannerStream]) -> Iterator[tuple[int, int]]:
         """Of some of the streams that go on a part; in the end, of all of them all."""
         for granted in waiting:
             if self._world.calm:
@@ -206,13 +206,13 @@ class Query(Session):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _said(self, reported: SessionProgress) -> None:
+    def _said(self, reported: StreamConsumed) -> None:
         work = self._streams.get(reported.stream_id)
         if work is not None and work.grant_id == reported.grant_id:
             work.position = reported.position
             self._agent.say(self._handle, work, reported)
 
-    def _may_start(self, granted: PlannedStream) -> bool:
+    def _may_start(self, granted: PlannerStream) -> bool:
         return self._agent.machine.may_start_call(
             self._handle, granted.grant.stream_id, granted.grant.grant_id, self._agent.now
         )

@@ -10,12 +10,12 @@ from sublet_leader.group.events import (
     CommitFailed,
     Event,
     ForcedRevokeRequested,
-    Outcome,
+    GroupOutcome,
     Tick,
     WritesCommitted,
 )
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.group.stream_table import Assignment
+from sublet_leader.group.stream_table import StreamAssignment
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -88,7 +88,7 @@ class Bench:
 
     # --- in ---------------------------------------------------------------------------------------------------------
 
-    def give(self, event: Event) -> Outcome:
+    def give(self, event: Event) -> GroupOutcome:
         """One event; what comes of it is kept."""
         outcome = self.leader.decide(event, self.now)
         self.entries += outcome.changes
@@ -192,7 +192,7 @@ class Bench:
         """The grant id in force."""
         return self.row(stream_id).grant_id
 
-    def assignment(self, stream_id: int = 1) -> Assignment | None:
+    def assignment(self, stream_id: int = 1) -> StreamAssignment | None:
         """Who has it, as the leader sees it."""
         entry = self.leader.streams.get(stream_id)
         return entry.assignment if entry else None

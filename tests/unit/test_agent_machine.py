@@ -14,19 +14,19 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    ProgressReported,
     SubscriptionClosed,
+    SubscriptionProgressed,
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import SessionProgress, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -175,10 +175,10 @@ def test_ten_rounds_of_subscribing_within_50_ms() -> None:
 
 def test_messages_for_the_past_reach_nobody() -> None:
     play = subscribed(1)
-    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.RETRY)))
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)))
     outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#")))
     assert (outcome.sends, outcome.updates) == ((), ())
-    assert play.do(ProgressReported(77, SessionProgress(5, 50, 1))).sends == ()
+    assert play.do(SubscriptionProgressed(77, StreamConsumed(5, 50, 1))).sends == ()
     assert play.do(CloseSubscription(77)).updates == ()
 
 
@@ -189,8 +189,8 @@ def test_messages_for_the_past_reach_nobody() -> None:
 def test_after_a_doubt_a_successor_inherits_at_once() -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(ProgressReported(1, SessionProgress(5, 50, 30)), 0.5)
-    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, InvalidateReason.RETRY)), 0.6)
+    play.do(SubscriptionProgressed(1, StreamConsumed(5, 50, 30)), 0.5)
+    play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)), 0.6)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.borrower_number) == ("a/2", "a/1", GROUP, 2)
     assert wanted.reclaim == (HeldGrant(5, 50, 30),)
@@ -213,9 +213,9 @@ def test_a_dead_connection_makes_successors_of_all() -> None:
 
 @pytest.mark.conforms("E30", "E23")
 @pytest.mark.parametrize(
-    "reason", [InvalidateReason.DELETED, InvalidateReason.FENCED, InvalidateReason.DENIED, InvalidateReason.DONE]
+    "reason", [BorrowerEndReason.DELETED, BorrowerEndReason.FENCED, BorrowerEndReason.DENIED, BorrowerEndReason.DONE]
 )
-def test_after_a_final_word_none_is_made(reason: InvalidateReason) -> None:
+def test_after_a_final_word_none_is_made(reason: BorrowerEndReason) -> None:
     play = subscribed(1)
     play.grant(1, 5)
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, reason, "why")))
@@ -235,7 +235,7 @@ def test_one_that_leaves_has_a_leaving_successor() -> None:
     play.do(NodeLost("n1:1"), 0.2)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.leaving) == ("a/2", True)
-    play.do(ProgressReported(1, SessionProgress(5, 50, 13, is_final=True)), 0.3)
+    play.do(SubscriptionProgressed(1, StreamConsumed(5, 50, 13, is_final=True)), 0.3)
     play.do(NodeMessageReceived("n2:1", LeaderConnectResponse("a/2", 200, GROUP)), 0.4)
     assert Disconnect("a/2", 200, (StreamProgress(5, 50, 13, True),)) in [m for _, m in play.last.sends]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
-from sublet_borrower.planner.planned_ranges import BatchLimits
+from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
@@ -29,10 +29,10 @@ def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
 
 
 def sizes(
-    streams: dict[int, EpochStepPlanner], limits: BatchLimits | None = None, to: LowerFrontier | None = None
+    streams: dict[int, EpochStepPlanner], limits: PlanLimits | None = None, to: LowerFrontier | None = None
 ) -> dict[int, int | None]:
     """How many messages of each stream the next batch has."""
-    return {s: step.max_messages for s, step in plan_steps(streams, limits or BatchLimits(), to).items()}
+    return {s: step.max_messages for s, step in plan_steps(streams, limits or PlanLimits(), to).items()}
 
 
 def test_of_streams_looked_at_in_turn_the_least_counts() -> None:
@@ -51,10 +51,10 @@ def test_without_epochs_all_is_given() -> None:
 
 @pytest.mark.parametrize(
     ("limits", "size"),
-    [(BatchLimits(max_messages=40), 20), (BatchLimits(max_bytes=250), 10), (BatchLimits(max_messages=1), 10)],
+    [(PlanLimits(max_messages=40), 20), (PlanLimits(max_bytes=250), 10), (PlanLimits(max_messages=1), 10)],
     ids=["messages", "bytes", "less than an epoch"],
 )
-def test_a_limit_ends_a_batch_behind_an_epoch(limits: BatchLimits, size: int) -> None:
+def test_a_limit_ends_a_batch_behind_an_epoch(limits: PlanLimits, size: int) -> None:
     assert sizes({1: stream(9, 1, 2, 3), 2: stream(9, 1, 2, 3)}, limits) == {1: size, 2: size}
 
 
@@ -67,15 +67,15 @@ def test_a_batch_has_the_rest_of_a_begun_block() -> None:
         BlockEpochSummary(10, 20, 100, lower(2), None),
     )
     entire.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(3)))
-    (step,) = plan_steps({1: entire}, BatchLimits(max_messages=1)).values()
+    (step,) = plan_steps({1: entire}, PlanLimits(max_messages=1)).values()
     assert step.consumed == ConsumedFrontier(20, lower(3))
 
 
 @pytest.mark.conforms("S11", "S9")
 def test_a_stream_with_nothing_left_is_not_moved() -> None:
     streams = {1: stream(2, 1), 2: stream(2)}
-    assert list(plan_steps(streams, BatchLimits())) == [1]
-    assert list(plan_steps({2: streams[2]}, BatchLimits())) == []
+    assert list(plan_steps(streams, PlanLimits())) == [1]
+    assert list(plan_steps({2: streams[2]}, PlanLimits())) == []
 
 
 def test_a_query_that_ends_goes_no_further() -> None:

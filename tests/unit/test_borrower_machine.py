@@ -11,35 +11,35 @@ import pytest
 
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
 from sublet_borrower.machine.events import (
+    BorrowerOutcome,
     Event,
     LeaderMessageReceived,
+    LeaveRequested,
     NodeLost,
-    Outcome,
     RevokeStarted,
     SavedProgress,
     Send,
-    SessionProgress,
+    StreamConsumed,
     StreamGranted,
     StreamRemoved,
     Tick,
-    Unsubscribe,
 )
 from sublet_borrower.machine.transitions import (
     ACTIONS,
     ALLOWED_TRANSITIONS,
     Action,
+    BorrowedStreamStatus,
+    BorrowerEventKind,
     BorrowerStatus,
-    EventKind,
-    StreamStatus,
 )
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -71,20 +71,20 @@ class Play:
     def __init__(self, machine: Borrower | None = None) -> None:
         self.machine = machine or Borrower(ME, WANTS, SETTINGS)
         self.now = 0.0
-        self.last = Outcome()
+        self.last = BorrowerOutcome()
 
-    def begin(self, at: float = 0.0) -> Outcome:
+    def begin(self, at: float = 0.0) -> BorrowerOutcome:
         """Let it look for its leader."""
         self.now, self.last = at, self.machine.start(at)
         return self.last
 
-    def do(self, event: Event, at: float | None = None) -> Outcome:
+    def do(self, event: Event, at: float | None = None) -> BorrowerOutcome:
         """One event."""
         self.now = self.now if at is None else at
         self.last = self.machine.decide(event, self.now)
         return self.last
 
-    def receive(self, message: ToBorrower, at: float | None = None, node: str = NODE) -> Outcome:
+    def receive(self, message: ToBorrower, at: float | None = None, node: str = NODE) -> BorrowerOutcome:
         """A message from a node."""
         return self.do(LeaderMessageReceived(node, message), at)
 
@@ -97,7 +97,7 @@ class Play:
         return [stream for message in self.said(UpdateProgress) for stream in message.streams]
 
     @property
-    def end(self) -> InvalidateReason | None:
+    def end(self) -> BorrowerEndReason | None:
         """Why the last event ended it; None if it did not."""
         return None if self.last.ended is None else self.last.ended.reason
 
@@ -119,13 +119,13 @@ def connected(*grants: Grant) -> Play:
 
 def unsubscribing(*grants: Grant) -> Play:
     play = connected(*grants)
-    play.do(Unsubscribe())
+    play.do(LeaveRequested())
     return play
 
 
 def destroyed() -> Play:
     play = connected()
-    play.receive(Invalidate(ME, TERM, InvalidateReason.RETRY))
+    play.receive(Invalidate(ME, TERM, BorrowerEndReason.RETRY))
     return play
 
 
@@ -143,18 +143,18 @@ PLAYS: dict[BorrowerStatus, Callable[[], Play]] = {
     BorrowerStatus.CONNECTED: lambda: connected(GRANT),
     BorrowerStatus.UNSUBSCRIBING: lambda: unsubscribing(GRANT),
 }
-EVENTS: dict[EventKind, Event] = {
-    EventKind.CONNECT_RESPONSE: LeaderMessageReceived(NODE, CONNECTED),
-    EventKind.PING_RESPONSE: LeaderMessageReceived(NODE, PingResponse(ME, TERM, 0.0, GOOD_S)),
-    EventKind.GRANT: LeaderMessageReceived(NODE, replace(GRANT, stream_id=6)),
-    EventKind.REVOKE: LeaderMessageReceived(NODE, Revoke(ME, TERM, 5, 50)),
-    EventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, RevokedReason.SAVED)),
-    EventKind.PROGRESS_SAVED: LeaderMessageReceived(NODE, ProgressSaved(ME, TERM, 5, 50, 11)),
-    EventKind.INVALIDATE: LeaderMessageReceived(NODE, Invalidate(ME, TERM, InvalidateReason.RETRY)),
-    EventKind.NODE_LOST: NodeLost(NODE),
-    EventKind.SESSION_PROGRESS: SessionProgress(5, 50, 12),
-    EventKind.UNSUBSCRIBE: Unsubscribe(),
-    EventKind.TICK: Tick(),
+EVENTS: dict[BorrowerEventKind, Event] = {
+    BorrowerEventKind.CONNECT_RESPONSE: LeaderMessageReceived(NODE, CONNECTED),
+    BorrowerEventKind.PING_RESPONSE: LeaderMessageReceived(NODE, PingResponse(ME, TERM, 0.0, GOOD_S)),
+    BorrowerEventKind.GRANT: LeaderMessageReceived(NODE, replace(GRANT, stream_id=6)),
+    BorrowerEventKind.REVOKE: LeaderMessageReceived(NODE, Revoke(ME, TERM, 5, 50)),
+    BorrowerEventKind.REVOKED: LeaderMessageReceived(NODE, Revoked(ME, TERM, 5, 50, RevokedReason.SAVED)),
+    BorrowerEventKind.PROGRESS_SAVED: LeaderMessageReceived(NODE, ProgressSaved(ME, TERM, 5, 50, 11)),
+    BorrowerEventKind.INVALIDATE: LeaderMessageReceived(NODE, Invalidate(ME, TERM, BorrowerEndReason.RETRY)),
+    BorrowerEventKind.NODE_LOST: NodeLost(NODE),
+    BorrowerEventKind.SESSION_PROGRESS: StreamConsumed(5, 50, 12),
+    BorrowerEventKind.UNSUBSCRIBE: LeaveRequested(),
+    BorrowerEventKind.TICK: Tick(),
 }
 PAIRS = [(status, kind) for status, row in ACTIONS.items() for kind in row]
 
@@ -165,7 +165,7 @@ PAIRS = [(status, kind) for status, row in ACTIONS.items() for kind in row]
 def test_every_pair_has_an_answer() -> None:
     assert set(ALLOWED_TRANSITIONS) == set(BorrowerStatus)
     assert set(ACTIONS) == set(BorrowerStatus) - {BorrowerStatus.NEW, BorrowerStatus.DESTROYED}
-    assert all(set(row) == set(EventKind) for row in ACTIONS.values())
+    assert all(set(row) == set(BorrowerEventKind) for row in ACTIONS.values())
 
 
 @pytest.mark.conforms("E3")
@@ -183,7 +183,7 @@ def test_every_action_is_used_and_is_a_method() -> None:
 
 @pytest.mark.conforms("E3", "E6")
 @pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
-def test_each_pair_is_ignored_or_moves_as_allowed(status: BorrowerStatus, kind: EventKind) -> None:
+def test_each_pair_is_ignored_or_moves_as_allowed(status: BorrowerStatus, kind: BorrowerEventKind) -> None:
     play = PLAYS[status]()
     assert play.machine.status is status
     streams = [(s.stream_id, s.grant_id, s.position, s.status) for s in play.machine.streams]
@@ -196,10 +196,10 @@ def test_each_pair_is_ignored_or_moves_as_allowed(status: BorrowerStatus, kind: 
 
 
 @pytest.mark.conforms("E3", "E10")
-@pytest.mark.parametrize("kind", EventKind, ids=lambda kind: kind.name.lower())
-def test_one_that_is_not_begun_or_is_over_is_silent(kind: EventKind) -> None:
+@pytest.mark.parametrize("kind", BorrowerEventKind, ids=lambda kind: kind.name.lower())
+def test_one_that_is_not_begun_or_is_over_is_silent(kind: BorrowerEventKind) -> None:
     for play, status in ((Play(), BorrowerStatus.NEW), (destroyed(), BorrowerStatus.DESTROYED)):
-        assert play.do(EVENTS[kind]) == Outcome(), "nor does it want to be woken"
+        assert play.do(EVENTS[kind]) == BorrowerOutcome(), "nor does it want to be woken"
         assert play.machine.status is status
 
 
@@ -213,7 +213,13 @@ def test_it_begins_once() -> None:
 
 @pytest.mark.conforms("E6")
 def test_one_that_leaves_refuses_new_work() -> None:
-    refused = {EventKind.GRANT, EventKind.REVOKE, EventKind.REVOKED, EventKind.CONNECT_RESPONSE, EventKind.UNSUBSCRIBE}
+    refused = {
+        BorrowerEventKind.GRANT,
+        BorrowerEventKind.REVOKE,
+        BorrowerEventKind.REVOKED,
+        BorrowerEventKind.CONNECT_RESPONSE,
+        BorrowerEventKind.UNSUBSCRIBE,
+    }
     assert {k for k, a in ACTIONS[BorrowerStatus.UNSUBSCRIBING].items() if a is Action.IGNORE} == refused
 
 
@@ -240,7 +246,7 @@ def test_the_timer_of_an_earlier_status_does_nothing() -> None:
     play = connected()
     play.do(Tick(), SETTINGS.leader_lookup_interval_s)
     assert play.said(LeaderWanted) == []
-    play.do(Unsubscribe(), 1.0)
+    play.do(LeaveRequested(), 1.0)
     play.do(Tick(), 2.0)
     assert play.said(LeaderWanted) == []
     assert play.said(UpdateProgress) == [], "nor does the one of the reports, in unsubscribing"
@@ -264,9 +270,9 @@ def test_a_redirect_is_followed_a_dead_one_given_up() -> None:
 @pytest.mark.conforms("E6")
 def test_leaving_before_a_leader_is_found_ends_it() -> None:
     play = connecting()
-    play.do(Unsubscribe())
+    play.do(LeaveRequested())
     assert play.said(Disconnect) == [Disconnect(ME, 0, ())]
-    assert play.end is InvalidateReason.DONE
+    assert play.end is BorrowerEndReason.DONE
     assert play.machine.status is BorrowerStatus.DESTROYED
 
 
@@ -274,12 +280,12 @@ def test_leaving_before_a_leader_is_found_ends_it() -> None:
 def test_one_that_leaves_waits_for_a_leader() -> None:
     """But not for ever."""
     play = successor(connected(GRANT))
-    play.do(Unsubscribe(), 1.5)
+    play.do(LeaveRequested(), 1.5)
     assert [t for t in play.last.updates if isinstance(t, RevokeStarted)] == [RevokeStarted(5, 50)]
     [wanted] = play.said(LeaderWanted)
     assert (wanted.leaving, wanted.reclaim, wanted.predecessor) == (True, (HeldGrant(5, 50, 10),), ME)
-    play.do(SessionProgress(5, 50, 14, is_final=True), 1.6)
-    assert play.do(Unsubscribe(), 9.0).sends == ()
+    play.do(StreamConsumed(5, 50, 14, is_final=True), 1.6)
+    assert play.do(LeaveRequested(), 9.0).sends == ()
     play.do(Tick(), 10.0)
     [wanted] = play.said(LeaderWanted)
     assert wanted.reclaim == (HeldGrant(5, 50, 14),)
@@ -309,7 +315,7 @@ def test_no_ping_answered_in_time_invalidates(begin: Callable[[Grant], Play]) ->
     assert play.end is None
     ended = play.do(Tick(), SETTINGS.ping_timeout_s).ended
     assert ended is not None
-    assert (ended.reason, ended.held_grants) == (InvalidateReason.RETRY, (HeldGrant(5, 50, 10),))
+    assert (ended.reason, ended.held_grants) == (BorrowerEndReason.RETRY, (HeldGrant(5, 50, 10),))
 
 
 @pytest.mark.conforms("E5", "E7", "E14")
@@ -322,7 +328,7 @@ def test_what_counts_is_when_the_ping_was_sent() -> None:
     play.do(Tick(), 7.99)
     assert play.end is None
     play.do(Tick(), 8.0)
-    assert play.end is InvalidateReason.RETRY
+    assert play.end is BorrowerEndReason.RETRY
 
 
 @pytest.mark.conforms("E5")
@@ -332,7 +338,7 @@ def test_an_absurd_time_is_trusted_no_longer(sent_at: float) -> None:
     play.receive(PingResponse(ME, TERM, sent_at, GOOD_S), 1.0)
     assert not play.machine.may_start_call(5, 50, 1.0 + GOOD_S)
     play.do(Tick(), 7.0)
-    assert play.end is InvalidateReason.RETRY
+    assert play.end is BorrowerEndReason.RETRY
 
 
 @pytest.mark.conforms("E5")
@@ -341,7 +347,7 @@ def test_a_dead_connection_to_its_leader_invalidates() -> None:
     play.do(NodeLost("n2:1"), 0.1)
     assert play.end is None
     play.do(NodeLost(NODE), 0.1)
-    assert play.end is InvalidateReason.RETRY
+    assert play.end is BorrowerEndReason.RETRY
 
 
 def test_only_a_later_term_of_its_leader_is_news() -> None:
@@ -349,11 +355,11 @@ def test_only_a_later_term_of_its_leader_is_news() -> None:
     for known in (CONNECTED, LeaderConnectResponse(ME, 0, GROUP, "n2:1"), replace(CONNECTED, term=TERM - 1)):
         assert play.receive(known).ended is None
     play.receive(replace(CONNECTED, term=TERM + 1))
-    assert play.end is InvalidateReason.RETRY
+    assert play.end is BorrowerEndReason.RETRY
 
 
-@pytest.mark.parametrize("reason", list(InvalidateReason))
-def test_an_invalidate_ends_it_with_its_reason(reason: InvalidateReason) -> None:
+@pytest.mark.parametrize("reason", list(BorrowerEndReason))
+def test_an_invalidate_ends_it_with_its_reason(reason: BorrowerEndReason) -> None:
     for play in (connecting(), connected(GRANT), unsubscribing(GRANT)):
         ended = play.receive(Invalidate(ME, TERM, reason, "why")).ended
         assert ended is not None
@@ -366,7 +372,7 @@ def test_an_invalidate_ends_it_with_its_reason(reason: InvalidateReason) -> None
 )
 def test_an_invalidate_is_for_one_identity_or_any_term(borrower_id: str, term: int, is_heard: bool) -> None:
     """A node that knows no leader can end it under no term."""
-    invalidate = Invalidate(borrower_id, term, InvalidateReason.DELETED)
+    invalidate = Invalidate(borrower_id, term, BorrowerEndReason.DELETED)
     assert (connected().receive(invalidate).ended is not None) == is_heard
 
 
@@ -379,7 +385,7 @@ def test_a_grant_is_installed_once() -> None:
     play = connected(GRANT)
     assert play.last.updates == (StreamGranted(GRANT),)
     assert play.said(UpdateProgress) == [UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10),))]
-    play.do(SessionProgress(5, 50, 12), 0.01)
+    play.do(StreamConsumed(5, 50, 12), 0.01)
     assert play.receive(GRANT, 0.02).updates == ()
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
@@ -391,9 +397,9 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == (RevokeStarted(5, 50),)
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == ()
     [stream] = play.machine.streams
-    assert stream.status is StreamStatus.REVOKING
+    assert stream.status is BorrowedStreamStatus.REVOKING
     final = StreamProgress(5, 50, 15, True)
-    play.do(SessionProgress(5, 50, 15, is_final=True), 0.01)
+    play.do(StreamConsumed(5, 50, 15, is_final=True), 0.01)
     assert play.reported() == [final]
     play.receive(Revoke(ME, TERM, 5, 50), 0.5)
     assert play.reported() == [final], "the leader has not heard it"
@@ -445,7 +451,7 @@ def test_a_word_about_a_newer_grant_ends_the_one_held() -> None:
 @pytest.mark.conforms("E7")
 def test_a_stream_that_ended_of_itself_needs_no_stop() -> None:
     play = connected(GRANT)
-    play.do(SessionProgress(5, 50, 30, is_final=True), 0.01)
+    play.do(StreamConsumed(5, 50, 30, is_final=True), 0.01)
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == ()
 
 
@@ -468,14 +474,14 @@ def test_messages_for_another_identity_have_no_effect(message: ToBorrower, chang
     outcome = play.receive(replace(message, **change), 0.5)  # type: ignore[arg-type]
     assert (outcome.sends, outcome.updates, outcome.ended) == ((), (), None)
     [stream] = play.machine.streams
-    assert (stream.status, stream.saved_position) == (StreamStatus.GRANTED, -1)
+    assert (stream.status, stream.saved_position) == (BorrowedStreamStatus.GRANTED, -1)
     assert play.machine.trusted_until == GOOD_S
 
 
 @pytest.mark.conforms("E10", "E17")
 def test_progress_under_an_old_grant_is_not_reported() -> None:
     play = connected(replace(GRANT, grant_id=60))
-    assert play.do(SessionProgress(5, 50, 99, is_final=True), 0.5).sends == ()
+    assert play.do(StreamConsumed(5, 50, 99, is_final=True), 0.5).sends == ()
     [stream] = play.machine.streams
     assert (stream.position, stream.is_final) == (10, False)
 
@@ -486,9 +492,9 @@ def test_progress_under_an_old_grant_is_not_reported() -> None:
 def test_progress_is_reported_no_oftener_than_is_set() -> None:
     """None is forgotten."""
     play = connected(GRANT)
-    assert play.do(SessionProgress(5, 50, 11), 0.01).sends == ()
+    assert play.do(StreamConsumed(5, 50, 11), 0.01).sends == ()
     assert play.last.wake_at == pytest.approx(SETTINGS.progress_interval_s)
-    play.do(SessionProgress(5, 50, 12), 0.02)
+    play.do(StreamConsumed(5, 50, 12), 0.02)
     play.do(Tick(), SETTINGS.progress_interval_s)
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
@@ -513,7 +519,7 @@ def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     play.receive(before, 0.0)
     doubt = InDoubtRange(50, 10, 20, 60.0)
     planned = UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10, in_doubt=doubt),))
-    assert play.do(SessionProgress(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
+    assert play.do(StreamConsumed(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
     assert play.receive(before, 0.01).updates == (), "that was of before"
     play.do(Tick(), 1.1)
     assert play.said(UpdateProgress) == [planned]
@@ -524,15 +530,15 @@ def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     assert play.reported() == []
     [stream] = play.machine.successor_state().streams
     assert (stream.in_doubt, stream.is_settled) == (doubt, False)
-    play.do(SessionProgress(5, 50, 20), 2.5)
+    play.do(StreamConsumed(5, 50, 20), 2.5)
     assert play.reported() == [StreamProgress(5, 50, 20, in_doubt=doubt)]
 
 
 @pytest.mark.conforms("E17")
 def test_progress_never_goes_back() -> None:
     play = connected(GRANT)
-    play.do(SessionProgress(5, 50, 20), 0.5)
-    assert play.do(SessionProgress(5, 50, 15), 0.6).sends == ()
+    play.do(StreamConsumed(5, 50, 20), 0.5)
+    assert play.do(StreamConsumed(5, 50, 15), 0.6).sends == ()
     [stream] = play.machine.streams
     assert stream.position == 20
 
@@ -546,24 +552,24 @@ TWO = (GRANT, replace(GRANT, stream_id=6, position=20))
 def test_leaving_waits_for_every_streams_last_word() -> None:
     """It reports them all, until that is confirmed."""
     play = connected(*TWO)
-    assert play.do(Unsubscribe(), 0.5).updates == (RevokeStarted(5, 50), RevokeStarted(6, 50))
+    assert play.do(LeaveRequested(), 0.5).updates == (RevokeStarted(5, 50), RevokeStarted(6, 50))
     assert play.last.sends == ()
-    assert play.do(SessionProgress(5, 50, 13, is_final=True), 0.6).sends == ()
-    play.do(SessionProgress(6, 50, 22, is_final=True), 0.7)
+    assert play.do(StreamConsumed(5, 50, 13, is_final=True), 0.6).sends == ()
+    play.do(StreamConsumed(6, 50, 22, is_final=True), 0.7)
     goodbye = Disconnect(ME, TERM, (StreamProgress(5, 50, 13, True), StreamProgress(6, 50, 22, True)))
     assert play.said(Disconnect) == [goodbye]
     play.do(Tick(), 1.7)
     assert play.said(Disconnect) == [goodbye]
-    play.receive(Invalidate(ME, TERM, InvalidateReason.DONE))
-    assert play.end is InvalidateReason.DONE
+    play.receive(Invalidate(ME, TERM, BorrowerEndReason.DONE))
+    assert play.end is BorrowerEndReason.DONE
 
 
 @pytest.mark.conforms("E6", "E29")
 def test_at_the_timeout_a_leaver_reports_what_it_has() -> None:
     """No user call begins once goodbye is said: whoever hears it may lend the stream anew."""
     play = connected(*TWO)
-    play.do(Unsubscribe(), 0.0)
-    play.do(SessionProgress(5, 50, 13, is_final=True), 0.1)
+    play.do(LeaveRequested(), 0.0)
+    play.do(StreamConsumed(5, 50, 13, is_final=True), 0.1)
     play.receive(PingResponse(ME, TERM, 4.9, GOOD_S), 4.9)
     play.do(Tick(), 4.99)
     assert play.said(Disconnect) == []
@@ -584,10 +590,10 @@ def test_a_leader_lost_while_leaving() -> None:
     """It is succeeded only if there is something to hand over."""
     ended = unsubscribing(GRANT).do(NodeLost(NODE)).ended
     assert ended is not None
-    assert (ended.reason, ended.is_leaving) == (InvalidateReason.RETRY, True)
+    assert (ended.reason, ended.is_leaving) == (BorrowerEndReason.RETRY, True)
     play = unsubscribing()
     play.do(NodeLost(NODE))
-    assert play.end is InvalidateReason.DONE
+    assert play.end is BorrowerEndReason.DONE
 
 
 @pytest.mark.conforms("E6")
@@ -599,7 +605,7 @@ def test_it_pings_while_it_leaves_and_gives_up_at_last() -> None:
             play.receive(PingResponse(ME, TERM, float(second), GOOD_S))
         assert play.machine.status is BorrowerStatus.UNSUBSCRIBING
     play.do(Tick(), SETTINGS.unsubscribe_timeout_s + SETTINGS.disconnect_timeout_s)
-    assert play.end is InvalidateReason.DONE
+    assert play.end is BorrowerEndReason.DONE
 
 
 # --- successors and trust ---------------------------------------------------------------------------------------------
@@ -612,9 +618,9 @@ def test_a_successor_asks_to_keep_what_was_held() -> None:
     [wanted] = play.said(LeaderWanted)
     assert (wanted.borrower_id, wanted.group_id, wanted.predecessor) == ("a/2", GROUP, ME)
     assert wanted.reclaim == (HeldGrant(5, 50, 10),)
-    play.do(SessionProgress(5, 50, 18), 1.1)
+    play.do(StreamConsumed(5, 50, 18), 1.1)
     play.receive(LeaderConnectResponse("a/2", 200, GROUP), 1.2)
-    assert play.do(SessionProgress(5, 50, 19), 1.3).sends == (), "nobody has confirmed it yet"
+    assert play.do(StreamConsumed(5, 50, 19), 1.3).sends == (), "nobody has confirmed it yet"
     play.receive(replace(GRANT, borrower_id="a/2", term=200), 1.4)
     assert play.last.updates == ()
     assert play.said(UpdateProgress) == [UpdateProgress("a/2", 200, (StreamProgress(5, 50, 19),))]

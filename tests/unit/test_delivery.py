@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import DeliveredSpan, DeliveryState
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryState
 
 
 class Turn:
@@ -44,7 +44,7 @@ def test_a_ticket_abandoned_while_others_settle_it(monkeypatch: pytest.MonkeyPat
 def test_news_after_the_abandoning_change_nothing() -> None:
     ticket = DeliveryState(2)
     ticket.abandon(ValueError("abandoned"))
-    ticket.complete_span(DeliveredSpan(1, 0, range(2)))
+    ticket.complete_span(AppendedSpan(1, 0, range(2)))
     ticket.fail(2, ValueError("later"))
     assert ticket.is_done
     with pytest.raises(ValueError, match="abandoned"):

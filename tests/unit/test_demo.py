@@ -16,7 +16,13 @@ import pyarrow as pa
 import pytest
 
 from sublet.demo import delivery_check, flights, runner
-from sublet.demo.delivery_check import CheckResult, DeliveredBatch, KillRecord, check_deliveries, read_delivered_batches
+from sublet.demo.delivery_check import (
+    DeliveredBatch,
+    DeliveryCheckResult,
+    KillRecord,
+    check_deliveries,
+    read_delivered_batches,
+)
 from sublet.demo.display import DemoDisplay
 from sublet.demo.holding_intervals import holding_intervals
 from sublet.demo.takeover_reporter import TakeoverReporter
@@ -32,7 +38,7 @@ WORKER = 10**9
 """A process that there cannot be."""
 
 
-def found(attempts: list[DeliveredBatch], history: list[HistoryRecord] | None = None) -> CheckResult:
+def found(attempts: list[DeliveredBatch], history: list[HistoryRecord] | None = None) -> DeliveryCheckResult:
     return check_deliveries(SOURCE, HEADS, attempts, history or [])
 
 
@@ -125,7 +131,7 @@ class Performance:
             "TASKS": 2,
             "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url="url")),
             "ChildProcesses": lambda *_: contextlib.nullcontext(Processes(application=application, n1=node)),
-            "GroupView": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, history=list)),
+            "DemoGroupReader": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, history=list)),
             "Publisher": lambda url: contextlib.nullcontext(publisher),
             "time": SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic, time=time.time),
             "os": SimpleNamespace(environ={}, kill=lambda process, _: self.killed.append(process)),

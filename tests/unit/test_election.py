@@ -7,12 +7,12 @@ import pytest
 from sublet_leader.election import (
     ClaimCompleted,
     Election,
+    ElectionOutcome,
     ElectionStatus,
     Event,
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
-    Outcome,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -43,9 +43,9 @@ def beaten(leadership_id: int, started: float, remaining_s: float, jitter_s: flo
     return ClaimCompleted(leadership_id, started, Leadership(leadership_id, OTHER, 7, remaining_s), jitter_s)
 
 
-def play(machine: Election, *steps: tuple[float, Event]) -> Outcome:
+def play(machine: Election, *steps: tuple[float, Event]) -> ElectionOutcome:
     """Feed all steps; the last outcome."""
-    outcome = Outcome()
+    outcome = ElectionOutcome()
     for now, event in steps:
         outcome = machine.decide(event, now)
     return outcome
@@ -62,10 +62,10 @@ def leading(*leadership_ids: int) -> Election:
 def test_a_claim_that_is_ours_leads() -> None:
     """Wanted again before its answer it is one claim, even after it was given up."""
     machine = election()
-    assert machine.decide(StartCampaign(5), 0.0) == Outcome(claims=(5,))
+    assert machine.decide(StartCampaign(5), 0.0) == ElectionOutcome(claims=(5,))
     for event in (StartCampaign(5), Resign(5), StartCampaign(5)):
-        assert machine.decide(event, 0.05) == Outcome()
-    assert machine.decide(won(5, 0.0), 0.1) == Outcome(notices=(LeadershipAcquired(5, 100),), wake_at=3.0)
+        assert machine.decide(event, 0.05) == ElectionOutcome()
+    assert machine.decide(won(5, 0.0), 0.1) == ElectionOutcome(notices=(LeadershipAcquired(5, 100),), wake_at=3.0)
 
 
 @pytest.mark.conforms("E14")
@@ -96,7 +96,7 @@ def test_an_old_claim_of_ours_is_trusted_to_its_end() -> None:
 )
 def test_a_claim_that_may_not_lead_is_released(steps: tuple[tuple[float, Event], ...]) -> None:
     machine = election()
-    assert play(machine, (0.0, StartCampaign(5)), *steps) == Outcome(release={5: 100})
+    assert play(machine, (0.0, StartCampaign(5)), *steps) == ElectionOutcome(release={5: 100})
     assert machine.leaderships() == {}
 
 
@@ -111,7 +111,7 @@ def test_all_leaderships_renew_in_one_batch() -> None:
 def test_a_failed_renewal_is_tried_again() -> None:
     machine = leading(5)
     outcome = play(machine, (3.0, Tick()), (3.5, RenewCompleted(3.0, None)))
-    assert outcome == Outcome(wake_at=4.5)
+    assert outcome == ElectionOutcome(wake_at=4.5)
     assert machine.decide(Tick(), 4.5).renew == {5: 100}
     assert machine.trusted_term(5, 8.9) == 100
 
@@ -159,7 +159,7 @@ def test_an_answer_is_about_its_own_term() -> None:
 def test_the_loser_asks_again_when_that_lease_ends() -> None:
     machine = election()
     outcome = play(machine, (0.0, StartCampaign(5)), (0.5, beaten(5, 0.0, remaining_s=8.0, jitter_s=0.25)))
-    assert outcome == Outcome(notices=(LeadershipHeldElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
+    assert outcome == ElectionOutcome(notices=(LeadershipHeldElsewhere(5, "there:1", "other", 8.75),), wake_at=8.75)
     assert machine.decide(Tick(), 8.7).claims == ()
     assert machine.decide(Tick(), 8.75).claims == (5,)
 
@@ -168,7 +168,7 @@ def test_the_loser_asks_again_when_that_lease_ends() -> None:
 def test_wanted_again_the_claim_comes_sooner() -> None:
     machine = election()
     play(machine, (0.0, StartCampaign(5)), (0.1, beaten(5, 0.0, remaining_s=8.0)))
-    assert machine.decide(StartCampaign(5), 0.2) == Outcome(wake_at=1.0)
+    assert machine.decide(StartCampaign(5), 0.2) == ElectionOutcome(wake_at=1.0)
     assert machine.decide(Tick(), 1.0).claims == (5,)
     play(machine, (1.1, beaten(5, 1.0, remaining_s=7.0)))
     assert machine.decide(StartCampaign(5), 5.0).claims == (5,)
@@ -198,7 +198,7 @@ def test_giving_up_releases_and_forgets(is_wanted_again: bool) -> None:
         assert machine.decide(StartCampaign(5), 1.05).claims == ()
     assert machine.decide(ReleaseCompleted({5: 100}, is_done=True), 1.1).claims == (5,) * is_wanted_again
     assert machine.is_busy() == is_wanted_again
-    assert machine.decide(Tick(), 3.0) == Outcome(), "nothing is renewed any more"
+    assert machine.decide(Tick(), 3.0) == ElectionOutcome(), "nothing is renewed any more"
 
 
 def test_a_failed_release_is_tried_again() -> None:
@@ -220,4 +220,4 @@ def test_a_drain_releases_everything_in_one_batch() -> None:
 def test_answers_to_nothing_are_ignored() -> None:
     machine = election()
     for event in (won(5, 0.0), RenewCompleted(0.0, frozenset({5})), ReleaseCompleted({5: 1}, is_done=True), Resign(5)):
-        assert machine.decide(event, 1.0) == Outcome()
+        assert machine.decide(event, 1.0) == ElectionOutcome()

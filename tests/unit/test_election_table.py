@@ -11,9 +11,9 @@ from sublet_leader.election import (
     Action,
     ClaimCompleted,
     Election,
+    ElectionEventKind,
     ElectionStatus,
     Event,
-    EventKind,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -43,19 +43,19 @@ PATHS: dict[ElectionStatus, tuple[Event, ...]] = {
     ElectionStatus.RELEASING_TO_RECLAIM: (StartCampaign(1), OURS, Resign(1), StartCampaign(1)),
 }
 """How each status is come by."""
-HAPPENINGS: dict[EventKind, tuple[tuple[float, Event], ...]] = {
-    EventKind.CAMPAIGN: ((0.2, StartCampaign(1)),),
-    EventKind.RESIGN: ((0.2, Resign(1)),),
-    EventKind.CLAIM_WON: ((0.2, OURS),),
-    EventKind.CLAIM_WON_LATE: ((9.5, OURS),),
-    EventKind.CLAIM_LOST: ((0.2, THEIRS),),
-    EventKind.CLAIM_FAILED: ((0.2, FAILED),),
-    EventKind.RENEWED: ((3.0, Tick()), (3.1, RenewCompleted(3.0, frozenset({1})))),
-    EventKind.RENEWAL_REJECTED: ((3.0, Tick()), (3.1, RenewCompleted(3.0, frozenset()))),
-    EventKind.RELEASED: ((0.2, RELEASED),),
-    EventKind.RELEASE_FAILED: ((0.2, NOT_RELEASED),),
-    EventKind.TRUST_EXPIRED: ((50.0, Tick()),),
-    EventKind.TIMER_DUE: ((0.2, NOT_RELEASED), (50.0, Tick())),
+HAPPENINGS: dict[ElectionEventKind, tuple[tuple[float, Event], ...]] = {
+    ElectionEventKind.CAMPAIGN: ((0.2, StartCampaign(1)),),
+    ElectionEventKind.RESIGN: ((0.2, Resign(1)),),
+    ElectionEventKind.CLAIM_WON: ((0.2, OURS),),
+    ElectionEventKind.CLAIM_WON_LATE: ((9.5, OURS),),
+    ElectionEventKind.CLAIM_LOST: ((0.2, THEIRS),),
+    ElectionEventKind.CLAIM_FAILED: ((0.2, FAILED),),
+    ElectionEventKind.RENEWED: ((3.0, Tick()), (3.1, RenewCompleted(3.0, frozenset({1})))),
+    ElectionEventKind.RENEWAL_REJECTED: ((3.0, Tick()), (3.1, RenewCompleted(3.0, frozenset()))),
+    ElectionEventKind.RELEASED: ((0.2, RELEASED),),
+    ElectionEventKind.RELEASE_FAILED: ((0.2, NOT_RELEASED),),
+    ElectionEventKind.TRUST_EXPIRED: ((50.0, Tick()),),
+    ElectionEventKind.TIMER_DUE: ((0.2, NOT_RELEASED), (50.0, Tick())),
 }
 """How each kind comes about."""
 
@@ -85,7 +85,7 @@ def test_nothing_that_comes_in_is_missing_in_the_table(status: ElectionStatus, e
 
 
 @pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
-def test_each_pair_leads_where_the_table_says(status: ElectionStatus, kind: EventKind) -> None:
+def test_each_pair_leads_where_the_table_says(status: ElectionStatus, kind: ElectionEventKind) -> None:
     """What is ignored says nothing and asks for nothing."""
     machine = come_to(status)
     for now, event in HAPPENINGS[kind]:
@@ -120,7 +120,7 @@ def test_every_action_is_used_and_is_a_method() -> None:
 def test_leading_begins_only_with_a_claim_in_time() -> None:
     leading = ElectionStatus.LEADING
     begins = [(s, k) for s, k in PAIRS if s is not leading and TRANSITIONS[s][k][0] is leading]
-    assert begins == [(ElectionStatus.CLAIMING, EventKind.CLAIM_WON)]
+    assert begins == [(ElectionStatus.CLAIMING, ElectionEventKind.CLAIM_WON)]
 
 
 @pytest.mark.conforms("E13")
@@ -131,4 +131,4 @@ def test_whatever_ends_leading_releases_the_term() -> None:
         assert after is ElectionStatus.LEADING or action in (Action.RELEASE, Action.STEP_DOWN), kind
     for status in RELEASING:
         for kind, (after, _) in TRANSITIONS[status].items():
-            assert kind is EventKind.RELEASED or after in RELEASING, (status, kind)
+            assert kind is ElectionEventKind.RELEASED or after in RELEASING, (status, kind)

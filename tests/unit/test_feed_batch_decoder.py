@@ -18,7 +18,7 @@ from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
     MAX_MESSAGE_BYTES,
-    PublishCommand,
+    FeedPublishRequest,
     decode_page,
     decode_publish,
     decode_published,
@@ -126,8 +126,8 @@ def test_an_answer_gives_each_message_one_place(wire: Any, story: str) -> None:
 
 
 def test_requests_that_cannot_be_are_refused() -> None:
-    good = encode_publish(PublishCommand("p", 1, 1, b"x"))
-    assert decode_publish(good) == PublishCommand("p", 1, 1, b"x")
+    good = encode_publish(FeedPublishRequest("p", 1, 1, b"x"))
+    assert decode_publish(good) == FeedPublishRequest("p", 1, 1, b"x")
     good.protocol_version = PROTOCOL_VERSION + 1
     with pytest.raises(ProtocolMismatch, match=f"speaks {PROTOCOL_VERSION}, the client {PROTOCOL_VERSION + 1}"):
         decode_publish(good)

@@ -10,11 +10,11 @@ import pytest
 from sublet_leader.group.events import CommitFailed, StreamsChanged
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     Ping,
     PingResponse,
@@ -41,7 +41,7 @@ from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwri
 OTHER = "b/1"
 
 
-def ends(bench: Bench) -> list[InvalidateReason]:
+def ends(bench: Bench) -> list[BorrowerEndReason]:
     """Why borrowers were told to end, since the last look."""
     return [message.reason for message in bench.received(Invalidate)]
 
@@ -125,7 +125,7 @@ def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     bench = Bench()
     bench.join(weight=weight)
     [answer] = bench.received(Invalidate)
-    assert answer.reason is InvalidateReason.DENIED
+    assert answer.reason is BorrowerEndReason.DENIED
     assert "finite number above 0" in answer.detail
     assert len(bench.leader.members) == 0
 
@@ -224,7 +224,7 @@ def test_a_stream_finished_while_its_grant_waits() -> None:
     bench.pass_time(1.0, BORROWER)
     bench.leave(bench.said(0, 2))
     bench.settle()
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
 
 
 # --- what is said again -----------------------------------------------------------------------------------------------
@@ -282,7 +282,7 @@ def test_repeated_progress_and_goodbyes_change_nothing() -> None:
     bench.settle()
     bench.sent.clear()
     bench.leave(goodbye)
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
     assert (bench.row().position, bench.row().status) == (7, LendingStatus.FREE)
     assert [line.event for line in bench.store.history(1) if line.stream_id] == ["grant", "release"]
 
@@ -293,7 +293,7 @@ def test_a_leaver_is_done_when_that_is_durable() -> None:
     bench.leave(bench.said(5, 1), bench.said(6, 2))
     assert ends(bench) == []
     bench.settle()
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
     assert [bench.row(s).position for s in (1, 2)] == [5, 6]
     assert bench.forced() == []
 
@@ -304,7 +304,7 @@ def test_a_grant_under_way_to_a_leaver_goes_back() -> None:
     bench.leave()
     bench.settle()
     assert bench.row().status is LendingStatus.FREE
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
     assert bench.forced() == []
 
 
@@ -414,7 +414,7 @@ def test_an_unwritten_grant_goes_with_its_borrower() -> None:
     bench = unwritten()
     bench.fail()
     bench.leave()
-    assert ends(bench) == [InvalidateReason.DONE], "there is nothing to write"
+    assert ends(bench) == [BorrowerEndReason.DONE], "there is nothing to write"
     bench.pass_time(bench.settings.resend_interval_s + 1.0)
     assert not any(line.event == "grant" for line in bench.store.history(1))
 
@@ -574,7 +574,7 @@ def test_an_earlier_borrower_takes_nothing(written: bool) -> None:
         bench.sent.clear()
         bench.join(f"a/{number}", predecessor=f"a/{number - 1}", reclaim=held, borrower_number=number)
         detail = "a later borrower of its agent has what it held"
-        assert bench.sent == [("a", Invalidate(f"a/{number}", 0, InvalidateReason.RETRY, detail))]
+        assert bench.sent == [("a", Invalidate(f"a/{number}", 0, BorrowerEndReason.RETRY, detail))]
     bench.settle()
     assert bench.holders() == {1: "a/4"}
     bench.join("a/6", predecessor="a/5", reclaim=held, borrower_number=6)
@@ -606,7 +606,7 @@ def test_one_born_leaving_is_given_nothing() -> None:
     bench.pass_time(1.0, "a/2")
     assert bench.holders() == {}
     assert [bench.row(s).position for s in (1, 2)] == [7, 8]
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
 
 
 # --- the past, and strangers ------------------------------------------------------------------------------------------
@@ -693,7 +693,7 @@ def test_no_agent_speaks_for_anothers_borrower() -> None:
     ):
         bench.receive(message, agent="evil")
         assert {to for to, _ in bench.sent} == {"evil"}
-        assert ends(bench)[0] in (InvalidateReason.RETRY, InvalidateReason.DONE)
+        assert ends(bench)[0] in (BorrowerEndReason.RETRY, BorrowerEndReason.DONE)
     bench.join(BORROWER, agent="evil", reclaim=(bench.held(1, 50),))
     assert [to for to, m in bench.sent if isinstance(m, Invalidate)] == ["evil"]
     bench.settle()
@@ -709,12 +709,12 @@ def test_a_late_request_brings_nobody_back() -> None:
     bench.settle()
     bench.sent.clear()
     bench.join(BORROWER, reclaim=(bench.held(),))
-    assert ends(bench) == [InvalidateReason.RETRY]
+    assert ends(bench) == [BorrowerEndReason.RETRY]
     bench.leave(bench.said(3), borrower_id="a/2")
     bench.settle()
     bench.sent.clear()
     bench.join("a/2")
-    assert ends(bench) == [InvalidateReason.DONE]
+    assert ends(bench) == [BorrowerEndReason.DONE]
     assert len(bench.leader.members) == 0
 
 

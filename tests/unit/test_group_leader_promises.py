@@ -9,13 +9,13 @@ from functools import partial
 import pytest
 
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
-from sublet_borrower.machine.events import LeaderMessageReceived, Outcome, SessionProgress, Tick
+from sublet_borrower.machine.events import BorrowerOutcome, LeaderMessageReceived, StreamConsumed, Tick
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     PingResponse,
     ProgressSaved,
@@ -58,7 +58,7 @@ class Talk:
             self._exchange()
             self._say(self.holder.decide(Tick(), self.bench.now))
 
-    def _say(self, outcome: Outcome) -> None:
+    def _say(self, outcome: BorrowerOutcome) -> None:
         for send in outcome.sends:
             self.bench.receive(send.message, AGENT)
         self.bench.settle()
@@ -204,7 +204,7 @@ def test_a_forced_revoke_costs_no_other_stream() -> None:
 def test_who_was_fenced_says_that_it_begins_no_more() -> None:
     talk = Talk()
     talk.receives = ()
-    end = Invalidate(BORROWER, talk.bench.term, InvalidateReason.FENCED)
+    end = Invalidate(BORROWER, talk.bench.term, BorrowerEndReason.FENCED)
     outcome = talk.holder.decide(LeaderMessageReceived(NODE, end), talk.bench.now)
     held = StreamProgress(1, talk.grant_id, 0)
     assert [send.message for send in outcome.sends] == [Disconnect(BORROWER, talk.bench.term, (held,))]
@@ -216,8 +216,8 @@ def test_who_was_fenced_says_that_it_begins_no_more() -> None:
 def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
     """What may be seen twice is what its own leader announces, and no more."""
     talk = Talk()
-    bench, elsewhere = talk.bench, Invalidate(BORROWER, 0, InvalidateReason.FENCED, "a newer process goes by the name")
-    progress = SessionProgress(1, talk.grant_id, 7, is_final=is_final)
+    bench, elsewhere = talk.bench, Invalidate(BORROWER, 0, BorrowerEndReason.FENCED, "a newer process goes by the name")
+    progress = StreamConsumed(1, talk.grant_id, 7, is_final=is_final)
     talk.holder.decide(progress, bench.now)
     for send in talk.holder.decide(LeaderMessageReceived("m:1", elsewhere), bench.now).sends:
         assert send.node == NODE

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_leader.group.assignments import Assignments
-from sublet_leader.group.stream_table import Assignment
-from sublet_leader.group.transitions import TRANSITIONS, Action, EventKind, GrantStatus
+from sublet_leader.group.assignments import AssignmentManager
+from sublet_leader.group.stream_table import StreamAssignment
+from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     LeaderConnectResponse,
@@ -23,8 +23,8 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.records import LendingStatus
 from tests.unit.leader_bench import AGENT, BORROWER, HEAD, Bench, granted, unwritten
 
-S, K = GrantStatus, EventKind
-Pair = tuple[GrantStatus, EventKind]
+S, K = GrantStatus, AssignmentEventKind
+Pair = tuple[GrantStatus, AssignmentEventKind]
 Story = tuple[Callable[[], Bench], Callable[[Bench], None], type[ToBorrower] | None]
 """(how to get to the status, what happens then, what the borrower is told)"""
 
@@ -223,20 +223,22 @@ def test_every_pair_of_the_table_has_a_story() -> None:
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), STORIES, ids=lambda part: part.name.lower())
 def test_each_pair_leads_where_the_table_says(
-    status: GrantStatus, kind: EventKind, monkeypatch: pytest.MonkeyPatch
+    status: GrantStatus, kind: AssignmentEventKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, happening, reported = STORIES[status, kind]
     bench = before()
     bench.sent.clear()
     seen: list[tuple[Pair, GrantStatus]] = []
-    happen = Assignments.apply_event
+    happen = AssignmentManager.apply_event
 
-    def watch(self: Assignments, assignment: Assignment, what: EventKind, now: float, position: int = 0) -> None:
+    def watch(
+        self: AssignmentManager, assignment: StreamAssignment, what: AssignmentEventKind, now: float, position: int = 0
+    ) -> None:
         was = assignment.status
         happen(self, assignment, what, now, position)
         seen.append(((was, what), assignment.status))
 
-    monkeypatch.setattr(Assignments, "apply_event", watch)
+    monkeypatch.setattr(AssignmentManager, "apply_event", watch)
     happening(bench)
     assert ((status, kind), TRANSITIONS[status][kind][0]) in seen
     answers = [m for to, m in bench.sent if to == AGENT and not isinstance(m, LeaderConnectResponse)]
@@ -252,7 +254,7 @@ def test_statuses_go_only_forward_and_all_are_reached() -> None:
 
 def test_every_action_is_used_and_is_a_method() -> None:
     assert {action for row in TRANSITIONS.values() for _, action in row.values()} == set(Action)
-    assert all(callable(getattr(Assignments, action.value)) for action in Action)
+    assert all(callable(getattr(AssignmentManager, action.value)) for action in Action)
 
 
 @pytest.mark.conforms("E7")
@@ -263,11 +265,11 @@ def test_whatever_a_borrower_may_say_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: EventKind) -> None:
+def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: AssignmentEventKind) -> None:
     bench = Bench()
     streams, members = bench.leader.streams, bench.leader.members
-    assignments = Assignments(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)
-    assignment = Assignment(1, BORROWER, AGENT, 0.0, status, 5)
+    assignments = AssignmentManager(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)
+    assignment = StreamAssignment(1, BORROWER, AGENT, 0.0, status, 5)
     with pytest.raises(AssertionError, match=rf"the table says that this cannot happen.*stream_id=1.*{kind.value}"):
         assignments.apply_event(assignment, kind, 1.0)
     assert assignment.status is status

@@ -9,9 +9,9 @@ import pytest
 from sublet_leader.allocation import StreamLoad
 from sublet_leader.group.throughput import HALF_LIFE_S, ThroughputMeter
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Grant,
     Invalidate,
-    InvalidateReason,
     Revoke,
     StreamProgress,
     UpdateProgress,
@@ -134,7 +134,7 @@ def test_the_newer_process_of_a_name_fences_the_older() -> None:
     bench.sent.clear()
     bench.join("b/1", session="worker", session_epoch=2)
     ends = bench.received(Invalidate)
-    assert [(end.borrower_id, end.reason) for end in ends] == [("a/1", InvalidateReason.FENCED)]
+    assert [(end.borrower_id, end.reason) for end in ends] == [("a/1", BorrowerEndReason.FENCED)]
     bench.settle()
     bench.pass_time(bench.settings.rebalance_debounce_s + 0.01, "b/1")
     grants = bench.received(Grant)
@@ -155,10 +155,10 @@ def test_the_older_process_of_a_name_never_comes_back() -> None:
     for borrower_id in ("a/2", "a/3"):
         bench.sent.clear()
         bench.join(borrower_id, session="worker", session_epoch=1)
-        assert [end.reason for end in bench.received(Invalidate)] == [InvalidateReason.FENCED]
+        assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.FENCED]
     bench.lead()
     bench.join("a/4", session="worker", session_epoch=1, reclaim=())
-    assert [end.reason for end in bench.received(Invalidate)] == [InvalidateReason.FENCED], (
+    assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.FENCED], (
         "the rows tell the next leader"
     )
     named(bench, "b/2", epoch=2)
@@ -176,7 +176,7 @@ def test_the_older_stays_out_when_the_newer_has_left() -> None:
     assert bench.holders() == {1: "c/1", 2: "c/1"}
     bench.sent.clear()
     bench.join("a/2", session="worker", session_epoch=1)
-    assert [end.reason for end in bench.received(Invalidate)] == [InvalidateReason.FENCED]
+    assert [end.reason for end in bench.received(Invalidate)] == [BorrowerEndReason.FENCED]
     named(bench, "b/2", epoch=2)
     assert bench.leader.members.get("b/2") is not None, "the newer itself may"
 
@@ -192,7 +192,7 @@ def test_of_too_many_names_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPat
     for name in ("one", "two", "three"):
         bench.join(f"{name}/2", session=name, session_epoch=4)
     fenced = [(end.borrower_id, end.reason) for end in bench.received(Invalidate)]
-    assert fenced == [("one/2", InvalidateReason.FENCED), ("three/2", InvalidateReason.FENCED)]
+    assert fenced == [("one/2", BorrowerEndReason.FENCED), ("three/2", BorrowerEndReason.FENCED)]
 
 
 @pytest.mark.conforms("E34")

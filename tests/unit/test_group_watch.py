@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from sublet_leader.group.members import Member
-from sublet_leader.group.transient_events import GroupHistoryEvent, transient_record
+from sublet_leader.group.transient_events import GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
     CommitFailed,
     CommitWrites,
     LeaderLookupCompleted,
-    LeaderQueried,
+    LeaderLookupRequested,
     LookUpLeader,
     ShutdownRequested,
     Tick,
@@ -22,7 +22,7 @@ from sublet_leader.node.group_event_publisher import (
     MAX_ASKED,
     MAX_MEMBERS,
     GroupEventPublisher,
-    LeaderLookupResult,
+    LeaderQueryReply,
     parse_leader_query,
     to_group_event,
 )
@@ -112,13 +112,13 @@ def test_each_leader_says_when_it_begins_and_ends() -> None:
 def test_one_look_answers_all_who_ask_who_leads() -> None:
     play = Play()
     for subscriber in ("w.1", "w.2", "w.1"):
-        play.do(LeaderQueried(subscriber, WANTED))
+        play.do(LeaderLookupRequested(subscriber, WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
     nobody = play.answer().leader_locations
     assert [(a.subscriber_id, a.group, a.leadership) for a in nobody] == [("w.1", None, None), ("w.2", None, None)]
     assert play.store.find_live_group(WANTED) is None, "asking has created nothing"
     play.granted()
-    play.do(LeaderQueried("w.1", WANTED))
+    play.do(LeaderLookupRequested("w.1", WANTED))
     (answer,) = play.answer().leader_locations
     assert answer.group == play.store.find_live_group(WANTED)
     assert answer.leadership is not None
@@ -130,7 +130,7 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
     play = Play()
     play.granted()
     play.now += SETTINGS.lease_duration_s
-    play.do(LeaderQueried("w.1", WANTED))
+    play.do(LeaderLookupRequested("w.1", WANTED))
     (request,) = play.waiting(LookUpLeader)
     (answer,) = play.do(play.execute(request)).leader_locations
     assert (answer.group, answer.leadership) == (play.store.find_live_group(WANTED), None)
@@ -138,18 +138,18 @@ def test_a_leader_whose_lease_is_over_is_no_leader() -> None:
 
 def test_an_unanswered_question_may_be_asked_again() -> None:
     play = Play()
-    play.do(LeaderQueried("w.1", WANTED))
+    play.do(LeaderLookupRequested("w.1", WANTED))
     request = play.requests.pop()
     assert isinstance(request, LookUpLeader)
     assert play.do(LeaderLookupCompleted(request, is_answered=False)).leader_locations == ()
-    play.do(LeaderQueried("w.1", WANTED))
+    play.do(LeaderLookupRequested("w.1", WANTED))
     assert play.requests == [LookUpLeader(WANTED)]
 
 
 def test_not_more_is_looked_up_than_the_limit() -> None:
     play = Play()
     for number in range(MAX_ASKED + 5):
-        play.do(LeaderQueried("w.1", Subscription.parse(f"$share/g{number}/#")))
+        play.do(LeaderLookupRequested("w.1", Subscription.parse(f"$share/g{number}/#")))
     assert len(play.waiting(LookUpLeader)) == MAX_ASKED
 
 
@@ -194,7 +194,7 @@ LINE = HistoryRecord(1_700_000_000_000_000, 7, 3, "force_release", "evicted", 17
 
 
 def event_of(record: HistoryRecord, at_us: int = 1) -> dict[str, object]:
-    event = to_group_event(GroupHistoryEvent(SUBSCRIPTION, record), "n1", at_us)
+    event = to_group_event(GroupWatchEvent(SUBSCRIPTION, record), "n1", at_us)
     return dict(json.loads(event.payload))
 
 
@@ -215,8 +215,8 @@ def test_only_what_is_watched_is_published() -> None:
     """Under the node's time where it has none."""
     published: list[tuple[str, str, object]] = []
     watched = GroupEventPublisher("n1", lambda *reported: published.append(reported), lambda: 1_700_000_001_000_000)
-    joined = GroupHistoryEvent(SUBSCRIPTION, transient_record(7, 9, "join", "joined", "a/1", "a"))
-    line = GroupHistoryEvent(SUBSCRIPTION, LINE)
+    joined = GroupWatchEvent(SUBSCRIPTION, transient_record(7, 9, "join", "joined", "a/1", "a"))
+    line = GroupWatchEvent(SUBSCRIPTION, LINE)
     watched.publish([joined])
     watched.set_interest("$share/other/#", True)
     watched.publish([joined])
@@ -235,12 +235,10 @@ def test_only_what_is_watched_is_published() -> None:
 def test_who_leads_tells_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
-    reported = json.loads(watched.leader_event(LeaderLookupResult("w.1", SUBSCRIPTION, None, None, known)).payload)
+    reported = json.loads(watched.leader_event(LeaderQueryReply("w.1", SUBSCRIPTION, None, None, known)).payload)
     assert reported["members"][0] == {"borrower_id": "a/000000", "agent": "a", "session": None}
     assert len(reported["members"]) == MAX_MEMBERS
-    assert "members" not in json.loads(
-        watched.leader_event(LeaderLookupResult("w.1", SUBSCRIPTION, None, None)).payload
-    )
+    assert "members" not in json.loads(watched.leader_event(LeaderQueryReply("w.1", SUBSCRIPTION, None, None)).payload)
 
 
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])

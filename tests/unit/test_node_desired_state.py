@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_leader.node.events import ClaimLeadership, DesiredStateRead, LookUpLeader, NodeStarted, ReleaseLeaderships
-from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReason, LeaderConnectResponse
+from sublet_leader.node.events import (
+    ClaimLeadership,
+    LookUpLeader,
+    NodeDesiredStateRead,
+    NodeStarted,
+    ReleaseLeaderships,
+)
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderConnectResponse
 from sublet_storage.groups.model.records import MAINTENANCE
 from tests.unit.test_node_machine import SETTINGS, Play
 
@@ -20,13 +26,13 @@ def leading() -> Play:
 
 
 def order(play: Play, *, draining: bool = False, step_down: dict[int, int] | None = None) -> None:
-    play.do(DesiredStateRead(draining, step_down or {}))
+    play.do(NodeDesiredStateRead(draining, step_down or {}))
 
 
 def test_a_draining_node_lets_everything_go() -> None:
     play = leading()
     order(play, draining=True)
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
+    assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.RETRY]
     released = {i for request in play.waiting(ReleaseLeaderships) for i in request.terms}
     assert released == {MAINTENANCE, 1}
     play.settle()

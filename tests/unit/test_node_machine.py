@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_leader.group.transient_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupWatchEvent
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
@@ -31,10 +31,10 @@ from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -73,7 +73,7 @@ class Play:
         self.requests: list[Request] = []
         self.sent: list[tuple[str, ToBorrower]] = []
         self.stories: list[str] = []
-        self.reported: list[GroupHistoryEvent] = []
+        self.reported: list[GroupWatchEvent] = []
         self.last = NodeOutcome()
 
     def do(self, event: NodeEvent, at: float | None = None) -> NodeOutcome:
@@ -244,7 +244,7 @@ def test_an_undeclared_queue_is_refused() -> None:
     play.want(subscription="$queue/g/#")
     play.settle()
     [reported] = play.received(Invalidate)
-    assert reported.reason is InvalidateReason.DENIED
+    assert reported.reason is BorrowerEndReason.DENIED
     assert "declared before it is used" in reported.detail
     play.store.declare_group(Subscription.parse("$queue/g/#"))
     play.want("b/1", subscription="$queue/g/#")
@@ -266,7 +266,7 @@ def test_a_malformed_request_is_denied(wanted: dict[str, object]) -> None:
     play = Play()
     play.want(**wanted)  # type: ignore[arg-type]
     [reported] = play.received(Invalidate)
-    assert reported.reason is InvalidateReason.DENIED
+    assert reported.reason is BorrowerEndReason.DENIED
     assert reported.detail
     assert play.requests == []
 
@@ -279,7 +279,7 @@ def test_an_unknown_borrower_is_invalidated() -> None:
     play.receive(Disconnect("a/4", 5, (StreamProgress(1, 1, 1),)))
     reported = play.received(Invalidate)
     assert [(m.borrower_id, m.term, m.reason) for m in reported] == [
-        (f"a/{n}", 0, InvalidateReason.RETRY) for n in range(1, 5)
+        (f"a/{n}", 0, BorrowerEndReason.RETRY) for n in range(1, 5)
     ]
 
 
@@ -305,7 +305,7 @@ def test_a_deleted_group_is_not_made_again() -> None:
     play.want(group_id=9)
     assert play.requests == [OpenGroup(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST, 9)]
     play.settle()
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.DELETED]
     assert play.store.find_group(1) is None
     play.want("b/1")
     play.settle()
@@ -324,10 +324,10 @@ def test_members_of_a_deleted_group_are_told() -> None:
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(2.0)
-    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)] == [("a/2", InvalidateReason.DELETED)]
+    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)] == [("a/2", BorrowerEndReason.DELETED)]
     assert set(play.machine.leaders) == {2}
     play.want("c/1", group_id=1)
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.DELETED]
 
 
 @pytest.mark.conforms("E23")
@@ -347,7 +347,7 @@ def test_another_groups_id_leads_nowhere() -> None:
     play.store.open_group(Subscription.parse("$share/secret/#"))
     play.want(group_id=1)
     play.settle()
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.DELETED]
+    assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.DELETED]
     assert play.machine.leaders == {}
 
 
@@ -374,7 +374,7 @@ def test_a_lost_group_is_over_for_its_members() -> None:
     play.want("a/2", group_id=1, predecessor="a/1")
     play.want("b/1")
     play.pass_time(1.0)
-    assert admissions(play) == [("a/2", InvalidateReason.DELETED), ("b/1", 2)]
+    assert admissions(play) == [("a/2", BorrowerEndReason.DELETED), ("b/1", 2)]
 
 
 @pytest.mark.conforms("E23")
@@ -394,8 +394,8 @@ def test_a_lost_group_is_over_though_its_id_is_higher() -> None:
     play.want("c/1")
     play.pass_time(1.0)
     assert sorted(admissions(play)) == [
-        ("a/2", InvalidateReason.DELETED),
-        ("a/3", InvalidateReason.DELETED),
+        ("a/2", BorrowerEndReason.DELETED),
+        ("a/3", BorrowerEndReason.DELETED),
         ("c/1", 1),
     ]
 
@@ -413,7 +413,7 @@ def test_a_leader_admits_nobody_of_a_lost_group() -> None:
     play.pass_time(1.0)
     play.want("a/2", group_id=1, predecessor="a/1")
     play.pass_time(1.0)
-    assert admissions(play) == [("b/1", 1), ("a/2", InvalidateReason.DELETED)]
+    assert admissions(play) == [("b/1", 1), ("a/2", BorrowerEndReason.DELETED)]
 
 
 # --- writing ----------------------------------------------------------------------------------------------------------
@@ -446,7 +446,7 @@ def test_after_an_unknown_outcome_it_steps_down() -> None:
     play, commit = writing()
     play.do(CommitFailed(commit, is_outcome_unknown=True))
     assert play.machine.leaders == {}
-    assert [m.reason for m in play.received(Invalidate)] == [InvalidateReason.RETRY]
+    assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.RETRY]
     assert len(play.waiting(ReleaseLeaderships)) == 1
     play.settle()
     play.want("a/2", group_id=1, predecessor="a/1")
@@ -477,7 +477,7 @@ def test_a_deposed_leader_steps_down_and_says_so() -> None:
     play.progress(1, 5)
     play.settle()
     assert play.machine.leaders == {}
-    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)][:1] == [("a/1", InvalidateReason.RETRY)]
+    assert [(m.borrower_id, m.reason) for m in play.received(Invalidate)][:1] == [("a/1", BorrowerEndReason.RETRY)]
     assert play.store.read_leaderships([1])[1].node.name == "n2", "its successor's claim is untouched"
 
 

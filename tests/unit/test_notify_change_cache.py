@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_storage.notify.changes import ObjectChange, ObjectSnapshot
+from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
 NOW = 0.0
@@ -24,7 +24,7 @@ def holding(*changes: ObjectChange, most_tombstones: int = 100) -> VersionCache:
 def merge(
     cache: VersionCache, *changes: ObjectChange, keys: frozenset[str] | None = None, now: float = NOW
 ) -> list[ObjectChange]:
-    return cache.merge("space", ObjectSnapshot(changes, keys), cache.begin_snapshot(), now)
+    return cache.merge("space", CatchUpSnapshot(changes, keys), cache.begin_snapshot(), now)
 
 
 @pytest.mark.conforms("D7")
@@ -85,7 +85,7 @@ def test_changes_during_a_snapshot_are_kept() -> None:
     begun = cache.begin_snapshot()
     cache.apply(space("b", 1), NOW)
     cache.apply(space("a", 6), NOW)
-    assert cache.merge("space", ObjectSnapshot((space("a", 5),)), begun, NOW) == []
+    assert cache.merge("space", CatchUpSnapshot((space("a", 5),)), begun, NOW) == []
     assert cache.objects("space") == {"a": space("a", 6), "b": space("b", 1)}
 
 

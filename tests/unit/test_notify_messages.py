@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from sublet_storage.notify.changes import (
-    ChangeBatch,
+    ChangeNotification,
     MalformedNotification,
+    NotificationHeartbeat,
     ObjectChange,
-    PublisherHeartbeat,
     group_change,
     node_change,
     space_change,
@@ -63,14 +63,14 @@ def test_what_is_no_message_is_refused(raw: bytes) -> None:
 
 
 def said(channel: str, *changes: ObjectChange) -> bytes:
-    return encode_payload(encode(ChangeBatch("p", "i", channel, 7, 6, changes)), 0).encode()
+    return encode_payload(encode(ChangeNotification("p", "i", channel, 7, 6, changes)), 0).encode()
 
 
 def test_only_heads_of_streams_are_taken() -> None:
     news = [stream_change(7, 12, closed=False), stream_change(9, 2**62, closed=True)]
     assert decode_heads(said("stream", *news)) == {7: 12, 9: 2**62}
     assert decode_heads(said("group", group_change("$share/g/#", 3))) == {}
-    assert decode_heads(encode_payload(encode(PublisherHeartbeat("p", "i", {"stream": 7})), 0).encode()) == {}
+    assert decode_heads(encode_payload(encode(NotificationHeartbeat("p", "i", {"stream": 7})), 0).encode()) == {}
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from sublet_storage.notify.changes import (
-    ChangeBatch,
+    ChangeNotification,
     Message,
+    NotificationHeartbeat,
     NotifySettings,
     ObjectChange,
-    PublisherHeartbeat,
     group_change,
     space_change,
     stream_change,
@@ -21,9 +21,9 @@ from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
     Event,
+    NotificationPublisherStatus,
+    NotificationSendersOpened,
     PublisherMachine,
-    PublisherStatus,
-    SendersOpened,
     Tick,
 )
 
@@ -48,7 +48,7 @@ class Harness:
 
 def opened() -> Harness:
     harness = Harness()
-    harness.do(SendersOpened(None), 0.0)
+    harness.do(NotificationSendersOpened(None), 0.0)
     return harness
 
 
@@ -59,14 +59,14 @@ def head(stream_id: int, head: int) -> ObjectChange:
 @pytest.mark.conforms("D3")
 def test_a_hello_and_numbers_for_each_channel() -> None:
     harness = Harness()
-    assert harness.do(SendersOpened(None), 0.0) == [PublisherHeartbeat("p", "i", {})]
-    assert harness.notify(1.0, head(1, 1)) == [ChangeBatch("p", "i", "stream", 1, 0, (head(1, 1),))]
+    assert harness.do(NotificationSendersOpened(None), 0.0) == [NotificationHeartbeat("p", "i", {})]
+    assert harness.notify(1.0, head(1, 1)) == [ChangeNotification("p", "i", "stream", 1, 0, (head(1, 1),))]
     assert harness.notify(2.0, head(1, 2), space_change("eu", 4)) == [
-        ChangeBatch("p", "i", "stream", 2, 1, (head(1, 2),)),
-        ChangeBatch("p", "i", "space", 1, 0, (space_change("eu", 4),)),
+        ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
+        ChangeNotification("p", "i", "space", 1, 0, (space_change("eu", 4),)),
     ]
     assert harness.notify(3.0, group_change("$share/g/#", 7, deleted=True)) == [
-        ChangeBatch("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
+        ChangeNotification("p", "i", "group", 1, 0, (group_change("$share/g/#", 7, deleted=True),))
     ]
 
 
@@ -76,10 +76,12 @@ def test_a_hello_after_every_max_idle() -> None:
     harness.notify(1.0, head(1, 1))
     assert harness.wake_at == 1.0 + SETTINGS.hello_interval_s
     assert harness.do(Tick(), 5.9) == []
-    assert harness.do(Tick(), 6.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
+    assert harness.do(Tick(), 6.0) == [NotificationHeartbeat("p", "i", {"stream": 1})]
     assert harness.wake_at == 11.0
-    assert harness.do(Tick(), 11.0) == [PublisherHeartbeat("p", "i", {"stream": 1})]
-    assert harness.do(SendersOpened(None), 11.5) == [PublisherHeartbeat("p", "i", {"stream": 1})], "to others, too"
+    assert harness.do(Tick(), 11.0) == [NotificationHeartbeat("p", "i", {"stream": 1})]
+    assert harness.do(NotificationSendersOpened(None), 11.5) == [NotificationHeartbeat("p", "i", {"stream": 1})], (
+        "to others, too"
+    )
 
 
 def test_changes_wait_for_the_first_endpoint() -> None:
@@ -88,9 +90,9 @@ def test_changes_wait_for_the_first_endpoint() -> None:
     assert harness.wake_at is None
     assert harness.machine.has_pending
     harness.notify(0.1, head(1, 2))
-    assert harness.do(SendersOpened(None), 0.2) == [
-        PublisherHeartbeat("p", "i", {}),
-        ChangeBatch("p", "i", "stream", 1, 0, (head(1, 2),)),
+    assert harness.do(NotificationSendersOpened(None), 0.2) == [
+        NotificationHeartbeat("p", "i", {}),
+        ChangeNotification("p", "i", "stream", 1, 0, (head(1, 2),)),
     ]
 
 
@@ -101,7 +103,7 @@ def test_the_first_after_a_silence_goes_at_once() -> None:
     assert harness.notify(1.001, head(1, 2)) == []
     assert harness.notify(1.002, head(1, 3), head(2, 9)) == []
     assert harness.wake_at == pytest.approx(1.005)
-    assert harness.do(Tick(), 1.005) == [ChangeBatch("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
+    assert harness.do(Tick(), 1.005) == [ChangeNotification("p", "i", "stream", 2, 1, (head(1, 3), head(2, 9)))]
 
 
 def test_pauses_grow_under_load_only() -> None:
@@ -137,22 +139,22 @@ def test_what_is_told_now_and_then_is_said_at_once(jitter_s: float) -> None:
 def test_an_older_change_replaces_no_newer_one() -> None:
     harness = Harness()
     harness.notify(0.0, space_change("eu", 4, deleted=True), space_change("eu", 4), space_change("eu", 3))
-    (_, envelope) = harness.do(SendersOpened(None), 0.1)
-    assert isinstance(envelope, ChangeBatch)
+    (_, envelope) = harness.do(NotificationSendersOpened(None), 0.1)
+    assert isinstance(envelope, ChangeNotification)
     assert envelope.changes == (space_change("eu", 4, deleted=True),)
 
 
 def test_too_long_goes_without_data_or_as_a_hole() -> None:
     harness = Harness()
-    harness.do(SendersOpened(300), 0.0)
+    harness.do(NotificationSendersOpened(300), 0.0)
     (space,) = harness.notify(1.0, space_change("eu", 1, data={"filter": "x" * 300}), space_change("y" * 300, 1))
-    assert space == ChangeBatch("p", "i", "space", 2, 1, (space_change("eu", 1),))
+    assert space == ChangeNotification("p", "i", "space", 2, 1, (space_change("eu", 1),))
     assert harness.machine.dropped_change_count == 1
 
 
 def test_many_changes_are_split_at_the_limit() -> None:
     harness = Harness()
-    harness.do(SendersOpened(500), 0.0)
+    harness.do(NotificationSendersOpened(500), 0.0)
     outcome = harness.machine.decide(ChangesQueued(tuple(head(number, number) for number in range(100))), 1.0)
     assert all(len(message) <= 500 for message in outcome.sends)
     assert len(outcome.sends) == 10
@@ -166,9 +168,9 @@ def test_of_too_many_the_oldest_is_left_out() -> None:
     """The numbers show it."""
     harness = Harness(most_waiting=2)
     harness.notify(0.0, head(1, 1), head(2, 1), head(3, 1))
-    hello, envelope = harness.do(SendersOpened(None), 0.0)
-    assert hello == PublisherHeartbeat("p", "i", {"stream": 1})
-    assert envelope == ChangeBatch("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
+    hello, envelope = harness.do(NotificationSendersOpened(None), 0.0)
+    assert hello == NotificationHeartbeat("p", "i", {"stream": 1})
+    assert envelope == ChangeNotification("p", "i", "stream", 2, 1, (head(2, 1), head(3, 1)))
     assert harness.machine.dropped_change_count == 1
 
 
@@ -177,12 +179,12 @@ def test_leaving_sends_what_waits_and_says_so() -> None:
     harness.notify(1.0, head(1, 1))
     harness.notify(1.001, head(1, 2))
     assert harness.do(CloseRequested(), 1.002) == [
-        ChangeBatch("p", "i", "stream", 2, 1, (head(1, 2),)),
-        PublisherHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
+        ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
+        NotificationHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
     ]
-    assert harness.machine.status is PublisherStatus.CLOSED
+    assert harness.machine.status is NotificationPublisherStatus.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []
-    assert harness.do(SendersOpened(None), 3.0) == []
+    assert harness.do(NotificationSendersOpened(None), 3.0) == []
     assert harness.wake_at is None
 
 

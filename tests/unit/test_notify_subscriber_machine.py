@@ -9,11 +9,18 @@ import pytest
 
 from sublet_storage.notify import subscriber_machine as listener_module
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
-from sublet_storage.notify.changes import ChangeBatch, NotifySettings, ObjectChange, PublisherHeartbeat, stream_change
+from sublet_storage.notify.changes import (
+    ChangeNotification,
+    NotificationHeartbeat,
+    NotifySettings,
+    ObjectChange,
+    stream_change,
+)
 from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
+    ChangeOrderUnknown,
     Event,
     ListeningStarted,
     ListeningStopped,
@@ -21,7 +28,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     NotificationReceived,
     SubscriberStarted,
     Tick,
-    VersionAmbiguous,
 )
 
 SETTINGS = NotifySettings()
@@ -67,7 +73,9 @@ class Harness:
 
 def envelope(sequence: int, predecessor: int | None = None, publisher: str = "p", incarnation: str = "i") -> Event:
     before = sequence - 1 if predecessor is None else predecessor
-    return NotificationReceived(ChangeBatch(publisher, incarnation, "stream", sequence, before, (news(sequence),)))
+    return NotificationReceived(
+        ChangeNotification(publisher, incarnation, "stream", sequence, before, (news(sequence),))
+    )
 
 
 def news(sequence: int) -> ObjectChange:
@@ -76,7 +84,7 @@ def news(sequence: int) -> ObjectChange:
 
 def hello(last: int | None = None, publisher: str = "p", incarnation: str = "i", leaving: bool = False) -> Event:
     known = {} if last is None else {"stream": last}
-    return NotificationReceived(PublisherHeartbeat(publisher, incarnation, known, leaving))
+    return NotificationReceived(NotificationHeartbeat(publisher, incarnation, known, leaving))
 
 
 def steady() -> Harness:
@@ -222,7 +230,7 @@ def test_a_restart_is_read_for_on_every_channel() -> None:
 @pytest.mark.parametrize(
     ("before", "first", "cause"),
     [
-        (NotificationReceived(ChangeBatch("q", "i", "space", 1, 0, ())), 5, CatchUpCause.NEW_PUBLISHER),
+        (NotificationReceived(ChangeNotification("q", "i", "space", 1, 0, ())), 5, CatchUpCause.NEW_PUBLISHER),
         (hello(publisher="q"), 2, CatchUpCause.GAP),
     ],
     ids=["with an unknown past", "that began with a hello"],
@@ -240,8 +248,8 @@ def test_the_first_message_of_a_channel(before: Event, first: int, cause: CatchU
 def test_another_channel_is_a_sign_of_life() -> None:
     harness = steady()
     harness.until(14.0)
-    harness.do(NotificationReceived(ChangeBatch("p", "i", "weather", 9, 3, (ObjectChange("weather", "a", 1),))))
-    harness.do(NotificationReceived(PublisherHeartbeat("p", "i", {"weather": 20, "stream": 1})))
+    harness.do(NotificationReceived(ChangeNotification("p", "i", "weather", 9, 3, (ObjectChange("weather", "a", 1),))))
+    harness.do(NotificationReceived(NotificationHeartbeat("p", "i", {"weather": 20, "stream": 1})))
     assert harness.received == [1]
     assert harness.until(18.0) == []
 
@@ -306,7 +314,7 @@ def test_doubts_and_wishes_are_read_for() -> None:
     harness = steady()
     harness.do(CatchUpRequested("stream"), CatchUpRequested("unheard of"))
     assert harness.reads == [(10.0, frozenset({CatchUpCause.REQUESTED}))]
-    harness.do(VersionAmbiguous("stream"))
+    harness.do(ChangeOrderUnknown("stream"))
     assert harness.until(14.0) == [(10.5, frozenset({CatchUpCause.AMBIGUOUS_VERSION}))]
 
 

@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError, Message
 from sublet_protocol.messages import codec
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.model import Subscribe, UndecodedCommand
+from sublet_protocol.pubsub.model import Subscribe, UndecodableCommand
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 WANTED = pb.LeaderWanted(
@@ -75,7 +75,7 @@ def test_a_nul_to_a_leader_is_malformed(message: Message) -> None:
         with pytest.raises(MalformedMessage, match=f"{name.removesuffix('s')}.*NUL"):
             codec.decode_to_leader(each)
         refused = wire.decode_command(pb.Command(message=each))
-        assert isinstance(refused, UndecodedCommand)
+        assert isinstance(refused, UndecodableCommand)
 
 
 @pytest.mark.conforms("X4")
@@ -95,7 +95,7 @@ def test_a_nul_in_a_subject_is_malformed() -> None:
         wire.decode_command(pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key=key))) for key in ("k", "k\0")
     )
     assert isinstance(good, Subscribe)
-    assert isinstance(bad, UndecodedCommand)
+    assert isinstance(bad, UndecodableCommand)
     with pytest.raises(MalformedMessage, match="NUL"):
         wire.check_subscriber_id("a\0b")
 

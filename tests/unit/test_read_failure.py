@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from sublet_borrower.machine.events import SessionProgress, StreamGranted, Tick, Unsubscribe
+from sublet_borrower.machine.events import LeaveRequested, StreamConsumed, StreamGranted, Tick
 from sublet_borrower.machine.read_failure_report import (
     MAX_REPORT_BYTES,
     PERSISTENT_AFTER_S,
     RETRY_INTERVAL_S,
-    ReadFailure,
+    ReadFailureTracker,
 )
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
@@ -42,7 +42,7 @@ AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), Pay
 
 @pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
 def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
-    trouble = ReadFailure()
+    trouble = ReadFailureTracker()
     assert [trouble.record(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
     assert trouble.reported_error == str(problem)
     assert trouble.clear()
@@ -50,7 +50,7 @@ def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> No
 
 
 def test_what_comes_and_goes_is_told_now_and_then() -> None:
-    trouble, reported = ReadFailure(), 0
+    trouble, reported = ReadFailureTracker(), 0
     for turn in range(60):
         reported += trouble.record((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
         trouble.clear()
@@ -58,7 +58,7 @@ def test_what_comes_and_goes_is_told_now_and_then() -> None:
 
 
 def test_a_place_is_told_of_when_it_stays_away() -> None:
-    trouble = ReadFailure()
+    trouble = ReadFailureTracker()
     times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
     assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
     assert trouble.clear()
@@ -67,7 +67,7 @@ def test_a_place_is_told_of_when_it_stays_away() -> None:
 
 
 def test_another_failure_is_news() -> None:
-    trouble = ReadFailure()
+    trouble = ReadFailureTracker()
     assert trouble.record(PayloadUnreadable("request 1 failed"), 0.0)
     assert not trouble.record(PayloadUnreadable("request 2 failed"), 10.0)
     assert (trouble.current_error, trouble.reported_error) == ("request 2 failed", "request 1 failed")
@@ -77,7 +77,7 @@ def test_another_failure_is_news() -> None:
 
 
 def test_whatever_a_library_says_can_be_told() -> None:
-    trouble = ReadFailure()
+    trouble = ReadFailureTracker()
     trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
     assert decode_to_leader(encode_to_leader(reported)) == reported
@@ -93,7 +93,7 @@ def test_a_failure_too_long_is_refused() -> None:
 
 
 def test_a_handler_reports_the_beginning_and_the_end() -> None:
-    reports = list[SessionProgress]()
+    reports = list[StreamConsumed]()
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
     (granted,) = [handler.next_readable(lambda _: True)]
@@ -115,13 +115,13 @@ def troubles(play: Play) -> list[str]:
 def test_a_failure_is_passed_on_at_once() -> None:
     """To the next leader, too; and so is its end."""
     play = connected(GRANT)
-    play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
+    play.do(StreamConsumed(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == ["damaged"]
     (stream,) = play.machine.successor_state().streams
     assert stream.read_error == stream.to_progress().read_error == "damaged"
-    play.do(SessionProgress(5, 50, 10, read_error="damaged"), at=play.now)
+    play.do(StreamConsumed(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == []
-    play.do(SessionProgress(5, 50, 10), at=play.now)
+    play.do(StreamConsumed(5, 50, 10), at=play.now)
     assert troubles(play) == [""]
 
 
@@ -134,7 +134,7 @@ def all_in_trouble() -> Play:
     play = connected(*grants)
     for each in grants:
         play.do(
-            SessionProgress(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_READ_ERROR_CHARS),
+            StreamConsumed(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_READ_ERROR_CHARS),
             at=play.now,
         )
     return play
@@ -154,7 +154,7 @@ def test_many_failures_fit_into_messages() -> None:
 
 def test_who_leaves_says_nothing_more_of_troubles() -> None:
     play = all_in_trouble()
-    play.do(Unsubscribe())
+    play.do(LeaveRequested())
     play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
     (said,) = [said for said in play.said(Disconnect) if isinstance(said, Disconnect)]
     assert ([each.stream_id for each in said.streams], {each.read_error for each in said.streams}) == (

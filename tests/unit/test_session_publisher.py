@@ -7,28 +7,28 @@ import pytest
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
-    ChannelDelivery,
     CommandError,
+    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
     SequencedMessage,
     Subscribe,
-    UndecodedCommand,
+    UndecodableCommand,
     Unsubscribe,
 )
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
 from sublet_protocol.pubsub.node_side_replies import (
+    ChannelInterest,
     CommandsAccepted,
-    DuplicateCommands,
+    CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
-    SubscribedKeys,
     UnknownSubscriber,
 )
 from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
 
-CHANNELS = {"news": ChannelDelivery.LOG, "chat": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
+CHANNELS = {"news": DeliveryGuarantee.LOG, "chat": DeliveryGuarantee.LOG, "price": DeliveryGuarantee.STATE}
 INCARNATION = "node-1"
 
 
@@ -177,16 +177,16 @@ def test_a_directed_message_can_be_sent_again() -> None:
 @pytest.mark.conforms("R2")
 def test_a_repeated_batch_is_not_executed_again() -> None:
     node = publisher()
-    batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("news", "k"), UndecodedCommand("it is broken")]
+    batch: list[ReceivedCommand] = [MessageToNode("hello"), Subscribe("news", "k"), UndecodableCommand("it is broken")]
     first = node.receive("a", 1, batch, now=0)
     assert isinstance(first, CommandsAccepted)
     assert first.messages == ((0, "hello"),)
     assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == CommandsAccepted((), ())
     assert node.subscriptions("a") == ()
-    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == DuplicateCommands(())
+    assert node.receive("a", 2, [Unsubscribe("news", "k")], now=0) == CommandsAlreadyExecuted(())
     node = publisher()
     node.receive("a", 1, batch, now=0)
-    assert node.receive("a", 1, batch, now=0) == DuplicateCommands(first.errors)
+    assert node.receive("a", 1, batch, now=0) == CommandsAlreadyExecuted(first.errors)
 
 
 @pytest.mark.conforms("R2")
@@ -213,7 +213,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
     node = publisher()
     batch: list[ReceivedCommand] = [
         Subscribe("nonsense", "k"),
-        UndecodedCommand("broken"),
+        UndecodableCommand("broken"),
         Subscribe("news", "k"),
         MessageToNode("m"),
     ]
@@ -286,8 +286,8 @@ def test_the_silent_go_and_the_quiet_stay() -> None:
         node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
-    assert node.subscribed_keys("news") == SubscribedKeys(frozenset({"k"}), has_all=False)
-    assert node.subscribed_keys("price") == SubscribedKeys(frozenset(), has_all=False)
+    assert node.subscribed_keys("news") == ChannelInterest(frozenset({"k"}), has_all=False)
+    assert node.subscribed_keys("price") == ChannelInterest(frozenset(), has_all=False)
     assert node.publish("news", "k", "x") == 1
 
 
@@ -323,7 +323,7 @@ def test_a_node_counts_what_happens() -> None:
     node = publisher(messages=2)
     batch: list[ReceivedCommand] = [
         Subscribe("news", None),
-        UndecodedCommand("broken"),
+        UndecodableCommand("broken"),
         MessageToNode("owner refuses it"),
     ]
     node.receive("a", 1, batch, 0)
@@ -387,20 +387,20 @@ def test_only_first_and_last_subscriber_are_told() -> None:
         owner.do(name, Subscribe("price", "gold"))
     assert owner.received == [("price", "gold", True)]
     for name in ("b", "a", "c"):
-        assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"gold"}), False)
+        assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"gold"}), False)
         owner.do(name, Unsubscribe("price", "gold"))
         owner.do(name, Unsubscribe("price", "gold"))
     assert owner.received == [("price", "gold", True), ("price", "gold", False)]
-    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset(), False)
+    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset(), False)
 
 
 def test_all_keys_and_other_channels_are_kept_apart() -> None:
     owner = Owner()
     owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
-    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), True)
-    assert owner.node.subscribed_keys("news") == SubscribedKeys(frozenset({"gold"}), False)
+    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), True)
+    assert owner.node.subscribed_keys("news") == ChannelInterest(frozenset({"gold"}), False)
     owner.do("a", Unsubscribe("price", None))
-    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), False)
     assert owner.received[-1] == ("price", None, False)
 
 
@@ -411,7 +411,7 @@ def test_the_interest_of_the_silent_ends_with_them() -> None:
     owner.do("alive", Subscribe("price", "tin"), now=10.0)
     assert owner.node.expire(16.0) == ("dead",)
     assert owner.received[-1] == ("price", "gold", False)
-    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), False)
 
 
 def test_what_interest_publishes_is_delivered() -> None:

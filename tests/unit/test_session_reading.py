@@ -15,7 +15,7 @@ from sublet_borrower.consumer import member, transport
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_borrower.machine.events import RevokeStarted, SessionProgress, StreamGranted
+from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, StreamGranted
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     PayloadDamaged,
@@ -25,7 +25,7 @@ from sublet_protocol.domain.errors import (
     PositionBeyondHead,
     PositionGone,
 )
-from sublet_protocol.messages.borrower_leader import Grant, InvalidateReason
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
@@ -35,7 +35,7 @@ class Agent:
     """In the agent's place: lends two streams for ever, and confirms the end at once."""
 
     def __init__(self) -> None:
-        self.reports: list[SessionProgress] = []
+        self.reports: list[StreamConsumed] = []
         self.inbox = SessionEventQueue()
         self.trusts: Callable[[], bool] = lambda: True
 
@@ -46,9 +46,9 @@ class Agent:
         return 1
 
     def unsubscribe(self, handle: int) -> None:
-        self.inbox.put(SubscriptionClosed(handle, InvalidateReason.DONE, ""))
+        self.inbox.put(SubscriptionClosed(handle, BorrowerEndReason.DONE, ""))
 
-    def report_progress(self, handle: int, progress: SessionProgress) -> None:
+    def report_progress(self, handle: int, progress: StreamConsumed) -> None:
         self.reports.append(progress)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
@@ -131,7 +131,7 @@ def test_a_revoked_stream_is_read_no_more(session: Session, reader: Reader, agen
     assert session.poll() is None
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
-    assert next(said for said in agent.reports if said.is_final) == SessionProgress(STREAM, 1, 3, True, 0, 997)
+    assert next(said for said in agent.reports if said.is_final) == StreamConsumed(STREAM, 1, 3, True, 0, 997)
 
 
 @pytest.mark.conforms("E34")
@@ -142,7 +142,7 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
     assert session.poll(0.2) is None, "the page took longer than the leader's word is good, say"
     assert session.assignment() == {STREAM: 0, OTHER: 0}
     agent.inbox.put(RevokeStarted(OTHER, 1))
-    assert agent.reports[-1] == SessionProgress(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
+    assert agent.reports[-1] == StreamConsumed(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
     agent.trusts = lambda: True
     batch = session.poll(5.0)
     assert batch is not None

@@ -20,18 +20,18 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStillLost,
     Deliver,
     Event,
+    ExpectDirectMessages,
     Instruction,
     PollReplied,
     PollUnanswered,
     SendCommands,
-    SetListening,
     Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
-    ChannelDelivery,
     CommandError,
+    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     SequencedMessage,
@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.model import (
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
-CHANNELS = {"news": ChannelDelivery.LOG, "price": ChannelDelivery.STATE}
+CHANNELS = {"news": DeliveryGuarantee.LOG, "price": DeliveryGuarantee.STATE}
 SETTINGS = AgentSideSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
 
 
@@ -151,8 +151,8 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     assert [type(one) for one in harness.do(MessageToNode("m"))] == [SendCommands]
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
-    assert [type(one) for one in harness.do(SetListening(True))] == [CallPoll]
-    assert harness.do(SetListening(False)) == [CancelPoll()]
+    assert [type(one) for one in harness.do(ExpectDirectMessages(True))] == [CallPoll]
+    assert harness.do(ExpectDirectMessages(False)) == [CancelPoll()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from sublet_borrower.spark.common.options import StreamOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.source.batch_options import BatchOptions, batch_options
+from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
 from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic
 from sublet_protocol.domain.subscriptions import StartingPosition
@@ -18,7 +18,7 @@ TIME = "2026-11-21T10:00:00Z"
 def test_the_least_of_options() -> None:
     assert stream_options(LEAST) == StreamOptions("$share/g/#", "etl")
     options = batch_options({})
-    assert options == BatchOptions()
+    assert options == BatchQueryOptions()
     assert (options.start, options.end, options.epochs) == (StartingPosition.EARLIEST, StartingPosition.LATEST, None)
 
 
@@ -75,7 +75,9 @@ def test_everything_of_a_batch_in_any_case() -> None:
         "pushDownPredicate": "true",
     }
     options = batch_options(given)
-    expected = BatchOptions("orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, 8, False, True)
+    expected = BatchQueryOptions(
+        "orders/#", "postgresql://here/db", None, "eu", TIME, "offset:7", -3, 12, 4, 8, False, True
+    )
     assert options == expected
     assert (str(options.start), options.end, options.epochs) == (TIME, StartingPosition.at_offset(7), (-3, 12))
 

@@ -14,10 +14,10 @@ import pytest
 from sublet.cli.base.command import NODE_TIMEOUT_S, CommandContext
 from sublet_borrower.node_client import group_event_watcher
 from sublet_borrower.node_client.group_event_watcher import (
-    GroupEventReceived,
     GroupEventsDropped,
     GroupEventWatcher,
     LeaderInfo,
+    WatchedGroupEvent,
     WatchEvent,
 )
 from sublet_borrower.util.network_loop import network_loop
@@ -78,7 +78,7 @@ class Watch:
         sights: list[WatchEvent] = []
         while (sight := self.watcher.next_event(0)) is not None:
             sights.append(sight)
-        return [sight.event["stream_id"] if isinstance(sight, GroupEventReceived) else sight for sight in sights]
+        return [sight.event["stream_id"] if isinstance(sight, WatchedGroupEvent) else sight for sight in sights]
 
 
 def event(number: int) -> GroupEvent:
@@ -102,7 +102,7 @@ def test_what_is_too_much_is_lost_and_counted(monkeypatch: pytest.MonkeyPatch) -
 def test_what_comes_after_a_loss_is_part_of_the_gap(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch, waiting=2)
     watch.receives(*map(event, range(3)))
-    assert watch.watcher.next_event(0) == GroupEventReceived({"event": "grant", "stream_id": 0})
+    assert watch.watcher.next_event(0) == WatchedGroupEvent({"event": "grant", "stream_id": 0})
     watch.receives(event(3))
     assert watch.taken() == [1, GroupEventsDropped(2)]
 
@@ -176,7 +176,7 @@ def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     seized: dict[str, Any] = {"at": "T", "event": "force_release", "agent": "a", "reason": "x\x1b[2J", **of_stream}
     stepped_down: dict[str, Any] = {"at": "T", "event": "step_down", "node": "n1", "reason": "idle"}
     events = (seized, seized | {"redelivery_end": 5}, stepped_down)
-    assert Script(monkeypatch, *(GroupEventReceived(each) for each in events)).show() == 0
+    assert Script(monkeypatch, *(WatchedGroupEvent(each) for each in events)).show() == 0
     assert capsys.readouterr().out.splitlines() == [
         "T  force_release  stream 3 at 5  [5, 8) may be seen again  a  x\\x1b[2J",
         "T  force_release  stream 3 at 5  a  x\\x1b[2J",

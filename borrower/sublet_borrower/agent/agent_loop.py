@@ -21,19 +21,19 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    ProgressReported,
     SubscriptionClosed,
+    SubscriptionProgressed,
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_id
-from sublet_protocol.messages.borrower_leader import Invalidate, InvalidateReason, LeaderWanted, ToLeader
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.counters import AgentSideCounters
@@ -96,9 +96,9 @@ class AgentLoop:
         """The same, for a session that cannot say so itself; on the network's thread."""
         self._handle(CloseSubscription(handle, reason))
 
-    def report_progress(self, handle: int, progress: SessionProgress) -> None:
+    def report_progress(self, handle: int, progress: StreamConsumed) -> None:
         """Report how far a stream is consumed."""
-        self._post(ProgressReported(handle, progress))
+        self._post(SubscriptionProgressed(handle, progress))
 
     def subscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""
@@ -149,7 +149,9 @@ class AgentLoop:
             self._machine = Agent(self.agent_id, self._machine.settings)
             for handle, events in tuple(self._queues.items()):
                 events.put(
-                    SubscriptionClosed(handle, InvalidateReason.DENIED, f"its agent broke a rule of its own: {error!r}")
+                    SubscriptionClosed(
+                        handle, BorrowerEndReason.DENIED, f"its agent broke a rule of its own: {error!r}"
+                    )
                 )
             self._queues.clear()
             self._loop.create_task(self._end_connections(0.0))
@@ -220,7 +222,7 @@ class AgentLoop:
         if isinstance(wanted, LeaderWanted):
             reason = f"node {address} refuses: {truncate(text)}"
             self._handle(
-                NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, reason))
+                NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, reason))
             )
 
     def _lost(self, address: str, lost: ConnectionLost) -> None:
@@ -252,7 +254,7 @@ class AgentLoop:
     def _deny(self, reason: str) -> None:
         """End every subscription: their leaders get no more pings, and grant to others."""
         for borrower in tuple(self._machine.borrowers.values()):
-            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, InvalidateReason.DENIED, reason)))
+            self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, BorrowerEndReason.DENIED, reason)))
 
     def _look_up(self) -> None:
         """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""

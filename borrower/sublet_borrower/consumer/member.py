@@ -14,27 +14,27 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer.transport import MemberTransport
+from sublet_borrower.consumer.transport import MemberAccess
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.machine.events import AssignmentUpdate, SessionProgress
+from sublet_borrower.machine.events import AssignmentUpdate, StreamConsumed
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_protocol.domain.errors import SubscriptionEnded
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.borrower_leader import InvalidateReason
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 
-ReportProgress = Callable[[SessionProgress], None]
+ReportProgress = Callable[[StreamConsumed], None]
 
 
-class Assignment(MonitoredStreams, Protocol):
+class MemberAssignment(MonitoredStreams, Protocol):
     """The streams that the member holds. `apply_update` is called on the agent's thread."""
 
     def apply_update(self, update: AssignmentUpdate) -> None: ...
 
 
-A = TypeVar("A", bound=Assignment)
+A = TypeVar("A", bound=MemberAssignment)
 
 
 def _fetch_heads(reader: GrantedStreamReader, assignment: object, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
@@ -55,7 +55,7 @@ class Member(Generic[A]):
         self,
         subscription: str,
         make_assignment: Callable[[ReportProgress], A],
-        open_transport: Callable[[contextlib.ExitStack], MemberTransport],
+        open_transport: Callable[[contextlib.ExitStack], MemberAccess],
         settings: BorrowerSettings,
         *,
         name: str | None,
@@ -113,7 +113,7 @@ class Member(Generic[A]):
         end = self.events.end
         if end is not None and end.handle == self.handle and not (self.is_closed or self.is_given_up):
             self.is_closed = True
-            if end.reason is not InvalidateReason.DONE:
+            if end.reason is not BorrowerEndReason.DONE:
                 raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
 
     def note_group(self) -> None:
@@ -162,7 +162,7 @@ class Member(Generic[A]):
         self.is_closed = True
         self.resources.close()
 
-    def _report_progress(self, progress: SessionProgress) -> None:
+    def _report_progress(self, progress: StreamConsumed) -> None:
         self.check_owner()
         self.agent.report_progress(self.handle, progress)
 

@@ -33,11 +33,11 @@ import psycopg
 import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
-from sublet_borrower.consumer.iterators import ForLoopTracker, SessionIterator
+from sublet_borrower.consumer.iterators import LiveIterators, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transaction import ProgressTransactions
-from sublet_borrower.consumer.transport import MemberTransport, database_transport, node_transport
+from sublet_borrower.consumer.transport import MemberAccess, database_transport, node_transport
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings
@@ -116,12 +116,12 @@ class Session:
         settings = settings or BorrowerSettings.from_env()
         timeout_s = settings.read_timeout_s
 
-        def open_transport(opened: contextlib.ExitStack) -> MemberTransport:
+        def open_transport(opened: contextlib.ExitStack) -> MemberAccess:
             if transport == "nodes":
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
-        self.loops = ForLoopTracker()
+        self.loops = LiveIterators()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
         self._failed: list[Batch] = []

@@ -18,7 +18,7 @@ from sublet_storage.node_directory import live_nodes
 
 
 @dataclass(frozen=True, slots=True)
-class MemberTransport:
+class MemberAccess:
     """What a member needs of others. `url`: of the database; None where nodes stand for it. `subscribe_heads` begins to
     call a function with where streams end, and returns what ends that; None where nodes alone push."""
 
@@ -38,14 +38,14 @@ def database_transport(
     timeout_s: float,
     *,
     listens: bool,
-) -> MemberTransport:
+) -> MemberAccess:
     """Return messages from Postgres, and nodes as registered there, if none are given. `opened` closes what is opened
     here. `listens`: the member takes part in the process's direct listener."""
     database = opened.enter_context(open_database(url, data_dir))
     reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberTransport(
+    return MemberAccess(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
         next_session_epoch=lambda: _next_session_epoch(database.url),
@@ -56,7 +56,7 @@ def database_transport(
 
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
-) -> MemberTransport:
+) -> MemberAccess:
     """Return everything from these nodes, and from those whose addresses they send. `opened` closes what is opened
     here."""
     from sublet_borrower.fetch.node_reader import NodeReader  # who has a database does without the remote transport
@@ -64,7 +64,7 @@ def node_transport(
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberTransport(reader, lambda: nodes, reader.next_session_epoch)
+    return MemberAccess(reader, lambda: nodes, reader.next_session_epoch)
 
 
 def _next_session_epoch(url: str) -> int:

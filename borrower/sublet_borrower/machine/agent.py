@@ -11,11 +11,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from sublet_borrower.machine import events as borrower_events
-from sublet_borrower.machine.borrower import Borrower, PredecessorState, SubscriptionRequest
-from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, SessionProgress
+from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
+from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, StreamConsumed
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.messages.borrower_leader import InvalidateReason, Ping, ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Ping, ToBorrower, ToLeader
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -65,11 +65,11 @@ class NodesDiscovered:
 
 
 @dataclass(frozen=True, slots=True)
-class ProgressReported:
+class SubscriptionProgressed:
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
-    progress: SessionProgress
+    progress: StreamConsumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,13 @@ class Tick:
 
 
 AgentEvent = (
-    OpenSubscription | CloseSubscription | NodeMessageReceived | NodeLost | NodesDiscovered | ProgressReported | Tick
+    OpenSubscription
+    | CloseSubscription
+    | NodeMessageReceived
+    | NodeLost
+    | NodesDiscovered
+    | SubscriptionProgressed
+    | Tick
 )
 
 
@@ -95,7 +101,7 @@ class SubscriptionClosed:
     """The subscription is over and no borrower will be made for it again."""
 
     handle: int
-    reason: InvalidateReason
+    reason: BorrowerEndReason
     detail: str
 
 
@@ -142,7 +148,7 @@ class Agent:
                 )
                 self._make(event.handle, request, None, now)
             case CloseSubscription():
-                self._pass(event.handle, borrower_events.Unsubscribe(event.reason), now)
+                self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
             case NodeMessageReceived():
                 handle = self._handles.get(event.message.borrower_id)
                 self._asked.pop(event.message.borrower_id, None)
@@ -153,7 +159,7 @@ class Agent:
                 self._pass_all(borrower_events.NodeLost(event.node), now)
             case NodesDiscovered():
                 self._learn(event.nodes, now)
-            case ProgressReported():
+            case SubscriptionProgressed():
                 self._pass(event.handle, event.progress, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
@@ -187,9 +193,7 @@ class Agent:
         wake_at = min(self._wake.values(), default=None)
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
-    def _make(
-        self, handle: int, request: SubscriptionRequest, inheritance: PredecessorState | None, now: float
-    ) -> None:
+    def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
         self._made += 1
         borrower = Borrower(f"{self.agent_id}/{self._made}", request, self.settings, inheritance, self._made)
         self.borrowers[handle] = borrower
@@ -205,7 +209,7 @@ class Agent:
         if borrower is not None:
             self._carry_out(handle, borrower, borrower.decide(event, now), now)
 
-    def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.Outcome, now: float) -> None:
+    def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.BorrowerOutcome, now: float) -> None:
         for send in outcome.sends:
             self._route(borrower, send.node, send.message, now)
         self._out.updates.extend(SubscriptionUpdate(handle, notify) for notify in outcome.updates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from sublet_borrower.machine.transitions import StreamStatus
+from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamProgress
@@ -20,7 +20,7 @@ class BorrowedStream:
     stream_id: int
     grant_id: int
     position: int
-    status: StreamStatus = StreamStatus.GRANTED
+    status: BorrowedStreamStatus = BorrowedStreamStatus.GRANTED
     is_confirmed: bool = True
     inherited_until: float = float("-inf")
     ends_at: float = float("inf")

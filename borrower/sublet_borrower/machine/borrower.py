@@ -9,28 +9,34 @@ from sublet_borrower.machine.borrowed_streams import BorrowedStream, BorrowedStr
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
     BorrowerEnded,
+    BorrowerOutcome,
     Event,
     FrontierAdvanced,
     LeaderMessageReceived,
+    LeaveRequested,
     NodeLost,
-    Outcome,
     RevokeStarted,
     SavedProgress,
     Send,
-    SessionProgress,
+    StreamConsumed,
     StreamGranted,
     StreamRemoved,
     Tick,
-    Unsubscribe,
 )
 from sublet_borrower.machine.read_failure_report import split_progress
-from sublet_borrower.machine.transitions import ACTIONS, ALLOWED_TRANSITIONS, BorrowerStatus, EventKind, StreamStatus
+from sublet_borrower.machine.transitions import (
+    ACTIONS,
+    ALLOWED_TRANSITIONS,
+    BorrowedStreamStatus,
+    BorrowerEventKind,
+    BorrowerStatus,
+)
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Grant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -44,20 +50,20 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 
-_MESSAGE_KINDS: dict[type, EventKind] = {
-    LeaderConnectResponse: EventKind.CONNECT_RESPONSE,
-    PingResponse: EventKind.PING_RESPONSE,
-    Grant: EventKind.GRANT,
-    Revoke: EventKind.REVOKE,
-    Revoked: EventKind.REVOKED,
-    ProgressSaved: EventKind.PROGRESS_SAVED,
-    Invalidate: EventKind.INVALIDATE,
+_MESSAGE_KINDS: dict[type, BorrowerEventKind] = {
+    LeaderConnectResponse: BorrowerEventKind.CONNECT_RESPONSE,
+    PingResponse: BorrowerEventKind.PING_RESPONSE,
+    Grant: BorrowerEventKind.GRANT,
+    Revoke: BorrowerEventKind.REVOKE,
+    Revoked: BorrowerEventKind.REVOKED,
+    ProgressSaved: BorrowerEventKind.PROGRESS_SAVED,
+    Invalidate: BorrowerEventKind.INVALIDATE,
 }
-_EVENT_KINDS: dict[type, EventKind] = {
-    NodeLost: EventKind.NODE_LOST,
-    SessionProgress: EventKind.SESSION_PROGRESS,
-    Unsubscribe: EventKind.UNSUBSCRIBE,
-    Tick: EventKind.TICK,
+_EVENT_KINDS: dict[type, BorrowerEventKind] = {
+    NodeLost: BorrowerEventKind.NODE_LOST,
+    StreamConsumed: BorrowerEventKind.SESSION_PROGRESS,
+    LeaveRequested: BorrowerEventKind.UNSUBSCRIBE,
+    Tick: BorrowerEventKind.TICK,
 }
 
 
@@ -74,7 +80,7 @@ class SubscriptionRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class PredecessorState:
+class InheritedState:
     """What a borrower takes over from its invalidated predecessor.
 
     `streams` have how long user calls may start under the predecessor's grants. `leave_deadline`: set for one that is
@@ -105,10 +111,10 @@ class Borrower:
         borrower_id: str,
         request: SubscriptionRequest,
         settings: BorrowerSettings,
-        successor_state: PredecessorState | None = None,
+        successor_state: InheritedState | None = None,
         number: int = 0,
     ) -> None:
-        inherited = successor_state or PredecessorState()
+        inherited = successor_state or InheritedState()
         self.borrower_id, self.request, self.settings, self.number = borrower_id, request, settings, number
         self.status = BorrowerStatus.NEW
         self.group_id = inherited.group_id
@@ -127,14 +133,14 @@ class Borrower:
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
-    def start(self, now: float) -> Outcome:
+    def start(self, now: float) -> BorrowerOutcome:
         """Look for the leader."""
         self._out = _OutcomeBuilder()
         self._move(BorrowerStatus.CONNECTING)
         self._ask(now)
         return self._outcome()
 
-    def decide(self, event: Event, now: float) -> Outcome:
+    def decide(self, event: Event, now: float) -> BorrowerOutcome:
         """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
         anything on one that has not begun or is over."""
         self._out = _OutcomeBuilder()
@@ -144,16 +150,16 @@ class Borrower:
             getattr(self, row[kind].value)(item, now)
         return self._outcome()
 
-    def _outcome(self) -> Outcome:
-        return Outcome(tuple(self._out.sends), tuple(self._out.updates), self._out.ended, self._wake_at())
+    def _outcome(self) -> BorrowerOutcome:
+        return BorrowerOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.ended, self._wake_at())
 
-    def successor_state(self) -> PredecessorState:
+    def successor_state(self) -> InheritedState:
         """Return what its successor is made with. A borrower that has disconnected may start nothing more: its streams
         may be granted to others."""
         streams = self.streams.inherit(self.trusted_until)
         if self._is_disconnect_sent:
             streams = tuple(replace(stream, inherited_until=float("-inf")) for stream in streams)
-        return PredecessorState(self.group_id, streams, self._leave_by, self.borrower_id, self._leave_reason)
+        return InheritedState(self.group_id, streams, self._leave_by, self.borrower_id, self._leave_reason)
 
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now.
@@ -162,7 +168,7 @@ class Borrower:
         worked on only as long as the predecessor's leader allowed.
         """
         stream = self.streams.find(stream_id, grant_id)
-        if stream is None or stream.status is StreamStatus.REVOKING:
+        if stream is None or stream.status is BorrowedStreamStatus.REVOKING:
             return False
         return self.may_continue(stream_id, grant_id, now)
 
@@ -179,14 +185,14 @@ class Borrower:
         stream = self.streams.find(stream_id, grant_id)
         return stream is not None and now < stream.good_until(self.trusted_until)
 
-    def _classify(self, event: Event) -> tuple[EventKind | None, object]:
+    def _classify(self, event: Event) -> tuple[BorrowerEventKind | None, object]:
         if not isinstance(event, LeaderMessageReceived):
             return _EVENT_KINDS[type(event)], event
         message = event.message
         if message.borrower_id != self.borrower_id:
             return None, event
         if isinstance(message, LeaderConnectResponse):
-            return EventKind.CONNECT_RESPONSE, event
+            return BorrowerEventKind.CONNECT_RESPONSE, event
         # Only a node that knows of no leader sends under no term, and all it can send is that we are over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
@@ -208,11 +214,11 @@ class Borrower:
     def _send(self, message: ToLeader) -> None:
         self._out.sends.append(Send(self.node, message))
 
-    def _destroy(self, reason: InvalidateReason, detail: str) -> None:
+    def _destroy(self, reason: BorrowerEndReason, detail: str) -> None:
         self._move(BorrowerStatus.DESTROYED)
         leaving = self._leave_by is not None
-        if leaving and reason is InvalidateReason.RETRY and not len(self.streams):
-            reason = InvalidateReason.DONE
+        if leaving and reason is BorrowerEndReason.RETRY and not len(self.streams):
+            reason = BorrowerEndReason.DONE
         self._out.ended = BorrowerEnded(reason, detail, self.streams.held(), leaving)
 
     # --- looking for a leader ---------------------------------------------------------------------------------------
@@ -243,7 +249,7 @@ class Borrower:
 
     def _retry_leader_wanted(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:
-            self._destroy(InvalidateReason.DONE, "no leader confirmed the last progress in time")
+            self._destroy(BorrowerEndReason.DONE, "no leader confirmed the last progress in time")
         elif now >= self._ask_at:
             self.node = None
             self._ask(now)
@@ -278,7 +284,9 @@ class Borrower:
         answer = event.message
         assert isinstance(answer, LeaderConnectResponse)
         if not answer.address and answer.term > self.term:
-            self._destroy(InvalidateReason.RETRY, f"term {answer.term} answered while connected under term {self.term}")
+            self._destroy(
+                BorrowerEndReason.RETRY, f"term {answer.term} answered while connected under term {self.term}"
+            )
 
     # --- keeping in touch -------------------------------------------------------------------------------------------
 
@@ -301,7 +309,7 @@ class Borrower:
 
     def _ping_and_resend(self, _: object, now: float) -> None:
         if now >= self._lost_at:
-            self._destroy(InvalidateReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
+            self._destroy(BorrowerEndReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
             return
         if now >= self._ping_at:
             self._ping(now)
@@ -311,11 +319,11 @@ class Borrower:
     def _lose_leader(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if event.node == self.node:
-            self._destroy(InvalidateReason.RETRY, f"the connection to {event.node} is dead")
+            self._destroy(BorrowerEndReason.RETRY, f"the connection to {event.node} is dead")
 
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
-        if message.reason is InvalidateReason.FENCED:
+        if message.reason is BorrowerEndReason.FENCED:
             # The receiver need not wait until our right to begin calls is over. Who sent this may be another node than
             # our leader, to which we are a member with calls under way.
             self._send_final_progress(message.detail)
@@ -349,7 +357,7 @@ class Borrower:
         if stream is None:
             self._forget_older(revoke.stream_id, revoke.grant_id)
             self._refuse(revoke.stream_id, revoke.grant_id)
-        elif stream.status is StreamStatus.GRANTED:
+        elif stream.status is BorrowedStreamStatus.GRANTED:
             stream.is_confirmed = True
             self._stop(stream)
         elif stream.is_final:
@@ -379,7 +387,7 @@ class Borrower:
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
         """Note it; no session is left to notify."""
-        assert isinstance(event, SessionProgress)
+        assert isinstance(event, StreamConsumed)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
             return None
@@ -429,7 +437,7 @@ class Borrower:
     # --- leaving ----------------------------------------------------------------------------------------------------
 
     def _leave(self, unsubscribe: object, now: float) -> None:
-        assert isinstance(unsubscribe, Unsubscribe)
+        assert isinstance(unsubscribe, LeaveRequested)
         self._leave_reason = unsubscribe.reason
         self._leave_by = now + self.settings.unsubscribe_timeout_s + self.settings.disconnect_timeout_s
         self._start_leaving(now)
@@ -437,7 +445,7 @@ class Borrower:
     def _leave_unconnected(self, unsubscribe: object, now: float) -> None:
         """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
         disconnect, as it may be granting us some, and end."""
-        assert isinstance(unsubscribe, Unsubscribe)
+        assert isinstance(unsubscribe, LeaveRequested)
         if self._leave_by is not None:
             return
         self._leave_reason = unsubscribe.reason
@@ -447,7 +455,7 @@ class Borrower:
             self._ask(now)
         else:
             self._send(Disconnect(self.borrower_id, 0, ()))
-            self._destroy(InvalidateReason.DONE, "left before a leader was found")
+            self._destroy(BorrowerEndReason.DONE, "left before a leader was found")
 
     def _start_leaving(self, now: float) -> None:
         self._move(BorrowerStatus.UNSUBSCRIBING)
@@ -462,7 +470,7 @@ class Borrower:
 
     def _stop(self, stream: BorrowedStream) -> None:
         """Hand it over."""
-        stream.status = StreamStatus.REVOKING
+        stream.status = BorrowedStreamStatus.REVOKING
         if not stream.is_final:
             self._out.updates.append(RevokeStarted(stream.stream_id, stream.grant_id))
 
@@ -485,10 +493,10 @@ class Borrower:
 
     def _send_disconnect(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:
-            self._destroy(InvalidateReason.DONE, "the leader did not confirm the last progress in time")
+            self._destroy(BorrowerEndReason.DONE, "the leader did not confirm the last progress in time")
             return
         if now >= self._lost_at:
-            self._destroy(InvalidateReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
+            self._destroy(BorrowerEndReason.RETRY, f"no ping answered within {self.settings.ping_timeout_s} s")
             return
         if now >= self._ping_at:
             self._ping(now)

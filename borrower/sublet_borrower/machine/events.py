@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Grant,
     HeldGrant,
-    InvalidateReason,
     RevokedReason,
     ToBorrower,
     ToLeader,
@@ -34,7 +34,7 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionProgress:
+class StreamConsumed:
     """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
@@ -57,7 +57,7 @@ class SessionProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class LeaveRequested:
     """Leave: stop every stream, wait for their last progress, hand all over. `reason`: where the session did not
     request it."""
 
@@ -69,7 +69,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = LeaderMessageReceived | NodeLost | SessionProgress | Unsubscribe | Tick
+Event = LeaderMessageReceived | NodeLost | StreamConsumed | LeaveRequested | Tick
 
 
 # --- out ------------------------------------------------------------------------------------------------------------
@@ -132,14 +132,14 @@ AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress
 class BorrowerEnded:
     """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held_grants`."""
 
-    reason: InvalidateReason
+    reason: BorrowerEndReason
     detail: str
     held_grants: tuple[HeldGrant, ...]
     is_leaving: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BorrowerOutcome:
     """Messages and updates, in order. `wake_at`: call again with a `Tick` no later than this."""
 
     sends: tuple[Send, ...] = ()

@@ -20,7 +20,7 @@ large for a node ends the connection."""
 
 
 @dataclass(slots=True)
-class ReadFailure:
+class ReadFailureTracker:
     """`current_error`: in the log, as it is now. `reported_error`: to the leader, as it was first of its kind; both are
     empty where all is well. `failing_since`: of whichever kind."""
 

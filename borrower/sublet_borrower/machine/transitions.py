@@ -20,14 +20,14 @@ class BorrowerStatus(Enum):
     DESTROYED = "destroyed"  # answers nothing
 
 
-class StreamStatus(Enum):
+class BorrowedStreamStatus(Enum):
     """A stream's life at a borrower: absent -> granted -> revoking -> absent."""
 
     GRANTED = "granted"  # granted to us, the session consumes it
     REVOKING = "revoking"  # the leader wants it back, the session finishes its running batch
 
 
-class EventKind(Enum):
+class BorrowerEventKind(Enum):
     """What an event is to the table."""
 
     CONNECT_RESPONSE = "leader_connect_response"
@@ -67,12 +67,12 @@ class Action(Enum):
     SEND_DISCONNECT = "_send_disconnect"
 
 
-def _row(**actions: Action) -> dict[EventKind, Action]:
+def _row(**actions: Action) -> dict[BorrowerEventKind, Action]:
     """Return a full row: what is not named is ignored."""
-    return {kind: actions.get(kind.name, Action.IGNORE) for kind in EventKind}
+    return {kind: actions.get(kind.name, Action.IGNORE) for kind in BorrowerEventKind}
 
 
-ACTIONS: dict[BorrowerStatus, dict[EventKind, Action]] = {
+ACTIONS: dict[BorrowerStatus, dict[BorrowerEventKind, Action]] = {
     BorrowerStatus.CONNECTING: _row(
         CONNECT_RESPONSE=Action.CONNECT,
         INVALIDATE=Action.END,

@@ -15,7 +15,7 @@ from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
 from sublet_borrower.node_client.node_calls import (
     BACKOFF_INITIAL_S,
     BACKOFF_MAX_S,
-    FeedPageStream,
+    FeedPagePrefetcher,
     NodeCalls,
     RetryableError,
 )
@@ -23,7 +23,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, Subl
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand, decode_page, encode_read
+from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, decode_page, encode_read
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
 from sublet_storage.util.retry import Backoff
@@ -56,7 +56,7 @@ class FeedReader(Iterator[pa.Table]):
         self._filter = TopicFilter.parse(filter) if isinstance(filter, str) else filter
         self._begin, self._on_data_loss = parse_feed_start(start), on_data_loss
         self._cursor = FeedCursor(secrets.token_hex(8))
-        self._pages: FeedPageStream | None = None
+        self._pages: FeedPagePrefetcher | None = None
         self._backoff: Backoff | None = None
         self._there_at_first: frozenset[int] = frozenset()
         self.is_finished = False
@@ -153,7 +153,7 @@ class FeedReader(Iterator[pa.Table]):
             raise RetryableError(self._calls.address, f"a page that cannot be ({error})") from error
 
     def _request(self) -> Any:
-        read = ReadCommand(self._filter, self._cursor.bookmark or self._begin, self._cursor.new_subscription_id())
+        read = FeedReadRequest(self._filter, self._cursor.bookmark or self._begin, self._cursor.new_subscription_id())
         return encode_read(read, self._kind)
 
     def _end(self) -> None:

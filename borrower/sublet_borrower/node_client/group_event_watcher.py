@@ -34,7 +34,7 @@ CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEventReceived:
+class WatchedGroupEvent:
     """An event, as the object that docs/groups.md describes."""
 
     event: dict[str, Any]
@@ -68,7 +68,7 @@ class LeaderInfo:
     members: tuple[dict[str, Any], ...] | None = None
 
 
-WatchEvent = GroupEventReceived | GroupEventsDropped | NodeUnreachable | LeaderInfo
+WatchEvent = WatchedGroupEvent | GroupEventsDropped | NodeUnreachable | LeaderInfo
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
@@ -178,7 +178,7 @@ class GroupEventWatcher:
                 if reported.get("event") == LEADER:
                     self._answered(address, reported)
                 else:
-                    self._put(GroupEventReceived(reported))
+                    self._put(WatchedGroupEvent(reported))
 
     def _answered(self, address: str, reported: dict[str, Any]) -> None:
         node, by = reported.get("node"), reported.get("answered_by", "")
@@ -209,7 +209,7 @@ class GroupEventWatcher:
         with self._condition:
             if self._missed or len(self._sights) >= self._waiting:
                 self._missed += (
-                    sight.count if isinstance(sight, GroupEventsDropped) else isinstance(sight, GroupEventReceived)
+                    sight.count if isinstance(sight, GroupEventsDropped) else isinstance(sight, WatchedGroupEvent)
                 )
             else:
                 self._sights.append(sight)

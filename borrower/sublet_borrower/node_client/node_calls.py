@@ -84,11 +84,11 @@ class NodeCalls:
         except grpc.RpcError as error:
             raise map_grpc_error(self.address, error) from error
 
-    def open_stream(self, request: Any) -> FeedPageStream:
+    def open_stream(self, request: Any) -> FeedPagePrefetcher:
         """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
-        return FeedPageStream(self.address, method(request))
+        return FeedPagePrefetcher(self.address, method(request))
 
     def close(self) -> None:
         """End every call."""
@@ -102,7 +102,7 @@ class NodeCalls:
         return sublet_pb2_grpc.FeedStub(self._channel)
 
 
-class FeedPageStream:
+class FeedPagePrefetcher:
     """The pages of one call, a few of them ahead; the node waits while none is taken."""
 
     def __init__(self, address: str, call: Any) -> None:

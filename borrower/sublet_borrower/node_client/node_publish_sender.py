@@ -22,15 +22,15 @@ from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
-    PublishCommand,
+    FeedPublishRequest,
     PublishedSpan,
     decode_published,
     encode_publish,
 )
-from sublet_storage.producer.batches.message_accumulator import PendingBlock, PendingRows
+from sublet_storage.producer.batches.message_accumulator import PendingArrowBatch, PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import DeliveredSpan, Rows
+from sublet_storage.producer.delivery import AppendedSpan, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -44,7 +44,7 @@ _ENVELOPE_BYTES = 64 * 1024
 """Left for what Arrow adds to the columns."""
 
 
-class SingleNodeRoute(RoutingTable):
+class PassThroughRoutingTable(RoutingTable):
     """Where a node will put it is the node's to know: here all goes one way, in order."""
 
     def __init__(self) -> None:
@@ -113,7 +113,9 @@ class NodePublishSender(threading.Thread):
     def _published(self, batch: pa.RecordBatch) -> tuple[PublishedSpan, ...]:
         """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
         self._number += 1
-        request = encode_publish(PublishCommand(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes()))
+        request = encode_publish(
+            FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())
+        )
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
 
         def may_try_again(error: Exception) -> bool:
@@ -149,7 +151,7 @@ def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingRows]]]:
+def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingArrowBatch]]]:
     """Yield a load as batches that a node takes, each with the pieces that its messages are of."""
     pieces = [small for piece in load.pieces for small in _small(piece)]
     while pieces:
@@ -158,7 +160,7 @@ def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[Pending
         yield PendingBlock(load.stream_id, taken).to_batch(), taken
 
 
-def _small(piece: PendingRows) -> Iterator[PendingRows]:
+def _small(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:
     """In halves, until each fits into a batch."""
     if piece.count == 1 or (
         piece.batch.nbytes <= MAX_BATCH_BYTES - _ENVELOPE_BYTES and piece.count <= MAX_BATCH_MESSAGES
@@ -169,7 +171,7 @@ def _small(piece: PendingRows) -> Iterator[PendingRows]:
             yield from _small(half)
 
 
-def _fitting(pieces: Sequence[PendingRows]) -> int:
+def _fitting(pieces: Sequence[PendingArrowBatch]) -> int:
     """Return how many of them fit into one batch together, at least one."""
     size = messages = 0
     for index, piece in enumerate(pieces):
@@ -179,7 +181,7 @@ def _fitting(pieces: Sequence[PendingRows]) -> int:
     return len(pieces)
 
 
-def _store(part: PublishedSpan, pieces: Iterable[PendingRows]) -> None:
+def _store(part: PublishedSpan, pieces: Iterable[PendingArrowBatch]) -> None:
     """Settle the messages of every piece that went to this stream with their offsets."""
     start = 0
     for piece in pieces:
@@ -187,7 +189,7 @@ def _store(part: PublishedSpan, pieces: Iterable[PendingRows]) -> None:
         low, high = bisect_left(part.rows, start), bisect_left(part.rows, end)
         if low < high:
             rows = _rows(piece.rows, part.rows[low:high], start)
-            piece.ticket.complete_span(DeliveredSpan(part.stream_id, part.first_offset + low, rows))
+            piece.ticket.complete_span(AppendedSpan(part.stream_id, part.first_offset + low, rows))
         start = end
 
 

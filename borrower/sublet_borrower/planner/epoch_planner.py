@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.planner.planned_ranges import BatchLimits, PlannedStream
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
@@ -16,7 +16,7 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
-ONE_EPOCH = BatchLimits(max_messages=1)
+ONE_EPOCH = PlanLimits(max_messages=1)
 """As few as there are, where a stream has a block that cannot be decoded: up to before the epoch that is in it."""
 COMPLETED_S = 0.1
 """Between two looks at whether epochs are completed that streams have messages of."""
@@ -34,7 +34,7 @@ class EpochPlanner:
         self._last: dict[str, LowerFrontier | None] = {}
 
     def plan_steps(
-        self, most: BatchLimits, allowed: Callable[[PlannedStream], bool], *, finite: bool
+        self, most: PlanLimits, allowed: Callable[[PlannerStream], bool], *, finite: bool
     ) -> dict[int, EpochStep]:
         """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space. `finite`:
         of what was there and completed when the streams were first looked at."""
@@ -59,7 +59,7 @@ class EpochPlanner:
                     one.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
         return planned
 
-    def _look(self, granted: list[tuple[PlannedStream, EpochStepPlanner]]) -> bool:
+    def _look(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
         """Where there may be news of one, look at all: a stream without messages holds its space's epochs back until it
         is known that it has none of them. False while the database is away."""
         goes_on = any(

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import reduce
 
-from sublet_borrower.planner.planned_ranges import BatchLimits
+from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
 def plan_steps(
-    streams: Mapping[int, EpochStepPlanner], most: BatchLimits, last: LowerFrontier | None = None
+    streams: Mapping[int, EpochStepPlanner], most: PlanLimits, last: LowerFrontier | None = None
 ) -> dict[int, EpochStep]:
     """{stream: its step} of streams of one space, all known to their heads; absent are those that would change nothing,
     and those that have nothing left.
@@ -38,7 +38,7 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
 
 
 def _first_that_moves(
-    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], most: BatchLimits
+    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], most: PlanLimits
 ) -> dict[int, EpochStep] | None:
     """The furthest of these ends that is allowed, or else the first that moves anything."""
     low, high, found = 0, len(ends), None
@@ -73,7 +73,7 @@ def _to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[i
     }
 
 
-def _fits(batch: Mapping[int, EpochStep], most: BatchLimits) -> bool:
+def _fits(batch: Mapping[int, EpochStep], most: PlanLimits) -> bool:
     messages, size = (sum(values) for values in zip(*((s.max_messages, s.size) for s in batch.values()), strict=True))
     return (most.max_messages is None or messages <= most.max_messages) and (
         most.max_bytes is None or size <= most.max_bytes

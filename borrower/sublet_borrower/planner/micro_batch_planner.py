@@ -18,10 +18,10 @@ from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (
-    BatchLimits,
+    PlanLimits,
     PlannedRange,
-    PlannedStream,
-    RangeOutcome,
+    PlannedRangeStatus,
+    PlannerStream,
     StartedRange,
     resolve_outcome,
 )
@@ -130,7 +130,7 @@ class MicroBatchPlanner:
         """Do not do again what was begun and has a block that cannot be decoded. When this returns the rows say so.
         What lies before the block is planned next; then the stream is handed back. Raises `SubscriptionEnded`."""
         self._ledger.put_off(poison)
-        while RangeOutcome.OPEN in self._outcomes(poison).values():
+        while PlannedRangeStatus.OPEN in self._outcomes(poison).values():
             self._wait()
             self._member.receive()
 
@@ -142,21 +142,23 @@ class MicroBatchPlanner:
         """Return those that will not come back to us by the rows: which are done, or put off, and which are lost."""
         outcomes = self._outcomes(begun)
         done = [
-            planned for planned, outcome in outcomes.items() if outcome in (RangeOutcome.DONE, RangeOutcome.PUT_OFF)
+            planned
+            for planned, outcome in outcomes.items()
+            if outcome in (PlannedRangeStatus.DONE, PlannedRangeStatus.PUT_OFF)
         ]
-        return done, [planned for planned, outcome in outcomes.items() if outcome is RangeOutcome.LOST]
+        return done, [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
 
-    def _outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, RangeOutcome]:
+    def _outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return what became of each; `OPEN` where the rows cannot be read."""
         group_id, begun = self._member.group_id, list(begun)
         if group_id is None or not begun:
-            return dict.fromkeys(begun, RangeOutcome.OPEN)
+            return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
         streams = [planned.stream_id for planned in begun]
         plans = self._reader.query(
             lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, streams)
         )
         if plans is None:
-            return dict.fromkeys(begun, RangeOutcome.OPEN)
+            return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
         return {planned: resolve_outcome(planned, plans.get(planned.stream_id), self.name) for planned in begun}
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
@@ -165,7 +167,7 @@ class MicroBatchPlanner:
         """Note that these are done for good; the next `plan` reports it to the leader."""
         self._ledger.acknowledge(done)
 
-    def plan(self, limits: BatchLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartedRange]:
+    def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartedRange]:
         """Return what is to be done next, saved in the rows; what was planned before and is not acknowledged too.
 
         `wait_s`: how long it waits for new messages where there is nothing; for a leader to save a plan it waits
@@ -208,7 +210,7 @@ class MicroBatchPlanner:
             self._ledger.drop_done(planned)
         return self._ledger.unsaved_ranges()
 
-    def _plan_ends(self, waiting: list[PlannedStream], limits: BatchLimits) -> dict[int, int]:
+    def _plan_ends(self, waiting: list[PlannerStream], limits: PlanLimits) -> dict[int, int]:
         """Return {stream: up to which offset to plan}."""
         ends = split_evenly(waiting, limits.max_messages)
         if limits.max_bytes is None or not ends:
@@ -315,11 +317,11 @@ class MicroBatchPlanner:
         if stream_ids := self._ledger.streams_to_poll():
             self._ledger.update_heads(self._reader.fetch_heads(stream_ids))
 
-    def _may_start(self, granted: PlannedStream) -> bool:
+    def _may_start(self, granted: PlannerStream) -> bool:
         return self._member.may_start_call(granted.grant.stream_id, granted.grant.grant_id)
 
 
-def split_evenly(waiting: Sequence[PlannedStream], max_messages: int | None) -> dict[int, int]:
+def split_evenly(waiting: Sequence[PlannerStream], max_messages: int | None) -> dict[int, int]:
     """Return {stream: up to which offset} of so many messages in all, at least one. A stream with few leaves its share
     to the others, and where there are more streams than messages the first of those that wait get one each."""
     wanted = [(granted.plannable_end - granted.position, granted) for granted in waiting[:max_messages]]

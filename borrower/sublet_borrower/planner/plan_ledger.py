@@ -22,12 +22,12 @@ from sublet_borrower.machine.events import (
     FrontierAdvanced,
     RevokeStarted,
     SavedProgress,
-    SessionProgress,
+    StreamConsumed,
     StreamGranted,
     StreamRemoved,
 )
 from sublet_borrower.machine.read_failure_report import plain
-from sublet_borrower.planner.planned_ranges import PlannedRange, PlannedStream, StartedRange
+from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubtRange
@@ -43,12 +43,12 @@ class PlanLedger:
     went (time.monotonic).
     """
 
-    def __init__(self, report: Callable[[SessionProgress], None], hold_s: float) -> None:
+    def __init__(self, report: Callable[[StreamConsumed], None], hold_s: float) -> None:
         self._report, self._hold_s = report, hold_s
-        self._granted: dict[int, PlannedStream] = {}
+        self._granted: dict[int, PlannerStream] = {}
         self._done: dict[int, PlannedRange] = {}
         self._begun: dict[int, PlannedRange] = {}
-        self._unreported: dict[int, PlannedStream] = {}
+        self._unreported: dict[int, PlannerStream] = {}
         self._recalled = self._leaving = False
         self._turn = 0
         self.moved_at = float("-inf")
@@ -60,7 +60,7 @@ class PlanLedger:
             match notify:
                 case StreamGranted(grant):
                     atomic = None if grant.consumed is None else EpochStepPlanner(grant.position, grant.consumed)
-                    granted = PlannedStream(
+                    granted = PlannerStream(
                         grant, grant.position, released_in_doubt=grant.in_doubt, step_planner=atomic
                     )
                     self._granted[grant.stream_id] = granted
@@ -197,11 +197,11 @@ class PlanLedger:
                 if granted.may_be_planned and granted.position >= granted.poison.offsets[0]:
                     self._end(granted)
 
-    def _end(self, granted: PlannedStream) -> None:
+    def _end(self, granted: PlannerStream) -> None:
         granted.at_poison = True
         self._notify(granted)
 
-    def _settle(self, granted: PlannedStream) -> None:
+    def _settle(self, granted: PlannerStream) -> None:
         """Decide what becomes of what was left."""
         left, stream_id = granted.released_in_doubt, granted.grant.stream_id
         if not self._recalled:
@@ -224,8 +224,8 @@ class PlanLedger:
     # --- planning ---------------------------------------------------------------------------------------------------
 
     def plannable_streams(
-        self, allowed: Callable[[PlannedStream], bool], *, finite: bool = False
-    ) -> list[PlannedStream]:
+        self, allowed: Callable[[PlannerStream], bool], *, finite: bool = False
+    ) -> list[PlannerStream]:
         """Streams of which something may be planned by offsets, and is there; the one that has waited longest first.
         `finite`: it was there when they were first looked at."""
         with self.changed:
@@ -244,8 +244,8 @@ class PlanLedger:
             return sorted(found, key=lambda granted: granted.last_planned_turn)
 
     def plannable_atomic_streams(
-        self, allowed: Callable[[PlannedStream], bool]
-    ) -> list[tuple[PlannedStream, EpochStepPlanner]]:
+        self, allowed: Callable[[PlannerStream], bool]
+    ) -> list[tuple[PlannerStream, EpochStepPlanner]]:
         """Streams of groups that are atomic, of which something may be planned."""
         with self.changed:
             return [
@@ -259,7 +259,7 @@ class PlanLedger:
         with self.changed:
             return any(granted.step_planner is None for granted in self._granted.values())
 
-    def steps_to_restore(self) -> list[tuple[PlannedStream, EpochStepPlanner, ConsumedFrontier]]:
+    def steps_to_restore(self) -> list[tuple[PlannerStream, EpochStepPlanner, ConsumedFrontier]]:
         """Streams of groups that are atomic of which something is planned, and up to where, without a step to do it."""
         with self.changed:
             return [
@@ -304,7 +304,7 @@ class PlanLedger:
                 grant_id, hold_s = granted.grant.grant_id, self._hold_s
                 self._plan(granted, InDoubtRange(grant_id, granted.position, step.position, hold_s, step.consumed))
 
-    def _plan(self, granted: PlannedStream, doubt: InDoubtRange) -> None:
+    def _plan(self, granted: PlannerStream, doubt: InDoubtRange) -> None:
         granted.in_doubt, granted.is_plan_saved, granted.last_planned_turn = doubt, False, self._turn
         self._notify(granted)
 
@@ -363,7 +363,7 @@ class PlanLedger:
                 if granted.is_stopping:
                     self._notify(granted)
 
-    def _notify(self, granted: PlannedStream, in_doubt: InDoubtRange | None = None) -> None:
+    def _notify(self, granted: PlannerStream, in_doubt: InDoubtRange | None = None) -> None:
         """Report how far it is: finally once nothing more will be planned and nothing is in doubt, or will be
         decided."""
         self._unreported.pop(granted.grant.stream_id, None)
@@ -371,13 +371,13 @@ class PlanLedger:
         lag = None if granted.head is None else max(granted.head - granted.position, 0)
         doubt = in_doubt or granted.in_doubt
         consumed = None if granted.step_planner is None else granted.step_planner.consumed
-        progress = SessionProgress(
+        progress = StreamConsumed(
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         if granted.at_poison and granted.poison is not None:
             progress = replace(progress, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
         self._report(progress)
 
-    def _under(self, stream_id: int, grant_id: int) -> PlannedStream | None:
+    def _under(self, stream_id: int, grant_id: int) -> PlannerStream | None:
         granted = self._granted.get(stream_id)
         return granted if granted is not None and granted.grant.grant_id == grant_id else None

@@ -51,7 +51,7 @@ class PlannedRange:
         )
 
 
-class RangeOutcome(Enum):
+class PlannedRangeStatus(Enum):
     """What became of a range that was begun, as the group's rows say. Only what is open can come back with a grant."""
 
     OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
@@ -60,13 +60,13 @@ class RangeOutcome(Enum):
     LOST = "lost"  # something else was planned after it, or others have got it, or may get it
 
 
-def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None, session: str) -> RangeOutcome:
+def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None, session: str) -> PlannedRangeStatus:
     """Of what a session by that name has begun; `last`: what was planned last of the stream."""
     if last is not None and planned.is_put_off(last.in_doubt):
-        return RangeOutcome.PUT_OFF
+        return PlannedRangeStatus.PUT_OFF
     if last is None or not planned.matches(last.in_doubt) or (last.is_pending and last.session != session):
-        return RangeOutcome.LOST
-    return RangeOutcome.OPEN if last.is_pending else RangeOutcome.DONE
+        return PlannedRangeStatus.LOST
+    return PlannedRangeStatus.OPEN if last.is_pending else PlannedRangeStatus.DONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class StartedRange:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class PlanLimits:
     """What a plan has at most in all: so many messages, about so many bytes as they are stored. None: no limit."""
 
     max_messages: int | None = None
@@ -90,7 +90,7 @@ class BatchLimits:
 
 
 @dataclass(slots=True, eq=False)
-class PlannedStream:
+class PlannerStream:
     """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `has_head_hint`:
     somebody has said since that it goes on. `initial_head`: where it ended when first looked at. `plannable_end`: up to
     where may be planned now.

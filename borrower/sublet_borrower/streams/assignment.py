@@ -21,7 +21,7 @@ from sublet_borrower.machine.events import (
     FrontierAdvanced,
     RevokeStarted,
     SavedProgress,
-    SessionProgress,
+    StreamConsumed,
     StreamGranted,
     StreamRemoved,
 )
@@ -43,7 +43,7 @@ class SessionAssignment:
     acknowledgement.
     """
 
-    def __init__(self, report: Callable[[SessionProgress], None]) -> None:
+    def __init__(self, report: Callable[[StreamConsumed], None]) -> None:
         self._report = report
         self.came_back: Callable[[], None] = lambda: None
         self.epochs: dict[int, GroupFrontier] = {}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sublet_borrower.machine.events import SessionProgress
-from sublet_borrower.machine.read_failure_report import ReadFailure, plain
+from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -39,7 +39,7 @@ class GrantedStream:
     is_lost: bool = False
     is_unreadable: bool = False
     retry_at: float | None = None
-    read_failure: ReadFailure = field(default_factory=ReadFailure)
+    read_failure: ReadFailureTracker = field(default_factory=ReadFailureTracker)
     poison: PoisonBlock | None = None
     size: int = 0
     ticket: int = 0
@@ -103,16 +103,16 @@ class GrantedStream:
         """Whether nothing more will be read: it is being revoked, or cannot be read on."""
         return self.is_stopping or self.poison is not None
 
-    def to_progress(self) -> SessionProgress:
+    def to_progress(self) -> StreamConsumed:
         """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
         up."""
         final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
-        progress = SessionProgress(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        progress = StreamConsumed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
         return self._with_read_error(progress)
 
-    def _with_read_error(self, progress: SessionProgress) -> SessionProgress:
+    def _with_read_error(self, progress: StreamConsumed) -> StreamConsumed:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
         if self.poison is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)

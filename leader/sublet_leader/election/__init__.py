@@ -12,12 +12,12 @@ Losing a leadership is no error: a notice reports it, and as long as the node ca
 
 from sublet_leader.election.events import (
     ClaimCompleted,
+    ElectionOutcome,
     Event,
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
     Notice,
-    Outcome,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -26,21 +26,21 @@ from sublet_leader.election.events import (
     Tick,
 )
 from sublet_leader.election.machine import Election
-from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionStatus, EventKind
+from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
 
 __all__ = [
     "TRANSITIONS",
     "Action",
     "ClaimCompleted",
     "Election",
+    "ElectionEventKind",
+    "ElectionOutcome",
     "ElectionStatus",
     "Event",
-    "EventKind",
     "LeadershipAcquired",
     "LeadershipHeldElsewhere",
     "LeadershipLost",
     "Notice",
-    "Outcome",
     "ReleaseCompleted",
     "RenewCompleted",
     "Resign",

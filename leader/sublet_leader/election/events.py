@@ -96,7 +96,7 @@ Notice = LeadershipAcquired | LeadershipHeldElsewhere | LeadershipLost
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ElectionOutcome:
     """What to attempt now, and what became true.
 
     `claims`: leadership ids, one claim each. `sync_streams` and `release`: {leadership id: term}, one statement each,

@@ -10,12 +10,12 @@ from typing import assert_never
 
 from sublet_leader.election.events import (
     ClaimCompleted,
+    ElectionOutcome,
     Event,
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
     Notice,
-    Outcome,
     ReleaseCompleted,
     RenewCompleted,
     Resign,
@@ -23,7 +23,7 @@ from sublet_leader.election.events import (
     StartCampaign,
     Tick,
 )
-from sublet_leader.election.transitions import TRANSITIONS, ElectionStatus, EventKind
+from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import LeaderSettings
 
 
@@ -76,21 +76,23 @@ class Election:
         """Return the status of each leadership of this node, on any thread."""
         return tuple(record.status for record in tuple(self._records.values()))
 
-    def decide(self, event: Event, now: float) -> Outcome:
+    def decide(self, event: Event, now: float) -> ElectionOutcome:
         """Return what to do about the event, and then about what has become due: an answer may come just in time."""
         self._dispatch(event, now)
         self._run_timers(now)
         renew = self._renew(now)
         claims, release, notices = tuple(self._claims), self._release_now, tuple(self._notices)
         self._claims, self._release_now, self._notices = [], {}, []
-        return Outcome(claims, renew, release, notices, self._wake_at())
+        return ElectionOutcome(claims, renew, release, notices, self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case StartCampaign(leadership_id):
-                self._happen(self._records.setdefault(leadership_id, _Record(leadership_id)), EventKind.CAMPAIGN, now)
+                self._happen(
+                    self._records.setdefault(leadership_id, _Record(leadership_id)), ElectionEventKind.CAMPAIGN, now
+                )
             case Resign(leadership_id):
                 self._unwant((leadership_id,), now)
             case ResignAll():
@@ -109,23 +111,26 @@ class Election:
     def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
         for leadership_id in leadership_ids:
             if record := self._records.get(leadership_id):
-                self._happen(record, EventKind.RESIGN, now)
+                self._happen(record, ElectionEventKind.RESIGN, now)
 
     def _claim_answered(self, event: ClaimCompleted, now: float) -> None:
         record, claim = self._records.get(event.leadership_id), event.leadership
         if record is None or record.status not in (ElectionStatus.CLAIMING, ElectionStatus.ABANDONING):
             return
         if claim is None:
-            self._happen(record, EventKind.CLAIM_FAILED, now, event)
+            self._happen(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
-            self._happen(record, EventKind.CLAIM_LOST, now, event)
+            self._happen(record, ElectionEventKind.CLAIM_LOST, now, event)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
             record.term = claim.term
             record.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
             self._happen(
-                record, EventKind.CLAIM_WON if now < record.trusted_until else EventKind.CLAIM_WON_LATE, now, event
+                record,
+                ElectionEventKind.CLAIM_WON if now < record.trusted_until else ElectionEventKind.CLAIM_WON_LATE,
+                now,
+                event,
             )
 
     def _renew_answered(self, event: RenewCompleted, now: float) -> None:
@@ -140,20 +145,22 @@ class Election:
         for record in self._at_term(attempted, ElectionStatus.LEADING):
             if record.leadership_id in event.renewed:
                 record.trusted_until = max(record.trusted_until, trusted_until)
-                self._happen(record, EventKind.RENEWED, now)
+                self._happen(record, ElectionEventKind.RENEWED, now)
             else:
-                self._happen(record, EventKind.RENEWAL_REJECTED, now)
+                self._happen(record, ElectionEventKind.RENEWAL_REJECTED, now)
 
     def _release_answered(self, event: ReleaseCompleted, now: float) -> None:
         for record in self._at_term(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
-            self._happen(record, EventKind.RELEASED if event.is_done else EventKind.RELEASE_FAILED, now)
+            self._happen(record, ElectionEventKind.RELEASED if event.is_done else ElectionEventKind.RELEASE_FAILED, now)
 
     def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Record]:
         """Return the records that wait for this answer: one about an earlier term does not concern a later."""
         records = ((self._records.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in records if e is not None and e.term == term and e.status in waiting]
 
-    def _happen(self, record: _Record, kind: EventKind, now: float, answer: ClaimCompleted | None = None) -> None:
+    def _happen(
+        self, record: _Record, kind: ElectionEventKind, now: float, answer: ClaimCompleted | None = None
+    ) -> None:
         """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
         row = TRANSITIONS[record.status]
         if kind not in row:
@@ -227,7 +234,11 @@ class Election:
         while (timer := self._next_timer()) is not None and timer.wake_at <= now:
             heapq.heappop(self._timers)
             self._happen(
-                timer, EventKind.TRUST_EXPIRED if timer.status is ElectionStatus.LEADING else EventKind.TIMER_DUE, now
+                timer,
+                ElectionEventKind.TRUST_EXPIRED
+                if timer.status is ElectionStatus.LEADING
+                else ElectionEventKind.TIMER_DUE,
+                now,
             )
 
     def _next_timer(self) -> _Record | None:

@@ -30,7 +30,7 @@ class ElectionStatus(Enum):
     RELEASING_TO_RECLAIM = "releasing_to_reclaim"  # as releasing, but claimed again once the old term is over
 
 
-class EventKind(Enum):
+class ElectionEventKind(Enum):
     """What can happen to it."""
 
     CAMPAIGN = "want"
@@ -65,50 +65,50 @@ class Action(Enum):
 Transition = tuple[ElectionStatus, Action]
 
 
-TRANSITIONS: dict[ElectionStatus, dict[EventKind, Transition]] = {
+TRANSITIONS: dict[ElectionStatus, dict[ElectionEventKind, Transition]] = {
     ElectionStatus.ABSENT: {
-        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.CLAIM),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.CLAIM),
     },
     ElectionStatus.CLAIMING: {
-        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
-        EventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
-        EventKind.CLAIM_WON: (ElectionStatus.LEADING, Action.LEAD),
-        EventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
-        EventKind.CLAIM_LOST: (ElectionStatus.STANDBY, Action.WAIT),
-        EventKind.CLAIM_FAILED: (ElectionStatus.STANDBY, Action.RETRY),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
+        ElectionEventKind.CLAIM_WON: (ElectionStatus.LEADING, Action.LEAD),
+        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
+        ElectionEventKind.CLAIM_LOST: (ElectionStatus.STANDBY, Action.WAIT),
+        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.STANDBY, Action.RETRY),
     },
     ElectionStatus.ABANDONING: {
-        EventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
-        EventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
-        EventKind.CLAIM_WON: (ElectionStatus.RELEASING, Action.RELEASE),
-        EventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING, Action.RELEASE),
-        EventKind.CLAIM_LOST: (ElectionStatus.ABSENT, Action.FORGET),
-        EventKind.CLAIM_FAILED: (ElectionStatus.ABSENT, Action.FORGET),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.CLAIMING, Action.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABANDONING, Action.IGNORE),
+        ElectionEventKind.CLAIM_WON: (ElectionStatus.RELEASING, Action.RELEASE),
+        ElectionEventKind.CLAIM_WON_LATE: (ElectionStatus.RELEASING, Action.RELEASE),
+        ElectionEventKind.CLAIM_LOST: (ElectionStatus.ABSENT, Action.FORGET),
+        ElectionEventKind.CLAIM_FAILED: (ElectionStatus.ABSENT, Action.FORGET),
     },
     ElectionStatus.STANDBY: {
-        EventKind.CAMPAIGN: (ElectionStatus.STANDBY, Action.CLAIM_SOONER),
-        EventKind.RESIGN: (ElectionStatus.ABSENT, Action.FORGET),
-        EventKind.TIMER_DUE: (ElectionStatus.CLAIMING, Action.CLAIM),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.STANDBY, Action.CLAIM_SOONER),
+        ElectionEventKind.RESIGN: (ElectionStatus.ABSENT, Action.FORGET),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.CLAIMING, Action.CLAIM),
     },
     ElectionStatus.LEADING: {
-        EventKind.CAMPAIGN: (ElectionStatus.LEADING, Action.IGNORE),
-        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.RELEASE),
-        EventKind.RENEWED: (ElectionStatus.LEADING, Action.EXTEND_TRUST),
-        EventKind.RENEWAL_REJECTED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
-        EventKind.TRUST_EXPIRED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.LEADING, Action.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.RELEASE),
+        ElectionEventKind.RENEWED: (ElectionStatus.LEADING, Action.EXTEND_TRUST),
+        ElectionEventKind.RENEWAL_REJECTED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
+        ElectionEventKind.TRUST_EXPIRED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.STEP_DOWN),
     },
     ElectionStatus.RELEASING: {
-        EventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
-        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
-        EventKind.RELEASED: (ElectionStatus.ABSENT, Action.FORGET),
-        EventKind.RELEASE_FAILED: (ElectionStatus.RELEASING, Action.RETRY),
-        EventKind.TIMER_DUE: (ElectionStatus.RELEASING, Action.RELEASE),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
+        ElectionEventKind.RELEASED: (ElectionStatus.ABSENT, Action.FORGET),
+        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING, Action.RETRY),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING, Action.RELEASE),
     },
     ElectionStatus.RELEASING_TO_RECLAIM: {
-        EventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
-        EventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
-        EventKind.RELEASED: (ElectionStatus.CLAIMING, Action.CLAIM),
-        EventKind.RELEASE_FAILED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RETRY),
-        EventKind.TIMER_DUE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
+        ElectionEventKind.CAMPAIGN: (ElectionStatus.RELEASING_TO_RECLAIM, Action.IGNORE),
+        ElectionEventKind.RESIGN: (ElectionStatus.RELEASING, Action.IGNORE),
+        ElectionEventKind.RELEASED: (ElectionStatus.CLAIMING, Action.CLAIM),
+        ElectionEventKind.RELEASE_FAILED: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RETRY),
+        ElectionEventKind.TIMER_DUE: (ElectionStatus.RELEASING_TO_RECLAIM, Action.RELEASE),
     },
 }

@@ -20,13 +20,13 @@ PRODUCER = "feed/"
 """Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 
-class FeedBatchWriter:
+class FeedPublisher:
     """Keeps the routes that all batches go by until a stream turns out to be closed. Any thread may call."""
 
     def __init__(self) -> None:
         self._routes: RoutingTable | None = None
 
-    def store(self, conn: psycopg.Connection[Any], request: feed.PublishCommand) -> tuple[BatchStoreResult, int]:
+    def store(self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest) -> tuple[BatchStoreResult, int]:
         """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
         `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)

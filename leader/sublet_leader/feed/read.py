@@ -18,7 +18,7 @@ from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.head_poller import FeedHeadPoller, HeadWaiter
 from sublet_protocol.domain.errors import ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
-from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, ReadCommand
+from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
 READ_BYTES = 512 * 1024
@@ -48,7 +48,7 @@ class FeedReadCall:
         self,
         pool: DatabaseThreads,
         watch: FeedHeadPoller,
-        read: ReadCommand,
+        read: FeedReadRequest,
         write: Write,
         hello_s: float = HEARTBEAT_INTERVAL_S,
     ) -> None:

@@ -22,7 +22,7 @@ from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
 from sublet_leader.feed.fetch import fetch_page, read_heads
 from sublet_leader.feed.head_poller import FeedHeadPoller
-from sublet_leader.feed.publish import FeedBatchWriter, to_publish_result
+from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
@@ -86,7 +86,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
-        self._writer = FeedBatchWriter()
+        self._writer = FeedPublisher()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
@@ -173,7 +173,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             raise
         return encode(found)
 
-    def _submit(self, batch: feed.PublishCommand) -> Future[Any]:
+    def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
         """It counts until it is over, also where the client has gone."""
         size = len(batch.messages)
         self.batches.acquire(size)

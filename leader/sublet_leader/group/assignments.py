@@ -7,8 +7,14 @@ from dataclasses import replace
 
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
-from sublet_leader.group.stream_table import Assignment, LastHolder, PendingRelease, StreamEntry, StreamTable
-from sublet_leader.group.transitions import TRANSITIONS, EventKind, GrantStatus
+from sublet_leader.group.stream_table import (
+    DeferredForceRelease,
+    LastHolder,
+    StreamAssignment,
+    StreamEntry,
+    StreamTable,
+)
+from sublet_leader.group.transitions import TRANSITIONS, AssignmentEventKind, GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
 from sublet_protocol.messages.borrower_leader import (
@@ -38,7 +44,7 @@ from sublet_storage.groups.model.records import (
 _NEVER = float("inf")
 
 
-class Assignments:
+class AssignmentManager:
     """Acts on stream entries and members; messages go through `send`, writes through the stream table."""
 
     def __init__(
@@ -58,7 +64,9 @@ class Assignments:
 
     # --- the table --------------------------------------------------------------------------------------------------
 
-    def apply_event(self, assignment: Assignment, kind: EventKind, now: float, position: int = 0) -> None:
+    def apply_event(
+        self, assignment: StreamAssignment, kind: AssignmentEventKind, now: float, position: int = 0
+    ) -> None:
         """Take the table's step. A pair that it does not have is our own mistake, and raises."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
@@ -67,7 +75,7 @@ class Assignments:
         assignment.status, action = row[kind]
         getattr(self, action.value)(assignment, now, position)
 
-    def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> Assignment:
+    def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> StreamAssignment:
         """Return the assignment of exactly this stream, grant and borrower, granted or revoked; else an absent one."""
         entry = self._streams.get(stream_id)
         for found in (
@@ -77,12 +85,12 @@ class Assignments:
             # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
-        return Assignment(stream_id, borrower_id, agent, 0.0, GrantStatus.ABSENT, grant_id)
+        return StreamAssignment(stream_id, borrower_id, agent, 0.0, GrantStatus.ABSENT, grant_id)
 
     def begin_grant(self, entry: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
         """Decide that the member gets the stream; the row is still to be written."""
         stream_id = entry.lending.stream_id
-        entry.assignment = Assignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
+        entry.assignment = StreamAssignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
         member.streams.add(stream_id)
 
     def confirm(self, agent: str, borrower_id: str, stream_id: int, grant_id: int) -> None:
@@ -140,7 +148,7 @@ class Assignments:
                 self._streams.enqueue(change)
                 return
             self._streams.enqueue(RecordHistory(row.stream_id, grant_id, "revoke", reason))
-            entry.pending_release = PendingRelease(change, entry.promised_until, borrower_id, agent)
+            entry.pending_release = DeferredForceRelease(change, entry.promised_until, borrower_id, agent)
             self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
@@ -164,7 +172,7 @@ class Assignments:
         self._releasing = {entry.lending.stream_id for entry in pending}
         return pending
 
-    def _write_in_time(self, entry: StreamEntry, pending_release: PendingRelease) -> None:
+    def _write_in_time(self, entry: StreamEntry, pending_release: DeferredForceRelease) -> None:
         entry.pending_release = None
         self._streams.enqueue(pending_release.change)
 
@@ -197,9 +205,9 @@ class Assignments:
                 entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
                 if entry.assignment.grant_id and entry.assignment.status is not GrantStatus.REVOKING:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
-                self.apply_event(entry.assignment, EventKind.REVOKE, now)
+                self.apply_event(entry.assignment, AssignmentEventKind.REVOKE, now)
 
-    def record_read_error(self, assignment: Assignment, read_error: str) -> None:
+    def record_read_error(self, assignment: StreamAssignment, read_error: str) -> None:
         """Record that its holder cannot read on, or, with an empty error, that it can again: once in the history."""
         if read_error != assignment.read_error and not assignment.is_final_queued:
             assignment.read_error = read_error
@@ -223,11 +231,14 @@ class Assignments:
                 continue
             progress = named.get((stream_id, assignment.grant_id))
             if progress is None:
-                self.apply_event(assignment, EventKind.REVOKE_FINISHED, now)
+                self.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
             else:
                 assignment.delivered_end, assignment.consumed = progress.delivered_end, progress.consumed
                 self.apply_event(
-                    assignment, EventKind.FINAL if progress.final else EventKind.ABORTED, now, progress.position
+                    assignment,
+                    AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.ABORTED,
+                    now,
+                    progress.position,
                 )
 
     # --- answers of the database ------------------------------------------------------------------------------------
@@ -244,12 +255,14 @@ class Assignments:
             return
         if not applied:
             self.apply_event(
-                assignment, EventKind.LOST if isinstance(change, ReclaimStream) else EventKind.GRANT_REFUSED, now
+                assignment,
+                AssignmentEventKind.LOST if isinstance(change, ReclaimStream) else AssignmentEventKind.GRANT_REFUSED,
+                now,
             )
             return
         assignment.grant_id = entry.lending.grant_id
         self._waiting.add(assignment.stream_id)
-        self.apply_event(assignment, EventKind.GRANT_WRITTEN, now)
+        self.apply_event(assignment, AssignmentEventKind.GRANT_WRITTEN, now)
 
     def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
         """Progress is durable, or finished the stream, or came under a grant that is over."""
@@ -257,11 +270,11 @@ class Assignments:
         if assignment is None or assignment.grant_id != change.grant_id:
             return
         if not applied:
-            self.apply_event(assignment, EventKind.LOST, now)
+            self.apply_event(assignment, AssignmentEventKind.LOST, now)
         elif entry.lending.status is LendingStatus.FINISHED:
-            self.apply_event(assignment, EventKind.ENDED, now)
+            self.apply_event(assignment, AssignmentEventKind.ENDED, now)
         else:
-            self.apply_event(assignment, EventKind.SAVED, now, entry.lending.position)
+            self.apply_event(assignment, AssignmentEventKind.SAVED, now, entry.lending.position)
 
     def end_written(self, entry: StreamEntry, change: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
         """The grant is over, with final progress or without; or it was over before."""
@@ -269,7 +282,7 @@ class Assignments:
         if applied:
             entry.promised_until = float("-inf")
         if assignment is not None and assignment.grant_id == change.grant_id:
-            self.apply_event(assignment, EventKind.ENDED if applied else EventKind.LOST, now)
+            self.apply_event(assignment, AssignmentEventKind.ENDED if applied else AssignmentEventKind.LOST, now)
 
     # --- time and balance -------------------------------------------------------------------------------------------
 
@@ -284,12 +297,12 @@ class Assignments:
             if assignment is None or assignment.status is GrantStatus.GRANTED:
                 self._waiting.discard(stream_id)
             elif now >= assignment.deadline and not assignment.is_final_queued:
-                self.apply_event(assignment, EventKind.DEADLINE, now)
+                self.apply_event(assignment, AssignmentEventKind.DEADLINE, now)
             elif now >= assignment.resend_at:
-                self.apply_event(assignment, EventKind.RESEND, now)
+                self.apply_event(assignment, AssignmentEventKind.RESEND, now)
         for assignment in self._members.unconfirmed.values():
             if now >= assignment.resend_at:
-                self.apply_event(assignment, EventKind.RESEND, now)
+                self.apply_event(assignment, AssignmentEventKind.RESEND, now)
 
     def rebalance(self, now: float) -> float:
         """Grant and revoke by the strategy's plan; return when to try again what could not move yet."""
@@ -327,7 +340,7 @@ class Assignments:
         """Return how long the stream of a leaving holder is reserved for its session once it is free."""
         return self._group.options.session_expiry_s if entry.lending.session_epoch else 0.0
 
-    def _entry(self, assignment: Assignment) -> StreamEntry:
+    def _entry(self, assignment: StreamAssignment) -> StreamEntry:
         """Return the entry of a stream that is granted or about to be: it stays as long as that is so."""
         entry = self._streams.get(assignment.stream_id)
         assert entry is not None
@@ -335,10 +348,10 @@ class Assignments:
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
-    def _ignore(self, assignment: Assignment, now: float, position: int) -> None:
+    def _ignore(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Do nothing: the table gives it no effect."""
 
-    def _send_grant(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_grant(self, assignment: StreamAssignment, now: float, position: int) -> None:
         row = self._entry(assignment).lending
         assignment.resend_at = now + self._settings.resend_interval_s
         end = row.head if row.is_closed else None
@@ -360,7 +373,7 @@ class Assignments:
             ),
         )
 
-    def _send_revoke(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_revoke(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Send it once the grant is written and until final progress has come."""
         assignment.resend_at = now + self._settings.resend_interval_s
         if assignment.grant_id and not assignment.is_final_queued:
@@ -370,7 +383,7 @@ class Assignments:
                 Revoke(assignment.borrower_id, self._term, assignment.stream_id, assignment.grant_id),
             )
 
-    def _send_revoked(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_revoked(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """The row is out of its hands; the assignment stays until the borrower confirms."""
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
@@ -381,7 +394,7 @@ class Assignments:
             self._await_confirmation(assignment, is_taken=assignment.is_aborted)
         self._send_revoked_message(assignment, now)
 
-    def _await_confirmation(self, assignment: Assignment, is_taken: bool) -> None:
+    def _await_confirmation(self, assignment: StreamAssignment, is_taken: bool) -> None:
         """Keep the assignment until its borrower confirms; one that leaves anyway is asked nothing more."""
         member, key = self._members.get(assignment.borrower_id), (assignment.stream_id, assignment.grant_id)
         if member is not None and is_taken:
@@ -389,13 +402,13 @@ class Assignments:
         if member is not None and not member.is_disconnecting:
             self._members.unconfirmed[key] = assignment
 
-    def _send_revoked_message(self, assignment: Assignment, now: float) -> None:
+    def _send_revoked_message(self, assignment: StreamAssignment, now: float) -> None:
         a = assignment
         a.resend_at = now + self._settings.resend_interval_s
         if not self._is_ending(a):
             self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
 
-    def _send_lost(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_lost(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """The row is not its own any more; one that is not ours to begin with is answered, and not kept."""
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
@@ -406,30 +419,30 @@ class Assignments:
             self._await_confirmation(assignment, is_taken)
         self._send_revoked_message(assignment, now)
 
-    def _is_ending(self, assignment: Assignment) -> bool:
+    def _is_ending(self, assignment: StreamAssignment) -> bool:
         """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
         stream and with it the progress that it has not reported, and the next leader, to whom the grant is in force,
         would never get that."""
         entry = self._streams.get(assignment.stream_id)
         return entry is not None and entry.lending.grant_id == assignment.grant_id and entry.is_ending
 
-    def _send_progress_saved(self, assignment: Assignment, now: float, position: int) -> None:
+    def _send_progress_saved(self, assignment: StreamAssignment, now: float, position: int) -> None:
         a, row = assignment, self._entry(assignment).lending
         saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
         self._send(a.agent, saved)
 
-    def _forget(self, assignment: Assignment, now: float, position: int) -> None:
+    def _forget(self, assignment: StreamAssignment, now: float, position: int) -> None:
         self._members.unconfirmed.pop((assignment.stream_id, assignment.grant_id), None)
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             self.detach(entry)
 
-    def _write_progress(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_progress(self, assignment: StreamAssignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
             a = assignment
             self._streams.enqueue(AdvancePosition(a.stream_id, a.grant_id, position, a.consumed, a.in_doubt))
 
-    def _write_final(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_final(self, assignment: StreamAssignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
             assignment.is_final_queued = True
             member = self._members.get(assignment.borrower_id)
@@ -443,7 +456,7 @@ class Assignments:
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
             self._streams.enqueue(replace(final, poison=a.poison, skips=skips))
 
-    def _write_aborted(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:
             self._streams.enqueue(
                 AdvancePosition(assignment.stream_id, assignment.grant_id, position, assignment.consumed)
@@ -452,15 +465,15 @@ class Assignments:
             reason = (member.leave_reason if member else "") or "left in the middle of a batch"
             self._break_off(assignment, reason, self._keep_s(self._entry(assignment)))
 
-    def _write_not_held(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_not_held(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """The borrower does not have it, so the row's position is exact."""
         assignment.reason = assignment.reason or "its borrower does not have it"
         self._write_final(assignment, now, self._entry(assignment).lending.position)
 
-    def _write_force_release(self, assignment: Assignment, now: float, position: int) -> None:
+    def _write_force_release(self, assignment: StreamAssignment, now: float, position: int) -> None:
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)
 
-    def _break_off(self, assignment: Assignment, reason: str, keep_s: float) -> None:
+    def _break_off(self, assignment: StreamAssignment, reason: str, keep_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
         self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))
 

@@ -52,7 +52,7 @@ Event = BorrowerMessageReceived | WritesCommitted | CommitFailed | ForcedRevokeR
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GroupOutcome:
     """`changes` and `sync_streams` are to be committed under the term; `sends` are (agent, message) and may go at once.
 
     `stop_reason`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from sublet_leader.group.assignments import Assignments
+from sublet_leader.group.assignments import AssignmentManager
 from sublet_leader.group.events import (
     BorrowerMessageReceived,
     CommitFailed,
     Event,
     ForcedRevokeRequested,
-    Outcome,
+    GroupOutcome,
     StreamsChanged,
     Tick,
     WritesCommitted,
@@ -23,14 +23,14 @@ from sublet_leader.group.schedule import GroupTimers
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, transient_record
-from sublet_leader.group.transitions import EventKind
+from sublet_leader.group.transitions import AssignmentEventKind
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -89,14 +89,14 @@ class GroupLeader:
         self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)
         self._out = _OutcomeBuilder()
-        self._assignments = Assignments(group, term, self.streams, self.members, settings, self._send)
+        self._assignments = AssignmentManager(group, term, self.streams, self.members, settings, self._send)
         self._names = SessionFencing(
             group, self.streams, self.members, self._assignments, settings, self._end_as_fenced
         )
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
-    def decide(self, event: Event, now: float) -> Outcome:
+    def decide(self, event: Event, now: float) -> GroupOutcome:
         """Answer one event."""
         self._out = _OutcomeBuilder()
         match event:
@@ -123,7 +123,7 @@ class GroupLeader:
         renew = self.schedule.take_sync_due(now)
         violations = tuple(self._assignments.strategy_errors())
         out = self._out
-        return Outcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
+        return GroupOutcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -135,7 +135,7 @@ class GroupLeader:
 
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
-        self._send(agent, Invalidate(borrower_id, term, InvalidateReason.FENCED, detail))
+        self._send(agent, Invalidate(borrower_id, term, BorrowerEndReason.FENCED, detail))
         self._note(FENCE, borrower_id, agent, session, detail)
 
     def _wake_at(self) -> float:
@@ -158,7 +158,7 @@ class GroupLeader:
             case RevokeFinished():
                 if self._known(agent, message.borrower_id, message.term, now):
                     found = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
-                    self._assignments.apply_event(found, EventKind.REVOKE_FINISHED, now)
+                    self._assignments.apply_event(found, AssignmentEventKind.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
@@ -173,7 +173,7 @@ class GroupLeader:
         member = self._member(agent, borrower_id)
         if member is None or term not in (None, self.term):
             self._send(
-                agent, Invalidate(borrower_id, term or 0, InvalidateReason.RETRY, "not a member under this term")
+                agent, Invalidate(borrower_id, term or 0, BorrowerEndReason.RETRY, "not a member under this term")
             )
             return False
         member.last_heard_at = now
@@ -187,18 +187,18 @@ class GroupLeader:
     def _welcome(self, agent: str, wanted: LeaderWanted, now: float) -> None:
         if not (math.isfinite(wanted.weight) and wanted.weight > 0):
             detail = f"weight is {wanted.weight}: it must be a finite number above 0"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, detail))
+            self._send(agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail))
             return
         if not self._names.admit(agent, wanted, self.term, now):
             return
         member = self._member(agent, wanted.borrower_id)
         if member is None and (self.members.get(wanted.borrower_id) or self.members.is_former(wanted.borrower_id)):
-            reason = InvalidateReason.DONE if self.members.has_left(wanted.borrower_id) else InvalidateReason.RETRY
+            reason = BorrowerEndReason.DONE if self.members.has_left(wanted.borrower_id) else BorrowerEndReason.RETRY
             self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
             return
         if any(self._is_later(held, agent, wanted.borrower_number) for held in wanted.reclaim):
             detail = "a later borrower of its agent has what it held"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.RETRY, detail))
+            self._send(agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.RETRY, detail))
             return
         if member is None:
             w = wanted
@@ -235,7 +235,7 @@ class GroupLeader:
             return
         if entry is None or entry.lending.grant_id != held.grant_id or not self._held_by(entry, member.agent):
             lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
-            self._assignments.apply_event(lost, EventKind.PROGRESS, now)
+            self._assignments.apply_event(lost, AssignmentEventKind.PROGRESS, now)
             return
         self._assignments.reclaim(entry, member, held, now)
         if self.desired_state.pause_reason is not None:
@@ -267,7 +267,7 @@ class GroupLeader:
                 self._assignments.record_read_error(found, progress.read_error)
             elif progress.poison and not found.is_final_queued:
                 found.poison, found.reason = progress.poison, progress.read_error
-        kind = EventKind.FINAL if progress.final else EventKind.PROGRESS
+        kind = AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.PROGRESS
         found.delivered_end, found.consumed, found.in_doubt = (
             progress.delivered_end,
             progress.consumed,
@@ -280,7 +280,7 @@ class GroupLeader:
         member = self._member(agent, disconnect.borrower_id)
         if member is None or disconnect.term not in (0, self.term):
             settled = not disconnect.streams or self.members.has_left(disconnect.borrower_id)
-            reason = InvalidateReason.DONE if settled else InvalidateReason.RETRY
+            reason = BorrowerEndReason.DONE if settled else BorrowerEndReason.RETRY
             detail = "not a member under this term"
             self._send(agent, Invalidate(disconnect.borrower_id, disconnect.term, reason, detail))
             return
@@ -296,7 +296,7 @@ class GroupLeader:
         """Confirm to a departing borrower with nothing left to write that all is durable."""
         member = self.members.get(borrower_id)
         if member is not None and member.is_disconnecting and not member.streams:
-            self._send(member.agent, Invalidate(borrower_id, self.term, InvalidateReason.DONE))
+            self._send(member.agent, Invalidate(borrower_id, self.term, BorrowerEndReason.DONE))
             self._note(LEAVE, borrower_id, member.agent, member.session, "left, all that it had is durable")
             self.members.mark_left(borrower_id, now)
 
@@ -372,7 +372,7 @@ class GroupLeader:
         held = entry.assignment
         if held is not None and held.grant_id and row.grant_id > held.grant_id and entry.in_flight is None:
             self._assignments.apply_event(
-                held, EventKind.LOST, now
+                held, AssignmentEventKind.LOST, now
             )  # the renewal blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)
@@ -408,7 +408,7 @@ class GroupLeader:
     def _evict(self, member: Member, now: float) -> None:
         reason = "evicted: no ping in time"
         self._assignments.evict(member, reason, now)
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, InvalidateReason.RETRY, reason))
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, BorrowerEndReason.RETRY, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 
@@ -427,7 +427,7 @@ class GroupLeader:
         """Return the message to every member when this leader is over: look for the next one, which keeps your
         streams."""
         return tuple(
-            (m.agent, Invalidate(m.borrower_id, self.term, InvalidateReason.RETRY, detail)) for m in self.members
+            (m.agent, Invalidate(m.borrower_id, self.term, BorrowerEndReason.RETRY, detail)) for m in self.members
         )
 
     def pending_changes(self) -> tuple[LendingChange, ...]:

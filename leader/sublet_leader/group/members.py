@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from sublet_leader.group.stream_table import Assignment
+from sublet_leader.group.stream_table import StreamAssignment
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Members:
         self._replaced: dict[str, float] = {}
         self._named: dict[str, str] = {}
         self._weights: dict[str, float] = {}
-        self.unconfirmed: dict[tuple[int, int], Assignment] = {}
+        self.unconfirmed: dict[tuple[int, int], StreamAssignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
 
     def __iter__(self) -> Iterator[Member]:

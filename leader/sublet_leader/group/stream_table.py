@@ -29,7 +29,7 @@ BUSY_RETRY_S = 0.1
 
 
 @dataclass(slots=True)
-class Assignment:
+class StreamAssignment:
     """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
     to end, once that is decided; `delivered_end`: up to where it was delivered and given up, by its holder's final
     progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset it cannot
@@ -64,7 +64,7 @@ class LastHolder:
 
 
 @dataclass(frozen=True, slots=True)
-class PendingRelease:
+class DeferredForceRelease:
     """The end of a grant without final progress, to be written when the time promised to its holder is over."""
 
     change: ForceRelease
@@ -85,12 +85,12 @@ class StreamEntry:
     reserved_until: float = 0.0
     last_holder: LastHolder | None = None
     meter: ThroughputMeter = field(default_factory=ThroughputMeter)
-    assignment: Assignment | None = None
+    assignment: StreamAssignment | None = None
     in_flight: LendingChange | None = None
     queue: list[LendingChange] = field(default_factory=list)
     retry_at: float = 0.0
     promised_until: float = float("-inf")
-    pending_release: PendingRelease | None = None
+    pending_release: DeferredForceRelease | None = None
 
     @property
     def is_quiet(self) -> bool:

@@ -44,7 +44,7 @@ def transient_record(
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHistoryEvent:
+class GroupWatchEvent:
     """A line about the group of that subscription, true by now."""
 
     subscription: str

@@ -25,7 +25,7 @@ class GrantStatus(Enum):
     ABSENT = "absent"  # there is no assignment
 
 
-class EventKind(Enum):
+class AssignmentEventKind(Enum):
     """What can happen to an assignment."""
 
     GRANT_WRITTEN = "grant written"
@@ -62,12 +62,12 @@ class Action(Enum):
 Transition = tuple[GrantStatus, Action]
 
 
-def _row(**steps: Transition) -> dict[EventKind, Transition]:
+def _row(**steps: Transition) -> dict[AssignmentEventKind, Transition]:
     """Return what may happen in one status."""
-    return {EventKind[name]: step for name, step in steps.items()}
+    return {AssignmentEventKind[name]: step for name, step in steps.items()}
 
 
-TRANSITIONS: dict[GrantStatus, dict[EventKind, Transition]] = {
+TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
     GrantStatus.GRANTING: _row(
         GRANT_WRITTEN=(GrantStatus.GRANTING, Action.SEND_GRANT),
         GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),

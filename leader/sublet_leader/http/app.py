@@ -25,7 +25,7 @@ from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.observe.collector import NodeCollector
 from sublet_leader.observe.event_counters import NodeCounters
 from sublet_leader.observe.health import HealthState
-from sublet_leader.observe.http_connections import HttpConnections
+from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import NotFound
@@ -43,7 +43,7 @@ class HttpPort:
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None
         self._app: ASGIApp = _starting
-        self._reading: HttpConnections | None = None
+        self._reading: HttpDatabasePool | None = None
         self._server = HttpServer(options.listen, self._answer)
 
     @property
@@ -63,7 +63,7 @@ class HttpPort:
 
     def attach_node(self, facts: NodeView) -> None:
         """From now on it answers for this node."""
-        self._reading = HttpConnections(self._url, facts.health)
+        self._reading = HttpDatabasePool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
         self._lag_history = LagHistory(
@@ -72,7 +72,7 @@ class HttpPort:
         self._lag_history.start()
         self._app = build_app(self._routes(facts, self._reading, self._lag_history))
 
-    def _routes(self, facts: NodeView, reading: HttpConnections, lag_history: LagHistory) -> list[BaseRoute]:
+    def _routes(self, facts: NodeView, reading: HttpDatabasePool, lag_history: LagHistory) -> list[BaseRoute]:
         probes, pages = HealthProbes(facts.ref.name, facts.health), StaticFiles()
         groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, self._token is not None)
         admin, acting = AdminTokenGuard(self._token), GroupActionsApi(self._url)

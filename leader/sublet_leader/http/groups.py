@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from sublet_leader.http import query_fields as of
 from sublet_leader.http.responses import json_response
-from sublet_leader.observe.http_connections import HttpConnections
+from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.subscriptions import Subscription
@@ -23,7 +23,7 @@ MOST_GROUPS, MOST_LINES = 500, 1000
 class GroupsApi:
     """The functions behind the paths."""
 
-    def __init__(self, facts: NodeView, reading: HttpConnections, lag_history: LagHistory) -> None:
+    def __init__(self, facts: NodeView, reading: HttpDatabasePool, lag_history: LagHistory) -> None:
         self._facts, self._reading, self._lag_history = facts, reading, lag_history
 
     def groups(self, request: Request) -> Response:

@@ -9,7 +9,7 @@ from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import json_response
-from sublet_leader.observe.http_connections import HttpConnections
+from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage import node_directory
@@ -21,7 +21,7 @@ from sublet_storage.node_directory import list_nodes, live_nodes
 class NodesApi:
     """The functions behind the paths. `actions`: whether who has the token may act here."""
 
-    def __init__(self, facts: NodeView, reading: HttpConnections, actions: bool) -> None:
+    def __init__(self, facts: NodeView, reading: HttpDatabasePool, actions: bool) -> None:
         self._facts, self._reading, self._actions = facts, reading, actions
 
     def node(self, request: Request) -> Response:

@@ -14,7 +14,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.outbox import OutboxMoveResult, SqlOutbox
+from sublet_storage.producer.outbox import OutboxMover, OutboxMoveResult
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 from sublet_storage.util.retry import Backoff
 
@@ -67,7 +67,7 @@ class OutboxRelay:
 
     def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:
         """Look and move for as long as this term is ours."""
-        outbox = SqlOutbox(connection, lambda inside: leadership.check_term(inside, MAINTENANCE, term))
+        outbox = OutboxMover(connection, lambda inside: leadership.check_term(inside, MAINTENANCE, term))
         pauses = Backoff(BUSY_S, IDLE_S)
         while self._term() == term:
             moved = outbox.move()

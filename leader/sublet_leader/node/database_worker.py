@@ -25,7 +25,7 @@ JITTER_S = 0.3
 """Greatest delay added before a lost election is tried again."""
 
 
-class RequestObserver(Protocol):
+class DatabaseRequestObserver(Protocol):
     """Called on the worker's thread with each request, its result, and how many seconds it took."""
 
     def on_request(self, request: Request) -> None:
@@ -45,7 +45,7 @@ class DatabaseWorker:
         ref: NodeRef,
         settings: LeaderSettings,
         answer: Callable[[NodeEvent], None],
-        observers: Sequence[RequestObserver] = (),
+        observers: Sequence[DatabaseRequestObserver] = (),
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer

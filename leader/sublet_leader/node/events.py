@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader import election as el
-from sublet_leader.group.transient_events import GroupHistoryEvent
-from sublet_leader.node.group_event_publisher import LeaderLookupResult
+from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.node.group_event_publisher import LeaderQueryReply
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import NodeSideCounters
@@ -188,7 +188,7 @@ class LeaderLookupCompleted:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderQueried:
+class LeaderLookupRequested:
     """A watcher of that subscription queries its leader."""
 
     subscriber_id: str
@@ -214,7 +214,7 @@ class StreamsChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class DesiredStateRead:
+class NodeDesiredStateRead:
     """The node's desired state, repeated: lead nothing, or no longer under those terms {group: term}."""
 
     is_draining: bool
@@ -248,10 +248,10 @@ DatabaseAnswer = (
 NodeEvent = (
     NodeStarted
     | AgentMessageReceived
-    | LeaderQueried
+    | LeaderLookupRequested
     | ForcedRevokeRequested
     | StreamsChanged
-    | DesiredStateRead
+    | NodeDesiredStateRead
     | ShutdownRequested
     | Tick
     | DatabaseAnswer
@@ -274,8 +274,8 @@ class NodeOutcome:
     wake_at: float | None = None
     is_stopped: bool = False
     invariant_violations: tuple[str, ...] = ()
-    history: tuple[GroupHistoryEvent, ...] = ()
-    leader_locations: tuple[LeaderLookupResult, ...] = ()
+    history: tuple[GroupWatchEvent, ...] = ()
+    leader_locations: tuple[LeaderQueryReply, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

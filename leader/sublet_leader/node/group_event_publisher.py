@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_leader.group.members import Member
-from sublet_leader.group.transient_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupWatchEvent
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
@@ -27,7 +27,7 @@ MAX_ASKED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class LeaderLookupResult:
+class LeaderQueryReply:
     """The answer to a query who leads: no `group` of that subscription, or no `leadership` on it that is alive.
     `members`: all that are connected, if it is led here."""
 
@@ -60,12 +60,12 @@ class LeaderLookups:
         group: Group | None,
         claim: Leadership | None,
         members: Iterable[Member] | None,
-    ) -> list[LeaderLookupResult]:
+    ) -> list[LeaderQueryReply]:
         """Return the answers to all that have queried."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [LeaderLookupResult(asker, str(subscription), group, alive, known) for asker in askers]
+        return [LeaderQueryReply(asker, str(subscription), group, alive, known) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
         """The database did not answer: drop the queries, which are repeated."""
@@ -84,7 +84,7 @@ class GroupEventPublisher:
         """A watcher of that group (None: of all) has come, or the last has gone."""
         (self._keys.add if wanted else self._keys.discard)(key)
 
-    def publish(self, event: Iterable[GroupHistoryEvent]) -> None:
+    def publish(self, event: Iterable[GroupWatchEvent]) -> None:
         """To all who watch, in this order."""
         if not self._keys:
             return
@@ -93,7 +93,7 @@ class GroupEventPublisher:
                 reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
                 self._publish(Channel.GROUP, each.subscription, reported)
 
-    def leader_event(self, whereabouts: LeaderLookupResult) -> GroupEvent:
+    def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEvent:
         """Return the answer to a question."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {
@@ -112,7 +112,7 @@ class GroupEventPublisher:
         return GroupEvent(json.dumps(reported).encode())
 
 
-def to_group_event(event: GroupHistoryEvent, node: str, at_us: int) -> GroupEvent:
+def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEvent:
     """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
     line = event.record
     reported: dict[str, Any] = {

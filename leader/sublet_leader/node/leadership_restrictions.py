@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sublet_leader.node.events import DesiredStateRead
+from sublet_leader.node.events import NodeDesiredStateRead
 from sublet_storage.groups.model.records import Group
 
 
@@ -17,7 +17,7 @@ class LeadershipRestrictions:
         self.draining = False
         self._left: dict[int, float] = {}
 
-    def apply(self, desired_state: DesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
+    def apply(self, desired_state: NodeDesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
         """Return which of {leadership: term} to give up now. A command is repeated until it is done."""
         self.draining = desired_state.is_draining
         self._left = {group_id: until for group_id, until in self._left.items() if now < until}

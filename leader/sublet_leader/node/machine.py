@@ -15,24 +15,24 @@ from typing import assert_never
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.group.transient_events import STEP_DOWN, GroupHistoryEvent, transient_record
+from sublet_leader.group.transient_events import STEP_DOWN, GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
     CommitFailed,
     CommitWrites,
     DatabaseAnswer,
-    DesiredStateRead,
     ForcedRevokeRequested,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
-    LeaderQueried,
+    LeaderLookupRequested,
     LeadershipClaimCompleted,
     LeadershipReleaseCompleted,
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
+    NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
     NodeStarted,
@@ -45,16 +45,16 @@ from sublet_leader.node.events import (
     Tick,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import LeaderLookupResult, LeaderLookups
+from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
     Disconnect,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -92,8 +92,8 @@ class _OutcomeBuilder:
     requests: list[Request] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
-    history: list[GroupHistoryEvent] = field(default_factory=list)
-    answers: list[LeaderLookupResult] = field(default_factory=list)
+    history: list[GroupWatchEvent] = field(default_factory=list)
+    answers: list[LeaderQueryReply] = field(default_factory=list)
 
 
 class Node:
@@ -124,7 +124,7 @@ class Node:
                 self._elect(el.StartCampaign(MAINTENANCE), now)
             case AgentMessageReceived():
                 self._receive(event, now)
-            case LeaderQueried():
+            case LeaderLookupRequested():
                 self._asked(event)
             case ForcedRevokeRequested():
                 leader = self.leaders.get(event.group_id)
@@ -132,7 +132,7 @@ class Node:
                     self._give(leader, group_events.ForcedRevokeRequested(event.stream_ids, event.reason), now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
-            case DesiredStateRead():
+            case NodeDesiredStateRead():
                 self._apply_desired_state(event, now)
             case ShutdownRequested():
                 self._stop_by = event.deadline
@@ -181,9 +181,9 @@ class Node:
     def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
         if lines and group is not None:
-            self._out.history.extend(GroupHistoryEvent(str(group.subscription), line) for line in lines)
+            self._out.history.extend(GroupWatchEvent(str(group.subscription), line) for line in lines)
 
-    def _asked(self, asked: LeaderQueried) -> None:
+    def _asked(self, asked: LeaderLookupRequested) -> None:
         if self._inquiries.add(asked.subscription, asked.subscriber_id):
             self._out.requests.append(LookUpLeader(asked.subscription))
 
@@ -227,7 +227,7 @@ class Node:
         leader = self.leaders.get(group_id) if group_id is not None else None
         if leader is None:
             self._send(
-                received.agent, Invalidate(borrower_id, 0, InvalidateReason.RETRY, "this node does not lead its group")
+                received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.RETRY, "this node does not lead its group")
             )
         else:
             self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
@@ -238,7 +238,7 @@ class Node:
             subscription = Subscription.parse(wanted.subscription)
             start = StartingPosition.parse(wanted.starting_position)
         except (UsageError, ValueError) as problem:
-            self._send(received.agent, Invalidate(wanted.borrower_id, 0, InvalidateReason.DENIED, str(problem)))
+            self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
             return
         if self._stop_by is not None:
             return
@@ -264,7 +264,7 @@ class Node:
             if self._stop_by is None and not self._restrictions.is_forbidden(found, now):
                 self._elect(el.StartCampaign(found.group_id), now)
         elif answer.is_final or stranger:
-            reason = InvalidateReason.DENIED if request.group_id is None else InvalidateReason.DELETED
+            reason = BorrowerEndReason.DENIED if request.group_id is None else BorrowerEndReason.DELETED
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
             self._refuse(waiting, request.group_id, reason, answer.error, now)
 
@@ -272,7 +272,7 @@ class Node:
         self,
         waiting: Iterable[AgentMessageReceived],
         group_id: int | None,
-        reason: InvalidateReason,
+        reason: BorrowerEndReason,
         problem: str,
         now: float,
     ) -> None:
@@ -303,7 +303,7 @@ class Node:
                 continue
             if wanted.group_id not in (None, group.group_id):
                 self._send(
-                    received.agent, Invalidate(borrower_id, 0, InvalidateReason.DELETED, f"group {wanted.group_id}")
+                    received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.DELETED, f"group {wanted.group_id}")
                 )
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
@@ -341,7 +341,7 @@ class Node:
         for received, borrower_id in self.registry.take_waiters(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
-    def _apply_desired_state(self, desired_state: DesiredStateRead, now: float) -> None:
+    def _apply_desired_state(self, desired_state: NodeDesiredStateRead, now: float) -> None:
         """Give up what is not to be led any more; borrowers are sent to its leader, or ask another node."""
         if self._stop_by is not None:
             return
@@ -362,7 +362,7 @@ class Node:
             self._elect(el.Resign(group.group_id), now)
             if answer.is_deleted:
                 problem = f"group {group.group_id} is deleted"
-                self._refuse(self.registry.remove_group(group), group.group_id, InvalidateReason.DELETED, problem, now)
+                self._refuse(self.registry.remove_group(group), group.group_id, BorrowerEndReason.DELETED, problem, now)
             return
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now)
         self.leaders[group.group_id] = leader

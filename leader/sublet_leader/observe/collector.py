@@ -19,13 +19,13 @@ from prometheus_client.registry import Collector
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.health import HealthState
-from sublet_leader.observe.http_connections import HttpConnections
+from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.metric_definitions import MetricDefinition, MetricType
 from sublet_leader.observe.node_view import NodeView
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.lag_queries import StatusLag, StreamLag, status_lags, stream_lags, sum_by_status
+from sublet_storage.groups.status.lag_queries import LagByStatus, StreamLag, status_lags, stream_lags, sum_by_status
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.groups.status.overview_model import GroupOverview
 
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class LagSamples:
+class LagSnapshot:
     """Lags in the database; `took_s` None: it did not answer. `sums`: of groups led here, `leaderless`: groups without
     a leader, `not_exported_count`: how many more there are; `streams`: of some of both."""
 
     streams: tuple[StreamLag, ...] = ()
-    sums: tuple[StatusLag, ...] = ()
+    sums: tuple[LagByStatus, ...] = ()
     leaderless: tuple[GroupOverview, ...] = ()
     not_exported_count: int = 0
     stream_series_groups: frozenset[int] = frozenset()
@@ -62,7 +62,7 @@ class _Families:
 class NodeCollector(Collector):
     """Called by `prometheus_client` for each scrape; the caller makes sure that one call runs at a time."""
 
-    def __init__(self, facts: NodeView, reading: HttpConnections, settings: MetricsSettings) -> None:
+    def __init__(self, facts: NodeView, reading: HttpDatabasePool, settings: MetricsSettings) -> None:
         self._facts, self._reading, self._settings = facts, reading, settings
 
     def describe(self) -> Iterator[Metric]:
@@ -111,11 +111,11 @@ class NodeCollector(Collector):
         for what, count in facts.notification_counters().items():
             add(metric_definitions.NEWS, count, what)
 
-    def _lags(self, led: Mapping[int, GroupLeader]) -> LagSamples:
+    def _lags(self, led: Mapping[int, GroupLeader]) -> LagSnapshot:
         is_maintenance_leader = self._facts.is_maintenance_leader()
         sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
         if not led and not is_maintenance_leader:
-            return LagSamples()
+            return LagSnapshot()
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
@@ -127,11 +127,11 @@ class NodeCollector(Collector):
                 sums = status_lags(connection, others) if others else []
         except (SubletError, psycopg.Error) as error:
             log.debug("groups have no offsets in this scrape: %s", error)
-            return LagSamples(stream_series_groups=_within(sizes, self._settings.max_stream_series))
+            return LagSnapshot(stream_series_groups=_within(sizes, self._settings.max_stream_series))
         of_led = [line for line in streams if line.group_id in led]
         took_s = time.monotonic() - began
         by_status = (*sum_by_status(of_led), *sums)
-        return LagSamples(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
+        return LagSnapshot(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
 
     def _leaderless(
         self, connection: Connection, led: Mapping[int, GroupLeader]
@@ -172,7 +172,7 @@ def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
 
 
-def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSamples) -> None:
+def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSnapshot) -> None:
     if lags.took_s is None:
         return
     add(metric_definitions.SCRAPE, lags.took_s)
@@ -185,7 +185,7 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[i
             add(metric_definitions.LAG, line.lag, *labels)
     for (space, stream), head in heads.items():
         add(metric_definitions.HEAD, head, space, stream)
-    by_group: dict[int, list[StatusLag]] = {group_id: [] for group_id in led}
+    by_group: dict[int, list[LagByStatus]] = {group_id: [] for group_id in led}
     for each in lags.sums:
         by_group[each.group_id].append(each)
         add(metric_definitions.STREAMS, each.streams, names[each.group_id], each.status)

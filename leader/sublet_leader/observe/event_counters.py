@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupHistoryEvent
+from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupWatchEvent
 from sublet_leader.node.events import CommitFailed, CommitWrites, NodeEvent, Request, WritesCommitted
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.metric_definitions import MetricDefinition
@@ -41,7 +41,7 @@ class NodeCounters:
         self._latency = Histogram(latency.name, latency.help, latency.labels, registry=registry, buckets=_BUCKETS_S)
         self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
-    def record_history(self, events: Iterable[GroupHistoryEvent], violations: int = 0) -> None:
+    def record_history(self, events: Iterable[GroupWatchEvent], violations: int = 0) -> None:
         """Count events that are true by now. `violations`: how many leaders broke an invariant."""
         self._broken.inc(violations)
         for each in events:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sublet_leader.group.transient_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupWatchEvent
 
 LOGGER = "sublet.events"
 log = logging.getLogger(LOGGER)
 
 
-def log_history(events: Iterable[GroupHistoryEvent]) -> None:
+def log_history(events: Iterable[GroupWatchEvent]) -> None:
     """Write a record each, if they are enabled."""
     if not log.isEnabledFor(logging.INFO):
         return
@@ -22,7 +22,7 @@ def log_history(events: Iterable[GroupHistoryEvent]) -> None:
         log.info("%s: %s", each.record.event, each.record.reason, extra={"fields": log_fields(each)})
 
 
-def log_fields(event: GroupHistoryEvent) -> dict[str, object]:
+def log_fields(event: GroupWatchEvent) -> dict[str, object]:
     """Return the ids of what happened, without those that do not apply."""
     line = event.record
     reported: dict[str, object] = {

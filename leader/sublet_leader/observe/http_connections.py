@@ -50,7 +50,7 @@ class _ReadingConnection(BoundedConnection):
         return made
 
 
-class HttpConnections:
+class HttpDatabasePool:
     """Gives connections to threads, one at a time to each. `look` checks first whether the database is there at all."""
 
     def __init__(self, url: str, look: Callable[[], Health]) -> None:

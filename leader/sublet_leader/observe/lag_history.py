@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import psycopg
 
-from sublet_leader.observe.http_connections import HttpConnections
+from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.groups.status.lag_queries import all_lags
 
@@ -29,7 +29,7 @@ _UNKNOWN = -1
 class LagHistory:
     """Samples on a thread of its own from `start` to `close`; read on any thread."""
 
-    def __init__(self, reading: HttpConnections, minutes: int, most_groups: int) -> None:
+    def __init__(self, reading: HttpDatabasePool, minutes: int, most_groups: int) -> None:
         self._reading, self._most = reading, most_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}

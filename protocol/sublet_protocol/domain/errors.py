@@ -45,11 +45,11 @@ class InvalidEpoch(UsageError):
     """Not an integer or a tuple of as many integers as the space's epochs have."""
 
 
-class EpochCompleted(UsageError):
+class EpochAlreadyCompleted(UsageError):
     """An epoch that nobody may publish any more, or that this publisher has given up."""
 
 
-class CapabilityExpired(UsageError):
+class EpochCapabilityExpired(UsageError):
     """A publisher did not renew its epochs within its lease, and they are closed."""
 
 
@@ -136,7 +136,7 @@ class GrantLost(Conflict):
         )
 
 
-class BatchLost(Conflict):
+class MicroBatchFenced(Conflict):
     """A micro-batch that its query must not write, or not any more: its transaction is rolled back."""
 
     def __init__(self, batch_id: int, detail: str, hint: str) -> None:

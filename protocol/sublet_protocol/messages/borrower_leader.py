@@ -20,7 +20,7 @@ MAX_ID = 512
 """Longest id, name or address, in characters."""
 
 
-class InvalidateReason(StrEnum):
+class BorrowerEndReason(StrEnum):
     """Why a borrower is over. After a final reason its agent does not make another."""
 
     RETRY = "retry"  # something was inconsistent: start again under a new id
@@ -32,7 +32,7 @@ class InvalidateReason(StrEnum):
     @property
     def is_final(self) -> bool:
         """True where the agent must not recreate the borrower."""
-        return self is not InvalidateReason.RETRY
+        return self is not BorrowerEndReason.RETRY
 
 
 class RevokedReason(StrEnum):
@@ -248,7 +248,7 @@ class Invalidate:
 
     borrower_id: str
     term: int
-    reason: InvalidateReason
+    reason: BorrowerEndReason
     detail: str = ""
 
 

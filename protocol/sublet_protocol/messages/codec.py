@@ -17,11 +17,11 @@ from sublet_protocol.messages.borrower_leader import (
     MAX_ID,
     MAX_READ_ERROR_CHARS,
     MAX_WEIGHT,
+    BorrowerEndReason,
     Disconnect,
     Grant,
     HeldGrant,
     Invalidate,
-    InvalidateReason,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
@@ -56,11 +56,11 @@ MAX_ANTICHAIN = 1_000
 """Most epochs in one frontier."""
 
 _END_REASONS = {
-    InvalidateReason.RETRY: pb.END_RETRY,
-    InvalidateReason.DELETED: pb.END_DELETED,
-    InvalidateReason.FENCED: pb.END_FENCED,
-    InvalidateReason.DENIED: pb.END_DENIED,
-    InvalidateReason.DONE: pb.END_DONE,
+    BorrowerEndReason.RETRY: pb.END_RETRY,
+    BorrowerEndReason.DELETED: pb.END_DELETED,
+    BorrowerEndReason.FENCED: pb.END_FENCED,
+    BorrowerEndReason.DENIED: pb.END_DENIED,
+    BorrowerEndReason.DONE: pb.END_DONE,
 }
 _REVOKED_REASONS = {
     RevokedReason.SAVED: pb.REVOKED_SAVED,

@@ -41,7 +41,7 @@ node, except for `PayloadUnavailable`."""
 
 
 @dataclass(frozen=True, slots=True)
-class PublishCommand:
+class FeedPublishRequest:
     """A batch. `number` grows by one under one incarnation of a producer; `messages` is an Arrow IPC record batch."""
 
     producer: str
@@ -68,7 +68,7 @@ class PublishResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadCommand:
+class FeedReadRequest:
     """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
 
     filter: TopicFilter
@@ -98,7 +98,7 @@ class FeedPage:
 # --- publish --------------------------------------------------------------------------------------------------------
 
 
-def encode_publish(batch: PublishCommand) -> Any:
+def encode_publish(batch: FeedPublishRequest) -> Any:
     """Return a `PublishRequest`."""
     return pb.PublishRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -109,7 +109,7 @@ def encode_publish(batch: PublishCommand) -> Any:
     )
 
 
-def decode_publish(wire: Any) -> PublishCommand:
+def decode_publish(wire: Any) -> FeedPublishRequest:
     """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_version(wire.protocol_version)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
@@ -117,7 +117,7 @@ def decode_publish(wire: Any) -> PublishCommand:
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
         )
     number = check_number("number", wire.number, least=1)
-    return PublishCommand(
+    return FeedPublishRequest(
         _id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages
     )
 
@@ -158,7 +158,7 @@ def _read_part(wire: Any) -> PublishedSpan:
 # --- read -----------------------------------------------------------------------------------------------------------
 
 
-def encode_read(read: ReadCommand, kind: Any) -> Any:
+def encode_read(read: FeedReadRequest, kind: Any) -> Any:
     """Return a `HistoryRequest` or a `FollowRequest`: `kind`."""
     begin = (
         {"starting_position": str(read.starting_position)}
@@ -170,7 +170,7 @@ def encode_read(read: ReadCommand, kind: Any) -> Any:
     )
 
 
-def decode_read(wire: Any) -> ReadCommand:
+def decode_read(wire: Any) -> FeedReadRequest:
     """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_version(wire.protocol_version)
     match wire.WhichOneof("from"):
@@ -180,7 +180,7 @@ def decode_read(wire: Any) -> ReadCommand:
             begin = _read_bookmark(wire.bookmark)
         case _:
             raise MalformedMessage("from: it is missing. Give a starting_position (latest, say) or a bookmark.")
-    return ReadCommand(TopicFilter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
+    return FeedReadRequest(TopicFilter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
 
 
 def encode_page(page: FeedPage) -> Any:

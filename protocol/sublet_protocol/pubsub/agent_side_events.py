@@ -33,7 +33,7 @@ class ConnectionLostReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class SetListening:
+class ExpectDirectMessages:
     """Whether messages sent to this agent are expected without a subscription: then a poll is held all the same."""
 
     is_wanted: bool
@@ -95,7 +95,7 @@ class Tick:
 
 Event = (
     Command
-    | SetListening
+    | ExpectDirectMessages
     | CommandsReplied
     | PollReplied
     | CommandsUnanswered
@@ -190,7 +190,7 @@ Instruction = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AgentSideOutcome:
     """What to do now, in this order, and when to come back at the latest."""
 
     sends: tuple[Instruction, ...]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from typing import assert_never
 
 from sublet_protocol.pubsub.agent_side_events import (
+    AgentSideOutcome,
     CallPoll,
     CancelCommands,
     CancelPoll,
@@ -31,19 +32,18 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStillLost,
     Deliver,
     Event,
+    ExpectDirectMessages,
     Instruction,
-    Outcome,
     PollReplied,
     PollUnanswered,
     SendCommands,
-    SetListening,
     Tick,
 )
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelDelivery,
     Command,
+    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     SequencedMessage,
@@ -106,7 +106,7 @@ class AgentSideMachine:
         agent: str,
         settings: AgentSideSettings | None = None,
         *,
-        channels: Mapping[str, ChannelDelivery] = CHANNELS,
+        channels: Mapping[str, DeliveryGuarantee] = CHANNELS,
         size_of: Callable[[Command], int] = lambda command: 256,
     ) -> None:
         self.status = ConnectionStatus.IDLE
@@ -126,7 +126,7 @@ class AgentSideMachine:
         self._life = _Life(0)
         self._out: list[Instruction] = []
 
-    def decide(self, event: Event, now: float) -> Outcome:
+    def decide(self, event: Event, now: float) -> AgentSideOutcome:
         """Take in one event; times are seconds of a monotonic clock."""
         self._out = []
         if self.status is not ConnectionStatus.REJECTED:
@@ -138,7 +138,7 @@ class AgentSideMachine:
                     ConnectionLost(ConnectionLostReason.REJECTED, self._refusal, ((event.channel, event.key),))
                 )
             )
-        return Outcome(tuple(self._out), self._wake_at(now))
+        return AgentSideOutcome(tuple(self._out), self._wake_at(now))
 
     @property
     def subscriber_id(self) -> str:
@@ -183,7 +183,7 @@ class AgentSideMachine:
                 self._enqueue(event, now)
             case MessageToNode():
                 self._enqueue(event, now)
-            case SetListening(wanted):
+            case ExpectDirectMessages(wanted):
                 self._listening = wanted
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
@@ -280,7 +280,7 @@ class AgentSideMachine:
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True
-        if self._channels.get(delivery.channel) is not ChannelDelivery.LOG:
+        if self._channels.get(delivery.channel) is not DeliveryGuarantee.LOG:
             return True
         predecessor = self._life.last_on.get(delivery.channel, 0)
         self._life.last_on[delivery.channel] = delivery.sequence

@@ -15,7 +15,7 @@ class Channel(StrEnum):
     GROUP = "group"  # key: subscription; events of a group, for those who watch it
 
 
-class ChannelDelivery(Enum):
+class DeliveryGuarantee(Enum):
     """What a subscriber of a channel may rely on."""
 
     LOG = "log"  # every message, in order; each names its predecessor
@@ -26,15 +26,15 @@ Subject = tuple[str, str | None]
 """What is subscribed to: a channel, and a key or None for all."""
 
 
-class Channels(Mapping[str, ChannelDelivery]):
+class ChannelTable(Mapping[str, DeliveryGuarantee]):
     """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
 
-    def __init__(self, *channels: tuple[str, int, ChannelDelivery]) -> None:
+    def __init__(self, *channels: tuple[str, int, DeliveryGuarantee]) -> None:
         self._kinds = {name: kind for name, _, kind in channels}
         self._numbers = {name: number for name, number, _ in channels}
         self._names = {number: name for name, number, _ in channels}
 
-    def __getitem__(self, name: str) -> ChannelDelivery:
+    def __getitem__(self, name: str) -> DeliveryGuarantee:
         return self._kinds[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -52,10 +52,10 @@ class Channels(Mapping[str, ChannelDelivery]):
         return self._names.get(number)
 
 
-CHANNELS = Channels(
-    (Channel.BORROWER, 1, ChannelDelivery.LOG),
-    (Channel.STREAM, 2, ChannelDelivery.STATE),
-    (Channel.GROUP, 3, ChannelDelivery.LOG),
+CHANNELS = ChannelTable(
+    (Channel.BORROWER, 1, DeliveryGuarantee.LOG),
+    (Channel.STREAM, 2, DeliveryGuarantee.STATE),
+    (Channel.GROUP, 3, DeliveryGuarantee.LOG),
 )
 
 
@@ -83,7 +83,7 @@ class MessageToNode:
 
 
 @dataclass(frozen=True, slots=True)
-class UndecodedCommand:
+class UndecodableCommand:
     """Stands for a command that could not be decoded; `text` is why. It is answered with an error and has no other
     effect."""
 
@@ -91,7 +91,7 @@ class UndecodedCommand:
 
 
 Command = Subscribe | Unsubscribe | MessageToNode
-ReceivedCommand = Command | UndecodedCommand
+ReceivedCommand = Command | UndecodableCommand
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,16 @@ from sublet_protocol.pubsub.agent_side_events import (
     ConnectionStillLost,
     Deliver,
     Event,
+    ExpectDirectMessages,
     Instruction,
     PollUnanswered,
     SendCommands,
-    SetListening,
     Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import AgentSideCounters
-from sublet_protocol.pubsub.model import CHANNELS, Channels, Command, MessageToNode, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, Command, MessageToNode, Subscribe, Unsubscribe
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ class NodeConnection:
         answer_within_s: float = CALL_TIMEOUT_S,
         credentials: Any = None,
         metadata: Sequence[tuple[str, str]] = (),
-        channels: Channels = CHANNELS,
+        channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
@@ -162,12 +162,12 @@ class NodeConnection:
         """Queue a message to the node, and hold a poll for its answers from now on (`set_listening`)."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
-        self._decide(SetListening(True))
+        self._decide(ExpectDirectMessages(True))
         self._decide(command)
 
     def set_listening(self, wanted: bool) -> None:
         """Set whether a poll is held while nothing is subscribed."""
-        self._decide(SetListening(wanted))
+        self._decide(ExpectDirectMessages(wanted))
 
     def subscribe(
         self,

@@ -16,22 +16,22 @@ from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelDelivery,
     CommandError,
+    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
     SequencedMessage,
     Subscribe,
-    UndecodedCommand,
+    UndecodableCommand,
     Unsubscribe,
 )
 from sublet_protocol.pubsub.node_side_replies import (
+    ChannelInterest,
     CommandsAccepted,
-    DuplicateCommands,
+    CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
-    SubscribedKeys,
     UnknownSubscriber,
 )
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
@@ -78,7 +78,7 @@ class NodeSideMachine:
         incarnation: str,
         settings: NodeSideSettings | None = None,
         *,
-        channels: Mapping[str, ChannelDelivery] = CHANNELS,
+        channels: Mapping[str, DeliveryGuarantee] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
     ) -> None:
         self.incarnation = incarnation
@@ -98,7 +98,7 @@ class NodeSideMachine:
 
     def receive(
         self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
-    ) -> CommandsAccepted | DuplicateCommands | UnknownSubscriber:
+    ) -> CommandsAccepted | CommandsAlreadyExecuted | UnknownSubscriber:
         """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
         subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
         if isinstance(subscriber, UnknownSubscriber):
@@ -106,7 +106,7 @@ class NodeSideMachine:
         if number == subscriber.batch:
             subscriber.received_at = now
             self._counts["duplicate_batches"] += 1
-            return DuplicateCommands(subscriber.errors)
+            return CommandsAlreadyExecuted(subscriber.errors)
         if number != subscriber.batch + 1:
             return self._expel(subscriber_id, f"batch {number} does not follow batch {subscriber.batch}")
         subscriber.received_at, subscriber.batch = now, number
@@ -155,7 +155,7 @@ class NodeSideMachine:
 
         On a state channel a version that is not above the key's current one is dropped.
         """
-        is_state = self._channels[channel] is ChannelDelivery.STATE
+        is_state = self._channels[channel] is DeliveryGuarantee.STATE
         if is_state and not self._states.put(channel, key, body, version):
             return 0
         size = self._size_of(body) + len(key)
@@ -171,7 +171,7 @@ class NodeSideMachine:
         """
         if subscriber_id not in self._subscribers:
             return False
-        is_state = self._channels[channel] is ChannelDelivery.STATE
+        is_state = self._channels[channel] is DeliveryGuarantee.STATE
         size = self._size_of(body) + len(key)
         self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, is_deduplicated=not is_state))
         return True
@@ -206,9 +206,9 @@ class NodeSideMachine:
         subscriber = self._subscribers.get(subscriber_id)
         return () if subscriber is None else tuple(subscriber.all_subjects())
 
-    def subscribed_keys(self, channel: str) -> SubscribedKeys:
+    def subscribed_keys(self, channel: str) -> ChannelInterest:
         """Return the subscribed keys of a channel: only these are worth reading."""
-        return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+        return ChannelInterest(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
         """Whether this subscriber id is alive."""
@@ -277,7 +277,7 @@ class NodeSideMachine:
                 case MessageToNode(body):
                     messages.append((index, body))
                     refusal = None
-                case UndecodedCommand(text):
+                case UndecodableCommand(text):
                     refusal = text
                 case Subscribe(channel, key):
                     refusal = self._subscribe(subscriber_id, subscriber, channel, key)
@@ -298,7 +298,7 @@ class NodeSideMachine:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
-        if kind is ChannelDelivery.STATE:
+        if kind is DeliveryGuarantee.STATE:
             for state_key, body, version in self._states.current(channel, key):
                 size = self._size_of(body) + len(state_key)
                 self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))

@@ -15,7 +15,7 @@ class UnknownSubscriber:
 
 
 @dataclass(frozen=True, slots=True)
-class DuplicateCommands:
+class CommandsAlreadyExecuted:
     """The batch was executed before; these were its errors."""
 
     errors: tuple[CommandError, ...]
@@ -44,7 +44,7 @@ class HoldPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscribedKeys:
+class ChannelInterest:
     """The keys of a channel that are subscribed by name, and whether all keys are."""
 
     keys: frozenset[str]

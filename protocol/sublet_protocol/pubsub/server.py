@@ -21,11 +21,11 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
-from sublet_protocol.pubsub.model import CHANNELS, Channels, CommandError
+from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, CommandError
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
 from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
-    DuplicateCommands,
+    CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
     UnknownSubscriber,
@@ -48,7 +48,7 @@ OnInterest = Callable[[str, str | None, bool], None]
 
 
 def new_publisher(
-    incarnation: str, settings: NodeSideSettings | None = None, channels: Channels = CHANNELS
+    incarnation: str, settings: NodeSideSettings | None = None, channels: ChannelTable = CHANNELS
 ) -> NodeSideMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
@@ -70,7 +70,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
         on_interest: OnInterest = lambda channel, key, wanted: None,
-        channels: Channels = CHANNELS,
+        channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.publisher = publisher
@@ -181,7 +181,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one))]
                 errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
-            case DuplicateCommands(errors):
+            case CommandsAlreadyExecuted(errors):
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case UnknownSubscriber(reason):
                 log.info("subscriber %s is unknown: %s", subscriber_id, reason)

@@ -24,7 +24,7 @@ from sublet_protocol.messages.codec import MAX_TEXT, MalformedMessage
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    Channels,
+    ChannelTable,
     Command,
     CommandError,
     MailboxOverflow,
@@ -32,7 +32,7 @@ from sublet_protocol.pubsub.model import (
     ReceivedCommand,
     SequencedMessage,
     Subscribe,
-    UndecodedCommand,
+    UndecodableCommand,
     Unsubscribe,
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -59,7 +59,7 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_request(batch: SendCommands, channels: Channels = CHANNELS) -> Any:
+def encode_batch_request(batch: SendCommands, channels: ChannelTable = CHANNELS) -> Any:
     """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
@@ -90,7 +90,7 @@ def check_subscriber_id(text: str) -> str:
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
+def encode_command(command: Command, channels: ChannelTable = CHANNELS) -> Any:
     """Return a `Command`."""
     match command:
         case Subscribe(channel, key):
@@ -107,8 +107,8 @@ def encode_command(command: Command, channels: Channels = CHANNELS) -> Any:
             assert_never(command)
 
 
-def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
-    """Return a command, or `UndecodedCommand` with the reason."""
+def decode_command(wire: Any, channels: ChannelTable = CHANNELS) -> ReceivedCommand:
+    """Return a command, or `UndecodableCommand` with the reason."""
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
@@ -120,9 +120,9 @@ def decode_command(wire: Any, channels: Channels = CHANNELS) -> ReceivedCommand:
             case "group_event":
                 return MessageToNode(_read_event(wire.group_event))
             case _:
-                return UndecodedCommand("a command: it is empty, or of a kind this version does not know")
+                return UndecodableCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
-        return UndecodedCommand(str(error))
+        return UndecodableCommand(str(error))
 
 
 def _read_event(payload: bytes) -> GroupEvent:
@@ -131,7 +131,7 @@ def _read_event(payload: bytes) -> GroupEvent:
     return GroupEvent(payload)
 
 
-def _subject(channel: str, key: str | None, channels: Channels) -> Any:
+def _subject(channel: str, key: str | None, channels: ChannelTable) -> Any:
     number: Any = channels.number(channel)
     if not number:
         raise UsageError(f"channel {channel!r}: it is none of this session's. These are: {', '.join(channels)}")
@@ -140,7 +140,7 @@ def _subject(channel: str, key: str | None, channels: Channels) -> Any:
     return pb.Subject(channel=number, key=_key(key))
 
 
-def _read_subject(wire: Any, channels: Channels) -> tuple[str, str | None]:
+def _read_subject(wire: Any, channels: ChannelTable) -> tuple[str, str | None]:
     channel = channels.name(wire.channel)
     if channel is None:
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
@@ -173,7 +173,7 @@ def encode_poll_reply(
     deliveries: Iterable[SequencedMessage] = (),
     *,
     unknown: bool = False,
-    channels: Channels = CHANNELS,
+    channels: ChannelTable = CHANNELS,
 ) -> Any:
     """Return a `PollReply`."""
     return pb.PollReply(
@@ -192,7 +192,7 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
     )
 
 
-def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: Channels = CHANNELS) -> PollReplied:
+def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelTable = CHANNELS) -> PollReplied:
     """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
@@ -201,7 +201,7 @@ def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: 
 # --- deliveries -----------------------------------------------------------------------------------------------------
 
 
-def encode_delivery(delivery: SequencedMessage, channels: Channels = CHANNELS) -> Any:
+def encode_delivery(delivery: SequencedMessage, channels: ChannelTable = CHANNELS) -> Any:
     """Return a `Delivery`."""
     number: Any = channels.number(delivery.channel)
     return pb.Delivery(
@@ -214,7 +214,7 @@ def encode_delivery(delivery: SequencedMessage, channels: Channels = CHANNELS) -
     )
 
 
-def _body(body: Any, channels: Channels) -> dict[str, Any]:
+def _body(body: Any, channels: ChannelTable) -> dict[str, Any]:
     match body:
         case StreamHead(stream_id, head, closed):
             return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
@@ -227,14 +227,14 @@ def _body(body: Any, channels: Channels) -> dict[str, Any]:
             return {"to_borrower": codec.encode_to_borrower(body)}
 
 
-def decode_delivery(wire: Any, channels: Channels = CHANNELS) -> SequencedMessage:
+def decode_delivery(wire: Any, channels: ChannelTable = CHANNELS) -> SequencedMessage:
     """One message of a poll's reply; raises `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
-def _read_body(wire: Any, channels: Channels) -> object:
+def _read_body(wire: Any, channels: ChannelTable) -> object:
     match wire.WhichOneof("body"):
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)
@@ -248,7 +248,7 @@ def _read_body(wire: Any, channels: Channels) -> object:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 
 
-def _channel(number: int, channels: Channels) -> str:
+def _channel(number: int, channels: ChannelTable) -> str:
     if (name := channels.name(number)) is None:
         raise MalformedMessage(f"channel {number}: this version does not know it")
     return name
@@ -265,6 +265,6 @@ def body_size(body: object) -> int:
             return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())
 
 
-def command_size(command: Command, channels: Channels = CHANNELS) -> int:
+def command_size(command: Command, channels: ChannelTable = CHANNELS) -> int:
     """Bytes of a command on the wire, nearly."""
     return 4 + int(encode_command(command, channels).ByteSize())

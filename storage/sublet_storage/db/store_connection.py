@@ -35,7 +35,7 @@ class TransactionRolledBack(DatabaseUnreachable):
 class _TurnEndingCursor(psycopg.Cursor[Any]):
     """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
 
-    channel: StoreConnection
+    channel: GroupStoreConnection
 
     def fetchone(self) -> Any:
         self._arrive()
@@ -50,7 +50,7 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
             self.channel.pipeline.sync()
 
 
-class StoreConnection:
+class GroupStoreConnection:
     """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
 
     def __init__(self, connect: Callable[[], BoundedConnection]) -> None:

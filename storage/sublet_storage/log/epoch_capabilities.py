@@ -25,7 +25,7 @@ from sublet_protocol.domain.epochs import (
     format_frontier,
     lower_frontier_from_json,
 )
-from sublet_protocol.domain.errors import CapabilityExpired, EpochCompleted, SubletError, UnknownSpace
+from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, SubletError, UnknownSpace
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -65,8 +65,8 @@ def hold(
     """From now on the producer publishes only at or after these epochs; the space's lower frontier that is left.
 
     A first capability is taken for anything that may still come; one that is held only moves on. A later life of a
-    named producer goes on with that of the one before. Raises `EpochCompleted`, `InvalidEpoch`, `ProducerFenced`,
-    `CapabilityExpired`, `UnknownSpace`.
+    named producer goes on with that of the one before. Raises `EpochAlreadyCompleted`, `InvalidEpoch`,
+    `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
     wanted = LowerFrontier.from_epochs(map(check_epoch, least))
     return _hold(conn, space_id, who, wanted, lease_s)[0]
@@ -213,28 +213,28 @@ class _Space:
     incarnations: Mapping[str, int]
 
 
-def capability_expired_error(producer_id: str) -> CapabilityExpired:
+def capability_expired_error(producer_id: str) -> EpochCapabilityExpired:
     """Return the error of an append or an advance when the lease has run out."""
-    return CapabilityExpired(
+    return EpochCapabilityExpired(
         f"producer {producer_id!r}: it holds no epochs, or its lease has run out, and the epochs "
         "that it held are closed. Make a new Publisher, and go on with an epoch that is not completed."
     )
 
 
 def check_not_backwards(who: ProducerIdentity, held: LowerFrontier, least: Iterable[Epoch]) -> None:
-    """Raise `EpochCompleted` for an epoch that is not at or after those that the producer holds."""
+    """Raise `EpochAlreadyCompleted` for an epoch that is not at or after those that the producer holds."""
     for epoch in least:
         if not held.admits(epoch):
-            raise EpochCompleted(
+            raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)}: producer {who.producer_id!r} has advanced to "
                 f"{format_frontier(held)}, and does not "
                 "go back. Give an epoch at or after that."
             )
 
 
-def epoch_completed_error(producer_id: str) -> EpochCompleted:
+def epoch_completed_error(producer_id: str) -> EpochAlreadyCompleted:
     """Return the error of an append whose producer has advanced beyond one of its epochs."""
-    return EpochCompleted(
+    return EpochAlreadyCompleted(
         f"producer {producer_id!r}: a message is in an epoch that it has advanced beyond. Publish in an epoch before "
         "advancing from it."
     )
@@ -332,7 +332,7 @@ def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
         if not lower.admits(epoch):
             is_over = all(number > LARGEST for least in lower.least for number in least)
             hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
-            raise EpochCompleted(
+            raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "
                 f"{format_frontier(lower)}. {hint}."
             )

@@ -21,7 +21,7 @@ LowerFrontiers = Mapping[int, LowerFrontier | None]
 lies below the heads of the same instant may be delivered before these frontiers are announced."""
 
 
-class EpochStart(StrEnum):
+class EpochStartingPosition(StrEnum):
     """Which epochs a reader gets that begins now."""
 
     LATEST = "latest"  # those that begin after it has come
@@ -66,7 +66,7 @@ class EpochSelection:
     @classmethod
     def starting_at(
         cls,
-        begin: EpochStart,
+        begin: EpochStartingPosition,
         lowers: LowerFrontiers,
         begun: Iterable[UpperFrontier],
         gone: Iterable[UpperFrontier] = (),
@@ -81,9 +81,9 @@ class EpochSelection:
         check_same_dimensions(_epochs(lowers, *begun, *gone))
         upper, taken = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
         lower = _least(lowers)
-        if begin is EpochStart.EARLIEST:
+        if begin is EpochStartingPosition.EARLIEST:
             return cls(None, taken, excluded_by_space=apart or {})
-        if begin is EpochStart.ACTIVE:
+        if begin is EpochStartingPosition.ACTIVE:
             return cls(lower, active_epochs(taken, lower), excluded_by_space=apart or {})
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 

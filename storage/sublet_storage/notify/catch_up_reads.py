@@ -18,8 +18,8 @@ from sublet_storage.notify.changes import (
     NODE,
     SPACE,
     STREAM,
+    CatchUpSnapshot,
     ObjectChange,
-    ObjectSnapshot,
     epochs_change,
     group_change,
     node_change,
@@ -30,7 +30,7 @@ from sublet_storage.notify.changes import (
 _EPOCHS = "select name, frontier_move_count from space where dropped_at is null and frontier_move_count > 0"
 
 Connection = psycopg.Connection[Any]
-ReadSnapshot = Callable[[Connection, str], ObjectSnapshot]
+ReadSnapshot = Callable[[Connection, str], CatchUpSnapshot]
 """Reads what there is of one kind of object."""
 
 _STREAMS = "select stream_id, head, state = 'closed' from stream where stream_id = any(%s::bigint[])"
@@ -85,12 +85,12 @@ def read_epochs(conn: Connection) -> list[ObjectChange]:
 def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
     """Return a `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
 
-    def read(conn: Connection, kind: str) -> ObjectSnapshot:
+    def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         if kind == STREAM:
             ids = frozenset(wanted_streams())
             found = read_streams(conn, ids) if ids else []
-            return ObjectSnapshot(tuple(found), frozenset(map(str, ids)))
-        return ObjectSnapshot(
+            return CatchUpSnapshot(tuple(found), frozenset(map(str, ids)))
+        return CatchUpSnapshot(
             tuple({SPACE: read_spaces, GROUP: read_groups, NODE: read_nodes, EPOCHS: read_epochs}[kind](conn))
         )
 

@@ -43,7 +43,7 @@ class ObjectChange:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeBatch:
+class ChangeNotification:
     """Changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
 
     publisher: str
@@ -55,7 +55,7 @@ class ChangeBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class PublisherHeartbeat:
+class NotificationHeartbeat:
     """A publisher is alive, and these are its last numbers of all channels it has used. `is_leaving`: its last
     message."""
 
@@ -65,11 +65,11 @@ class PublisherHeartbeat:
     is_leaving: bool = False
 
 
-Message = ChangeBatch | PublisherHeartbeat
+Message = ChangeNotification | NotificationHeartbeat
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectSnapshot:
+class CatchUpSnapshot:
     """The state of one kind of objects in the database at one instant.
 
     `keys`: the objects that were requested, of which those without a change do not exist; None: all there are.

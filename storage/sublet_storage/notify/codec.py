@@ -8,7 +8,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sublet_storage.notify.changes import ChangeBatch, MalformedNotification, Message, ObjectChange, PublisherHeartbeat
+from sublet_storage.notify.changes import (
+    ChangeNotification,
+    MalformedNotification,
+    Message,
+    NotificationHeartbeat,
+    ObjectChange,
+)
 
 MAX_MESSAGE = 1 << 20
 """Maximum length in bytes; longer messages are rejected."""
@@ -23,7 +29,7 @@ _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 def encode(message: Message) -> bytes:
     """Return the message as bytes that `decode` reads."""
-    if isinstance(message, PublisherHeartbeat):
+    if isinstance(message, NotificationHeartbeat):
         return _compact(
             {
                 "p": message.publisher,
@@ -41,7 +47,7 @@ def encode_change(change: ObjectChange) -> str:
     return _compact([change.key, change.version, int(change.is_deleted), data])
 
 
-def encode_parts(envelope: ChangeBatch, changes: list[str]) -> bytes:
+def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
     """Return the envelope around changes that are encoded already; its own are not looked at."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
@@ -58,22 +64,24 @@ def decode(raw: bytes) -> Message:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
-def _envelope(fields: dict[str, Any]) -> ChangeBatch:
+def _envelope(fields: dict[str, Any]) -> ChangeNotification:
     publisher, incarnation, channel = fields["e"]
     name = _text(channel, MAX_NAME)
     sequence, predecessor = _integer(fields["s"]), _integer(fields["b"])
     if predecessor >= sequence:
         raise ValueError("a message cannot come before its predecessor")
     changes = tuple(_change(name, *each) for each in fields["c"])
-    return ChangeBatch(_text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes)
+    return ChangeNotification(
+        _text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes
+    )
 
 
-def _hello(fields: dict[str, Any]) -> PublisherHeartbeat:
+def _hello(fields: dict[str, Any]) -> NotificationHeartbeat:
     sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in fields["h"].items()}
     if len(sequences) > MAX_CHANNELS:
         raise ValueError("too many channels")
     publisher, incarnation = _text(fields["p"], MAX_NAME), _text(fields["i"], MAX_NAME)
-    return PublisherHeartbeat(publisher, incarnation, sequences, bool(fields["l"]))
+    return NotificationHeartbeat(publisher, incarnation, sequences, bool(fields["l"]))
 
 
 def _change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:

@@ -32,9 +32,9 @@ from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
     Event,
+    NotificationPublisherStatus,
+    NotificationSendersOpened,
     PublisherMachine,
-    PublisherStatus,
-    SendersOpened,
     Tick,
 )
 from sublet_storage.util.log_throttle import LogThrottle
@@ -87,7 +87,7 @@ class NotificationPublisher:
         # The rest belongs to that thread.
         self._look_at = self._rest_at = -math.inf
         self._announcer = self._new_announcer()
-        self._senders = SenderSet(url, load)
+        self._senders = NotificationSenders(url, load)
         self._quiet = LogThrottle()
         self.sent = 0
         """Messages handed to drivers."""
@@ -164,7 +164,7 @@ class NotificationPublisher:
 
     def _is_over(self) -> bool:
         """Whether nothing is left to be done before closing: what waits for the directory is, while there is time."""
-        is_waiting = self._is_looking and self._announcer.status is PublisherStatus.WAITING
+        is_waiting = self._is_looking and self._announcer.status is NotificationPublisherStatus.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
@@ -183,7 +183,7 @@ class NotificationPublisher:
             self._begin_anew(now)
         if now >= self._rest_at:
             self._rest(now)
-        if self._announcer.status is PublisherStatus.WAITING and self._announcer.has_pending:
+        if self._announcer.status is NotificationPublisherStatus.WAITING and self._announcer.has_pending:
             self._look_if_due(now)  # the last look may have failed
             return self._look_at
         return self._send(Tick(), now)
@@ -200,7 +200,7 @@ class NotificationPublisher:
     def _begin_anew(self, now: float) -> None:
         self._announcer = self._new_announcer()
         if self._senders:
-            self._send(SendersOpened(self._senders.payload_limit), now)
+            self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
     def _rest(self, now: float) -> None:
         self._send(CloseRequested(), now)
@@ -240,7 +240,7 @@ class NotificationPublisher:
             self._announcer = self._new_announcer()
             self._deaf_until = self._look_at
         elif opened:
-            self._send(SendersOpened(self._senders.payload_limit), now)
+            self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
 
 _shared: dict[str, NotificationPublisher] = {}
@@ -295,7 +295,7 @@ class _OpenSender:
     payload_limit: int | None
 
 
-class SenderSet:
+class NotificationSenders:
     """Not thread-safe. A driver that this process cannot have, or that fails, is logged and harms no other."""
 
     def __init__(self, url: str, load: Callable[[str], DriverFactory]) -> None:

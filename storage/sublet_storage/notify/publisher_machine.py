@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
-from sublet_storage.notify.changes import ChangeBatch, NotifySettings, ObjectChange, PublisherHeartbeat
+from sublet_storage.notify.changes import ChangeNotification, NotificationHeartbeat, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
 MAX_WAITING = 10_000
@@ -40,7 +40,7 @@ LIGHT = 0.6
 """Of the most sends per second: where an object changes less often than so, the load is over."""
 
 
-class PublisherStatus(Enum):
+class NotificationPublisherStatus(Enum):
     """Where an announcer stands."""
 
     WAITING = "waiting"  # no sender is open: changes wait
@@ -49,7 +49,7 @@ class PublisherStatus(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class SendersOpened:
+class NotificationSendersOpened:
     """Senders are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
@@ -72,11 +72,11 @@ class Tick:
     """It is `wake_at`."""
 
 
-Event = SendersOpened | ChangesQueued | CloseRequested | Tick
+Event = NotificationSendersOpened | ChangesQueued | CloseRequested | Tick
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NotificationPublisherOutcome:
     """Messages for all senders, in this order, and when to come back at the latest (None: with the next event)."""
 
     sends: tuple[bytes, ...]
@@ -89,7 +89,7 @@ class PublisherMachine:
     def __init__(
         self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MAX_WAITING
     ) -> None:
-        self.status = PublisherStatus.WAITING
+        self.status = NotificationPublisherStatus.WAITING
         self.dropped_change_count = 0
         """Changes that were never sent: too many waited, or too long for a message."""
         self.ready_at = -math.inf
@@ -108,17 +108,17 @@ class PublisherMachine:
         """Whether a change waits to be sent."""
         return bool(self._waiting)
 
-    def decide(self, event: Event, now: float) -> Outcome:
+    def decide(self, event: Event, now: float) -> NotificationPublisherOutcome:
         """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
-        if self.status is not PublisherStatus.CLOSED:
+        if self.status is not NotificationPublisherStatus.CLOSED:
             sends += self._take_in(event)
             if sends:
                 self._spoke_at = now
-            if self.status is PublisherStatus.OPEN and (due := self._due(now)):
+            if self.status is NotificationPublisherStatus.OPEN and (due := self._due(now)):
                 sends += due
                 self._spoke_at = now
-        return Outcome(tuple(sends), self._wake_at())
+        return NotificationPublisherOutcome(tuple(sends), self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -127,8 +127,8 @@ class PublisherMachine:
             case ChangesQueued(changes):
                 for change in changes:
                     self._keep(change)
-            case SendersOpened(payload_limit):
-                self.status = PublisherStatus.OPEN
+            case NotificationSendersOpened(payload_limit):
+                self.status = NotificationPublisherStatus.OPEN
                 self._limit = MAX_MESSAGE if payload_limit is None else min(payload_limit, MAX_MESSAGE)
                 return [self._hello()]
             case CloseRequested():
@@ -157,8 +157,8 @@ class PublisherMachine:
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
     def _leave(self) -> list[bytes]:
-        was_open = self.status is PublisherStatus.OPEN
-        self.status = PublisherStatus.CLOSED
+        was_open = self.status is NotificationPublisherStatus.OPEN
+        self.status = NotificationPublisherStatus.CLOSED
         return [*self._messages(), self._hello(leaving=True)] if was_open else []
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -182,13 +182,13 @@ class PublisherMachine:
         return self._pause_s if reported > LIGHT * most else 1 / self._settings.max_sends_per_s
 
     def _wake_at(self) -> float | None:
-        if self.status is not PublisherStatus.OPEN:
+        if self.status is not NotificationPublisherStatus.OPEN:
             return None
         hello_at = self._spoke_at + self._settings.hello_interval_s
         return min(hello_at, self.ready_at) if self._waiting else hello_at
 
     def _hello(self, leaving: bool = False) -> bytes:
-        return encode(PublisherHeartbeat(self._publisher, self._incarnation, self._sequences, leaving))
+        return encode(NotificationHeartbeat(self._publisher, self._incarnation, self._sequences, leaving))
 
     def _messages(self) -> Iterator[bytes]:
         """Yield all that waits, by channel, in as few messages as the limit allows."""
@@ -200,7 +200,7 @@ class PublisherMachine:
             yield from self._split(channel, changes)
 
     def _split(self, channel: str, changes: list[ObjectChange]) -> Iterator[bytes]:
-        empty = ChangeBatch(self._publisher, self._incarnation, channel, 1, 0, ())
+        empty = ChangeNotification(self._publisher, self._incarnation, channel, 1, 0, ())
         room = self._limit - len(encode_parts(empty, [])) - NUMBERS
         part: list[str] = []
         size = 0
@@ -220,7 +220,7 @@ class PublisherMachine:
     def _message(self, channel: str, parts: list[str]) -> bytes:
         predecessor = self._sequences.get(channel, 0)
         self._sequences[channel] = predecessor + 1
-        envelope = ChangeBatch(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
+        envelope = ChangeNotification(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
         return encode_parts(envelope, parts)
 
     def _fitting(self, change: ObjectChange, room: int) -> str | None:

@@ -24,13 +24,14 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
 from sublet_storage.notify.catch_up_scheduler import CatchUp
-from sublet_storage.notify.changes import KINDS, MalformedNotification, NotifySettings, ObjectChange, ObjectSnapshot
+from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, MalformedNotification, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber_machine import SubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
+    ChangeOrderUnknown,
     Event,
     ListeningStarted,
     ListeningStopped,
@@ -38,7 +39,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     NotificationReceived,
     SubscriberStarted,
     Tick,
-    VersionAmbiguous,
 )
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 from sublet_storage.util.log_throttle import LogThrottle
@@ -63,7 +63,7 @@ class _Read:
     """A catch-up has ended; None: the database could not be read."""
 
     channel: str
-    snapshot: ObjectSnapshot | None
+    snapshot: CatchUpSnapshot | None
     begun: int
 
 
@@ -202,7 +202,7 @@ class NotificationSubscriber:
     def _is_news(self, change: ObjectChange) -> bool:
         verdict = self._cache.apply(change, time.monotonic())
         if verdict is ChangeNovelty.AMBIGUOUS:
-            self._put(VersionAmbiguous(change.kind))
+            self._put(ChangeOrderUnknown(change.kind))
         return verdict is ChangeNovelty.NEWER
 
     def _merge(self, read: _Read) -> float | None:
@@ -257,7 +257,7 @@ class _SnapshotReader(threading.Thread):
             self._put(_Read(channel, self._attempt(channel), begun))
         self._reconnecting.close()
 
-    def _attempt(self, channel: str) -> ObjectSnapshot | None:
+    def _attempt(self, channel: str) -> CatchUpSnapshot | None:
         try:
             with self._reconnecting as connection:
                 snapshot = self._read_snapshot(connection, channel)

@@ -17,21 +17,28 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
-from sublet_storage.notify.changes import KINDS, ChangeBatch, Message, NotifySettings, ObjectChange, PublisherHeartbeat
+from sublet_storage.notify.changes import (
+    KINDS,
+    ChangeNotification,
+    Message,
+    NotificationHeartbeat,
+    NotifySettings,
+    ObjectChange,
+)
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
+    ChangeOrderUnknown,
     Event,
     ListeningStarted,
     ListeningStopped,
     MalformedNotificationReceived,
     NotificationCounters,
     NotificationReceived,
-    Outcome,
+    NotificationSubscriberOutcome,
     SequenceGap,
     SubscriberStarted,
     Tick,
-    VersionAmbiguous,
 )
 
 MAX_PUBLISHERS = 10_000
@@ -75,14 +82,14 @@ class SubscriberMachine:
         """How many are known."""
         return len(self._speaking) + len(self._silent)
 
-    def decide(self, event: Event, now: float, jitter: float) -> Outcome:
+    def decide(self, event: Event, now: float, jitter: float) -> NotificationSubscriberOutcome:
         """Take in one event, and what has become due; times are seconds of a monotonic clock."""
         self._take_in(event, now, jitter)
         self._give_gaps_up(now)
         self._notice_silence(now, jitter)
         begun = self.catch_ups.take_due(now, jitter)
         changes, self._changes = tuple(self._changes), []
-        return Outcome(changes, begun, self._wake_at())
+        return NotificationSubscriberOutcome(changes, begun, self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -100,7 +107,7 @@ class SubscriberMachine:
             case ListeningStopped():
                 self.counters.disconnects += 1
                 self.catch_ups.set_period(self._settings.poll_interval_s, now + jitter * self._settings.poll_interval_s)
-            case VersionAmbiguous(channel):
+            case ChangeOrderUnknown(channel):
                 self.catch_ups.request(channel, CatchUpCause.AMBIGUOUS_VERSION, now + self._settings.gap_window_s)
             case CatchUpRequested(channel):
                 self.catch_ups.request(channel, CatchUpCause.REQUESTED, now)
@@ -135,7 +142,7 @@ class SubscriberMachine:
 
     def _receive(self, message: Message, now: float, jitter: float) -> None:
         publisher, is_met = self._publisher(message, now, jitter)
-        if isinstance(message, PublisherHeartbeat):
+        if isinstance(message, NotificationHeartbeat):
             for channel, sequence in message.sequences.items():
                 if channel in self.catch_ups.channels:
                     self._greeted(message, publisher, channel, sequence, now)
@@ -164,20 +171,20 @@ class SubscriberMachine:
         self._forget_beyond_bound()
         return known, is_met
 
-    def _first_of_channel(self, publisher: _Publisher, envelope: ChangeBatch, is_met: bool, at: float) -> None:
+    def _first_of_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
         """Nothing came before it if a hello has named all channels; else that is unknown."""
         publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
         if not publisher.is_complete and not is_met:
             self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
 
     def _greeted(
-        self, hello: PublisherHeartbeat, publisher: _Publisher, channel: str, sequence: int, now: float
+        self, hello: NotificationHeartbeat, publisher: _Publisher, channel: str, sequence: int, now: float
     ) -> None:
         last = publisher.last.setdefault(channel, 0 if publisher.is_complete else sequence)
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)
 
-    def _follow(self, publisher: _Publisher, envelope: ChangeBatch, now: float) -> None:
+    def _follow(self, publisher: _Publisher, envelope: ChangeNotification, now: float) -> None:
         channel, last = envelope.channel, publisher.last[envelope.channel]
         if envelope.sequence <= last:
             if not self._heals(publisher, envelope):
@@ -200,7 +207,7 @@ class SubscriberMachine:
         publisher.gaps[channel] = [*still_open, gap]
         self._gaps.append(gap)
 
-    def _heals(self, publisher: _Publisher, envelope: ChangeBatch) -> bool:
+    def _heals(self, publisher: _Publisher, envelope: ChangeNotification) -> bool:
         """Whether the message was missing; the gap may be closed by it."""
         gaps = publisher.gaps.get(envelope.channel, [])
         gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)

@@ -36,7 +36,7 @@ class MalformedNotificationReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionAmbiguous:
+class ChangeOrderUnknown:
     """The cache does not know whether a change on that channel is newer."""
 
     channel: str
@@ -68,7 +68,7 @@ Event = (
     | ListeningStopped
     | NotificationReceived
     | MalformedNotificationReceived
-    | VersionAmbiguous
+    | ChangeOrderUnknown
     | CatchUpRequested
     | CatchUpCompleted
     | Tick
@@ -76,7 +76,7 @@ Event = (
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class NotificationSubscriberOutcome:
     """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
 
     changes: tuple[ObjectChange, ...]

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from sublet_storage.notify.changes import ObjectChange, ObjectSnapshot
+from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
 
 MAX_TOMBSTONES = 10_000
 """Of more, the oldest is given up early."""
@@ -74,7 +74,7 @@ class VersionCache:
         """Call before a snapshot is read, and hand what it returns to `merge`."""
         return self._turn
 
-    def merge(self, kind: str, snapshot: ObjectSnapshot, begun: int, now: float) -> list[ObjectChange]:
+    def merge(self, kind: str, snapshot: CatchUpSnapshot, begun: int, now: float) -> list[ObjectChange]:
         """Take in a snapshot whose reading began then; what was new in it.
 
         Living objects that it should have and does not are dead, unless they were taken in since.

@@ -19,7 +19,7 @@ transaction publishes all (`staging`).
 """
 
 from sublet_storage.producer.async_publisher import AsyncPublisher
-from sublet_storage.producer.delivery import BatchDelivery, DeliveredSpan, Delivery, Position
+from sublet_storage.producer.delivery import AppendedSpan, BatchDelivery, Delivery, Position
 from sublet_storage.producer.publisher import Publisher
 
-__all__ = ["AsyncPublisher", "BatchDelivery", "DeliveredSpan", "Delivery", "Position", "Publisher"]
+__all__ = ["AppendedSpan", "AsyncPublisher", "BatchDelivery", "Delivery", "Position", "Publisher"]

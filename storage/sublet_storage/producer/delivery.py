@@ -34,7 +34,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveredSpan:
+class AppendedSpan:
     """Where some messages of a batch lie: number `rows[i]` at `first_offset + i` of the stream."""
 
     stream: int
@@ -58,7 +58,7 @@ class DeliveryState:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._left = count
-        self._spans: list[DeliveredSpan] = []
+        self._spans: list[AppendedSpan] = []
         self._error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
         self._process = os.getpid()
@@ -78,7 +78,7 @@ class DeliveryState:
         """How many are not settled."""
         return self._left
 
-    def complete_span(self, span: DeliveredSpan) -> None:
+    def complete_span(self, span: AppendedSpan) -> None:
         """Some of the messages are durable."""
         self._settle(len(span.rows), span, None)
 
@@ -94,7 +94,7 @@ class DeliveryState:
         """All that is not settled will never be."""
         self._settle(None, None, error)
 
-    def wait(self, timeout_s: float | None) -> tuple[DeliveredSpan, ...]:
+    def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
         """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
         if not self.is_settled_within(timeout_s):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
@@ -111,7 +111,7 @@ class DeliveryState:
             with self._lock, contextlib.suppress(ValueError):
                 self._callbacks.remove(done.release)
 
-    def outcome(self) -> tuple[DeliveredSpan, ...]:
+    def outcome(self) -> tuple[AppendedSpan, ...]:
         """Return the spans of a settled ticket; raises its error."""
         if self._error is not None:
             raise self._error
@@ -136,7 +136,7 @@ class DeliveryState:
         if self._left:
             check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
 
-    def _settle(self, count: int | None, span: DeliveredSpan | None, error: Exception | None) -> None:
+    def _settle(self, count: int | None, span: AppendedSpan | None, error: Exception | None) -> None:
         """Settle that many more; without a count, all."""
         with self._lock:
             if span is not None:
@@ -194,7 +194,7 @@ class Delivery(_Promise):
         yield from self._settled_in_loop()
         return self._position(self._ticket.outcome())
 
-    def _position(self, spans: tuple[DeliveredSpan, ...]) -> Position:
+    def _position(self, spans: tuple[AppendedSpan, ...]) -> Position:
         for span in spans:
             offset = span.offset_of(self._row)
             if offset is not None:
@@ -207,10 +207,10 @@ class BatchDelivery(_Promise):
 
     __slots__ = ()
 
-    def result(self, timeout_s: float | None = None) -> tuple[DeliveredSpan, ...]:
+    def result(self, timeout_s: float | None = None) -> tuple[AppendedSpan, ...]:
         """Wait for the spans. Raises what went wrong, or TimeoutError while it is still being tried."""
         return self._ticket.wait(timeout_s)
 
-    def __await__(self) -> Generator[None, None, tuple[DeliveredSpan, ...]]:
+    def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:
         yield from self._settled_in_loop()
         return self._ticket.outcome()

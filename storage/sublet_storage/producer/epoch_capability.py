@@ -11,8 +11,8 @@ import psycopg
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, check_epoch
 from sublet_protocol.domain.errors import (
-    CapabilityExpired,
     DatabaseUnreachable,
+    EpochCapabilityExpired,
     ProducerFenced,
     SubletError,
     Unavailable,
@@ -53,7 +53,7 @@ class EpochCapability:
         self._thread: threading.Thread | None = None
 
     def check(self, least: Sequence[Epoch]) -> None:
-        """Take the capability for these epochs if there is none yet. Raises `EpochCompleted` for one that may be
+        """Take the capability for these epochs if there is none yet. Raises `EpochAlreadyCompleted` for one that may be
         published no more, `InvalidEpoch`, and what `advance` raises."""
         if self._held is None:
             with self._lock:
@@ -83,7 +83,7 @@ class EpochCapability:
         if self._lost is not None:
             return epoch_capabilities.AdvanceResult(append(conn, appends) if appends else [], error=self._lost)
         moved = epoch_capabilities.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
-        if isinstance(moved.error, (CapabilityExpired, ProducerFenced)):
+        if isinstance(moved.error, (EpochCapabilityExpired, ProducerFenced)):
             self._lost = moved.error
         if moved.change is not None:
             self._held = LowerFrontier.from_epochs(least)

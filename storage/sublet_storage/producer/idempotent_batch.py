@@ -20,7 +20,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.log.block import pack
 from sublet_storage.producer.batches.routing_table import RoutedRows, RoutingTable
-from sublet_storage.producer.delivery import DeliveredSpan
+from sublet_storage.producer.delivery import AppendedSpan
 from sublet_storage.spaces.routing import Space, StreamInfo
 
 LEDGER_STREAM_ID = -1
@@ -69,7 +69,7 @@ class IdempotentBatch:
 class BatchStoreResult:
     """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
 
-    spans: tuple[DeliveredSpan, ...] | None
+    spans: tuple[AppendedSpan, ...] | None
     is_duplicate: bool = False
 
     @property
@@ -110,7 +110,7 @@ def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
 
 def _append(
     conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
-) -> tuple[DeliveredSpan, ...]:
+) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
     blocks = [BlockAppend(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
     answers = append(conn, blocks)
@@ -122,12 +122,12 @@ def _append(
     if outcomes != {AppendOutcome.APPENDED}:
         raise StreamClosed
     return tuple(
-        DeliveredSpan(stream, (answer.end_offset or 0) - len(rows), rows)
+        AppendedSpan(stream, (answer.end_offset or 0) - len(rows), rows)
         for (stream, _, rows), answer in zip(parts, answers, strict=True)
     )
 
 
-def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[DeliveredSpan, ...] | None:
+def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[AppendedSpan, ...] | None:
     """Return where a stored batch lies: it is routed as it was then. None if later batches went to its streams
     since."""
     ends = dict(conn.execute(_STORED, _who(batch)).fetchall())
@@ -137,7 +137,7 @@ def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[
         return None
     if {stream for stream, _, _ in parts} != ends.keys():
         return None
-    return tuple(DeliveredSpan(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
+    return tuple(AppendedSpan(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
 
 
 def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:

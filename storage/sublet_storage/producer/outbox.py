@@ -123,7 +123,7 @@ class _Elsewhere(Exception):
     """Rolls a move back: a stream was closed, or a row taken or locked by hand, since they were read."""
 
 
-class SqlOutbox:
+class OutboxMover:
     """The outbox as the relay sees it, over one autocommit connection. `guard` is called first in each move."""
 
     def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:

@@ -163,8 +163,8 @@ class Publisher:
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
         first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where
-        others have not gone further. Raises `InvalidEpoch`, `EpochCompleted`, `CapabilityExpired`, and `UsageError`
-        for a publisher without a space.
+        others have not gone further. Raises `InvalidEpoch`, `EpochAlreadyCompleted`, `EpochCapabilityExpired`, and
+        `UsageError` for a publisher without a space.
         """
         check_not_forked(self._process, "this publisher")
         wanted = check_epoch(epoch)
@@ -293,7 +293,7 @@ class SingleEpochPublisher:
         self._publisher, self.epoch = publisher, epoch
 
     def check(self) -> None:
-        """Raise `EpochCompleted` if it may be published no more."""
+        """Raise `EpochAlreadyCompleted` if it may be published no more."""
         self._publisher._epochs().check([self.epoch])
 
     def publish(

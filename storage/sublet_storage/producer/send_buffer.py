@@ -27,9 +27,9 @@ from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.message_accumulator import (
     Header,
     Message,
+    PendingArrowBatch,
     PendingBlock,
-    PendingRows,
-    RowBuilder,
+    PendingMessageBuilder,
     count_fitting,
     split_into_blocks,
 )
@@ -60,7 +60,7 @@ class SendBuffer:
         self._routes, self._limits = routes, limits
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)  # the sender's alone
-        self._queues: dict[int, deque[PendingRows | RowBuilder]] = {}
+        self._queues: dict[int, deque[PendingArrowBatch | PendingMessageBuilder]] = {}
         self._unsettled: dict[DeliveryState, bool] = {}  # in the order of their coming; True: it is flushed
         self._advances: deque[tuple[DeliveryState, Sequence[Epoch]]] = deque()
         self._waiting_for_room: list[Callable[[], None]] = []
@@ -104,7 +104,7 @@ class SendBuffer:
             for batch in batches:
                 for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
                     chunk = batch.slice(offset, ROUTED_AT_ONCE)
-                    self._add_chunk(PendingRows(chunk, range(start, start + chunk.num_rows), ticket))
+                    self._add_chunk(PendingArrowBatch(chunk, range(start, start + chunk.num_rows), ticket))
                     start += chunk.num_rows
         except BaseException:
             ticket.fail(total - ticket.entered, SubletError("not all of the batch was accepted."))
@@ -251,7 +251,7 @@ class SendBuffer:
         with self._lock:
             self._routes = routes
             routes = routes.without_space_limit()
-            refused: dict[int, list[PendingRows]] = {}
+            refused: dict[int, list[PendingArrowBatch]] = {}
             for load in closed:
                 refused.setdefault(load.stream_id, []).extend(load.pieces)
             dead = [stream_id for stream_id in self._queues if not routes.is_open(stream_id)]
@@ -278,7 +278,7 @@ class SendBuffer:
 
     # --- under the lock -------------------------------------------------------------------------------------------
 
-    def _add_chunk(self, chunk: PendingRows) -> None:
+    def _add_chunk(self, chunk: PendingArrowBatch) -> None:
         """Route and encode outside of the lock, which keeps the sender going; again if the routes changed meanwhile."""
         routes = None
         while True:
@@ -293,7 +293,7 @@ class SendBuffer:
             if room is not None:
                 room.acquire()
 
-    def _blocks(self, routes: RoutingTable, chunk: PendingRows) -> list[tuple[int, PendingRows]]:
+    def _blocks(self, routes: RoutingTable, chunk: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
         limits = self._limits.block_messages, self._limits.block_bytes
         parts = [
             (stream_id, block)
@@ -305,12 +305,12 @@ class SendBuffer:
                 part.packed = pack(part.batch, routes.compression(stream_id))
         return parts
 
-    def _add_to_last(self, stream_id: int, message: Message, size: int) -> RowBuilder:
+    def _add_to_last(self, stream_id: int, message: Message, size: int) -> PendingMessageBuilder:
         """Add it to what grows at the end of the queue, or begin another there; or nothing, whatever is raised."""
         queue = self._queues.get(stream_id)
         last = queue[-1] if queue else None
-        if not isinstance(last, RowBuilder) or not self._fits(last, size):
-            growing = RowBuilder()
+        if not isinstance(last, PendingMessageBuilder) or not self._fits(last, size):
+            growing = PendingMessageBuilder()
             growing.add(message, size)
             self._enter([(stream_id, growing)])
             return growing
@@ -324,7 +324,7 @@ class SendBuffer:
             raise
         return last
 
-    def _enter(self, parts: Sequence[tuple[int, PendingRows | RowBuilder]]) -> None:
+    def _enter(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
         """Queue all of these parts of one ticket, or none, whatever is raised."""
         ticket = parts[0][1].ticket
         before, is_known = (self._queued, self._bytes), ticket in self._unsettled
@@ -342,12 +342,12 @@ class SendBuffer:
                 self._unsettled.pop(ticket, None)
             raise
 
-    def _enqueue(self, parts: Sequence[tuple[int, PendingRows | RowBuilder]]) -> None:
+    def _enqueue(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
         for stream_id, part in parts:
             self._queues.setdefault(stream_id, deque()).append(part)
             self._added(part.ticket, part.count, part.size)
 
-    def _is_full_block(self, piece: PendingRows) -> bool:
+    def _is_full_block(self, piece: PendingArrowBatch) -> bool:
         """True if it will be a block of its own: encoding it early is not in vain."""
         messages, size = self._limits.block_messages, self._limits.block_bytes
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
@@ -417,7 +417,7 @@ class SendBuffer:
             del self._unsettled[ticket]
             ticket.abandon(error)
 
-    def _fits(self, growing: RowBuilder, size: int) -> bool:
+    def _fits(self, growing: PendingMessageBuilder, size: int) -> bool:
         return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes
 
     def _pause(self) -> float:
@@ -434,11 +434,11 @@ class SendBuffer:
             loads.append(PendingBlock(stream_id, self._cut(stream_id)))
         return loads
 
-    def _cut(self, stream_id: int) -> list[PendingRows]:
+    def _cut(self, stream_id: int) -> list[PendingArrowBatch]:
         """Take a block's worth from the head of a queue; the stream then stands last in line."""
         queue = self._queues.pop(stream_id)
         count, size = self._limits.block_messages, self._limits.block_bytes
-        pieces: list[PendingRows] = []
+        pieces: list[PendingArrowBatch] = []
         while queue and count > 0:
             piece = queue.popleft().seal()
             share = max(count_fitting(piece, count, size), 0 if pieces else 1)
@@ -453,7 +453,9 @@ class SendBuffer:
         self._queued -= sum(piece.count for piece in pieces)
         return pieces
 
-    def _divide(self, queue: deque[PendingRows | RowBuilder], piece: PendingRows, count: int) -> PendingRows:
+    def _divide(
+        self, queue: deque[PendingArrowBatch | PendingMessageBuilder], piece: PendingArrowBatch, count: int
+    ) -> PendingArrowBatch:
         """Return the first messages of a piece; the rest goes back to the head of the queue."""
         first, rest = piece.split(count)
         self._bytes += first.size + rest.size - piece.size
@@ -465,10 +467,10 @@ class SendBuffer:
         return callbacks
 
 
-def _parts(routes: RoutingTable, piece: PendingRows) -> list[tuple[int, PendingRows]]:
+def _parts(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
     """Return the piece by stream."""
     return [
-        (stream_id, piece if batch is piece.batch else PendingRows(batch, rows, piece.ticket))
+        (stream_id, piece if batch is piece.batch else PendingArrowBatch(batch, rows, piece.ticket))
         for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)
     ]
 

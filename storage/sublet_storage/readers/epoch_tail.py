@@ -25,7 +25,7 @@ from sublet_protocol.domain.epochs import (
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.epoch_selection import EpochSelection, EpochStart, ExcludedEpochs, active_epochs
+from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 
 _READ: Final = """
@@ -92,7 +92,7 @@ class EpochTailReader:
             conn.execute("set transaction isolation level repeatable read, read only")
             cursors = list_matching_streams(conn, filter)
             lowers = _lowers(conn, cursors)
-        start = "latest" if where is EpochStart.LATEST else "earliest"
+        start = "latest" if where is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, cursors)
         self._selection, self.snapshot = _joined(where, cursors, lowers)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
@@ -162,16 +162,18 @@ class EpochTailReader:
         self._on_data_loss(gone)
 
 
-def _begin(begin: str, entire: bool) -> EpochStart:
-    if begin not in list(EpochStart):
-        raise UsageError(f"begin {begin!r}: whole epochs are read from {', '.join(EpochStart)}. Give one of these.")
-    if begin == EpochStart.ACTIVE and not entire:
+def _begin(begin: str, entire: bool) -> EpochStartingPosition:
+    if begin not in list(EpochStartingPosition):
+        raise UsageError(
+            f"begin {begin!r}: whole epochs are read from {', '.join(EpochStartingPosition)}. Give one of these."
+        )
+    if begin == EpochStartingPosition.ACTIVE and not entire:
         raise UsageError("begin 'active' is for whole epochs. Begin at latest or earliest to read them in part.")
-    return EpochStart(begin)
+    return EpochStartingPosition(begin)
 
 
 def _joined(
-    begin: EpochStart, cursors: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
+    begin: EpochStartingPosition, cursors: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
 ) -> tuple[EpochSelection, FrontierSnapshot]:
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
     begun = [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
@@ -180,7 +182,7 @@ def _joined(
         if cursor.is_gone:
             taken[cursor.space_id] = taken[cursor.space_id].join(upper_frontier_from_json(cursor.greatest))
     apart = {
-        space_id: ExcludedEpochs(taken[space_id], lower if begin is EpochStart.ACTIVE else None)
+        space_id: ExcludedEpochs(taken[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
     }

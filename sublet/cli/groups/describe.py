@@ -15,7 +15,7 @@ from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_j
 
 if TYPE_CHECKING:
     from sublet_storage.groups.model.desired_state import GroupDesiredState
-    from sublet_storage.groups.status.overview_model import GroupOverview, SpaceFrontierRow, StreamView
+    from sublet_storage.groups.status.overview_model import GroupFrontierRow, GroupOverview, StreamView
 
 
 LEADER_S: Final = 2.0
@@ -224,7 +224,7 @@ def _lost(overview: GroupOverview) -> list[str]:
     return [f"lost     {sum(lost.values())} {of}"] if lost else []
 
 
-def _epochs(line: SpaceFrontierRow) -> str:
+def _epochs(line: GroupFrontierRow) -> str:
     consumed, completed = lower_frontier_from_json(line.consumed), lower_frontier_from_json(line.completed)
     if completed is None:
         return f"space {line.space} has none"

@@ -86,10 +86,10 @@ class _Show:
     def run(self) -> None:
         """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
         from sublet_borrower.node_client.group_event_watcher import (
-            GroupEventReceived,
             GroupEventsDropped,
             LeaderInfo,
             NodeUnreachable,
+            WatchedGroupEvent,
         )
 
         look_at = 0.0
@@ -98,7 +98,7 @@ class _Show:
                 self._look()
                 look_at = time.monotonic() + POLL_INTERVAL_S
             match self._watching.next_event(max(look_at - time.monotonic(), 0.0)):
-                case GroupEventReceived(event):
+                case WatchedGroupEvent(event):
                     self._cli.write_lines([_line(event)]) if not self._cli.json else self._cli.print_json(event)
                 case GroupEventsDropped(count):
                     self._miss(count)

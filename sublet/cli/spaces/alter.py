@@ -11,8 +11,8 @@ from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
 from sublet.cli.spaces import payloads as space_payloads
 from sublet.cli.spaces.change import (
-    Compression,
     Name,
+    StoredCompression,
     apply_change,
     format_payload_location,
     format_retention,
@@ -39,7 +39,7 @@ def alter(
         str | None,
         typer.Option(metavar="DURATION|none", help="Begin new streams so often; none: a quarter of the retention."),
     ] = None,
-    compression: Annotated[Compression | None, typer.Option(help="How messages are stored from now on.")] = None,
+    compression: Annotated[StoredCompression | None, typer.Option(help="How messages are stored from now on.")] = None,
     filter: Annotated[
         str | None, typer.Option(metavar="FILTER", help="Which topics it has from now on, in new streams. Quote it.")
     ] = None,

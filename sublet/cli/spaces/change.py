@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sublet_storage.spaces.routing import Space
 
 
-class Compression(StrEnum):
+class StoredCompression(StrEnum):
     """Of what is stored."""
 
     NONE = "none"

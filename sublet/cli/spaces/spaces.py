@@ -13,8 +13,8 @@ from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.spaces import alter, drop
 from sublet.cli.spaces.change import (
-    Compression,
     Name,
+    StoredCompression,
     apply_change,
     format_payload_location,
     print_space,
@@ -50,7 +50,7 @@ def create(
     shards: Shards = "16",
     retention: Retention = None,
     rollover: Rollover = None,
-    compression: Annotated[Compression, typer.Option(help="How messages are stored.")] = Compression.NONE,
+    compression: Annotated[StoredCompression, typer.Option(help="How messages are stored.")] = StoredCompression.NONE,
     payload_location: PayloadLocation = None,
     tier_after: TierAfter = None,
 ) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.events import SessionProgress
+from sublet_borrower.machine.events import StreamConsumed
 from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.admin.progress_transfer import GroupProgress
@@ -175,7 +175,7 @@ class Checkers:
         self.record.reported(outcome.history)
         self.authority.node_acted(node)
 
-    def reported(self, work: Work, reported: SessionProgress) -> None:
+    def reported(self, work: Work, reported: StreamConsumed) -> None:
         """A session says how far it is under this grant."""
         self.authority.reported(work)
         self.epochs.reported(work, reported)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_protocol.messages.borrower_leader import InvalidateReason
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 from sublet_storage.groups.model.records import (
     ChangeOutcome,
     ChangeResult,
@@ -127,14 +127,14 @@ class Names:
     def closed(self, agent: SimulatedAgent, closed: SubscriptionClosed, wish: Wish | None, left: bool) -> None:
         """Each end has its cause: it left, its group was deleted, or a newer process of its name came."""
         match closed.reason:
-            case InvalidateReason.DONE:
+            case BorrowerEndReason.DONE:
                 right = left
-            case InvalidateReason.DELETED:
+            case BorrowerEndReason.DELETED:
                 right = wish is not None and wish.group_id is not None and self._lives.is_deleted(wish.group_id)
-            case InvalidateReason.FENCED:
+            case BorrowerEndReason.FENCED:
                 right = wish is not None and self._is_superseded(agent, wish)
                 self.fenced += 1
-            case InvalidateReason.DENIED:
+            case BorrowerEndReason.DENIED:
                 right = wish is not None and wish.subscription in self._simulation.groups.retired
             case _:
                 right = False

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from sublet_leader.group.transient_events import GroupHistoryEvent
+from sublet_leader.group.transient_events import GroupWatchEvent
 from sublet_storage.groups.model.records import (
     COMMAND,
     EPOCHS_CONSUMED,
@@ -84,7 +84,7 @@ class Record:
         if left:
             raise Violation(f"group {group_id} is deleted, but history says that these are in force: {left}")
 
-    def reported(self, happened: Iterable[GroupHistoryEvent]) -> None:
+    def reported(self, happened: Iterable[GroupWatchEvent]) -> None:
         """Who watches a group hears of what is in history, and of nothing that a leader merely wished."""
         for each in happened:
             if each.record.at_us and each.record not in self._lines:

@@ -12,7 +12,7 @@ class TaskFailed(RuntimeError):
     """Stands for an exception that could not leave its task."""
 
 
-class FunctionExited(RuntimeError):
+class UserCodeExited(RuntimeError):
     """The user's code called `sys.exit`, or raised SystemExit some other way."""
 
 

@@ -19,7 +19,7 @@ from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunctio
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.database import check_socket_reachable
-from sublet_borrower.spark.job.exception_transport import FunctionExited, pack
+from sublet_borrower.spark.job.exception_transport import UserCodeExited, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_protocol.domain.errors import Unavailable
@@ -230,7 +230,7 @@ def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
     except SystemExit as exit_asked:
         if ending.cut:
             raise
-        raise FunctionExited(
+        raise UserCodeExited(
             f"{who} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
             "where all is done, and raise another exception where it cannot be"
         ) from exit_asked

@@ -28,7 +28,7 @@ _INSTEAD = {
 
 
 @dataclass(frozen=True, slots=True)
-class BatchOptions:
+class BatchQueryOptions:
     """The options of a batch query; the names in Spark are these in camel case, their case does not matter."""
 
     filter: str = "#"
@@ -82,11 +82,11 @@ class BatchOptions:
         return first, LARGEST + 1 if self.ending_epoch is None else self.ending_epoch
 
 
-def batch_options(given: Mapping[str, str]) -> BatchOptions:
+def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
     """Return the options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
-    options = BatchOptions(**read_options(given, BatchOptions, "read", epoch))
+    options = BatchQueryOptions(**read_options(given, BatchQueryOptions, "read", epoch))
     TopicFilter.parse(options.filter)
     check_database(options.url, options.data_dir)
     check_partitions(options.min_partitions, options.max_partitions)
@@ -99,7 +99,7 @@ def batch_options(given: Mapping[str, str]) -> BatchOptions:
 def _check_no_stream(given: Mapping[str, str]) -> None:
     """Reject options of `readStream`, with the option that means the same here."""
     only_there = {to_camel_case(field.name) for field in fields(StreamOptions)} - {
-        to_camel_case(f.name) for f in fields(BatchOptions)
+        to_camel_case(f.name) for f in fields(BatchQueryOptions)
     }
     for name in sorted(only_there):
         if name.lower() in {option.lower() for option in given}:
@@ -116,7 +116,7 @@ def _check_position(name: str, text: str, named: str) -> None:
         raise InvalidSetting(f"option {name} is {text!r}: it is {named}, {_BOUNDS}.")
 
 
-def _check_order(options: BatchOptions) -> None:
+def _check_order(options: BatchQueryOptions) -> None:
     start, end = options.start, options.end
     if start.policy == end.policy and start.value >= end.value:
         raise _nothing("Position", options.starting_position, options.ending_position)

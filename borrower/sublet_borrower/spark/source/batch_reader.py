@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.database import check_database_exists, resolve_database
-from sublet_borrower.spark.source.batch_options import BatchOptions
+from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, read_task
 from sublet_protocol.domain import topics
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class SubletBatchReader(DataSourceReader):
     """See the module. It has nothing but the query's options: Spark sends it to the executors."""
 
-    def __init__(self, options: BatchOptions, schema: StructType) -> None:
+    def __init__(self, options: BatchQueryOptions, schema: StructType) -> None:
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:

@@ -30,7 +30,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.source import checkpoint_reader
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
-from sublet_protocol.domain.errors import BatchLost, DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, MicroBatchFenced, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
@@ -63,8 +63,8 @@ class Guard:
         """A transaction that ends with the batch being done; an exception inside rolls it back.
 
         A batch of which nothing is to be done any more, since it was, or since others have its messages, is empty when
-        Spark runs it again, and the transaction may be so too. Raises `BatchLost` if something was written all the same
-        or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written then.
+        Spark runs it again, and the transaction may be so too. Raises `MicroBatchFenced` if something was written all
+        the same or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
         `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
         `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
         the one that calls, and if the block has ended the transaction.
@@ -95,7 +95,7 @@ class Guard:
         self._reconnecting.close()
         self._opened.close()
 
-    def _ranges(self, batch_id: int) -> list[SourceRead]:
+    def _ranges(self, batch_id: int) -> list[SourceRanges]:
         """Return what the batch has of each source of this kind that the query has."""
         checkpoint_reader.check_checkpoint(self._checkpoint)
         offsets = checkpoint_reader.read_offsets(self._checkpoint, int(batch_id))
@@ -110,7 +110,9 @@ class Guard:
         # A source without new messages has the same there as for the batch before.
         before = checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
-        return [SourceRead(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)]
+        return [
+            SourceRanges(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)
+        ]
 
     def _connect(self) -> BoundedConnection:
         self._opened.close()
@@ -124,7 +126,9 @@ class Guard:
             silence_s=RECEIVE_TIMEOUT_S,
         )
 
-    def _settle(self, connection: Connection, batch_id: int, reads: Sequence[SourceRead]) -> TransactionIdentity | None:
+    def _settle(
+        self, connection: Connection, batch_id: int, reads: Sequence[SourceRanges]
+    ) -> TransactionIdentity | None:
         """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
         attempt: TransactionIdentity | None = None
         lost: list[str] = []
@@ -139,14 +143,14 @@ class Guard:
                 elif plan.is_pending:
                     attempt = read.advance_range(connection, one, plan, batch_id)
         if lost and attempt is not None:
-            raise BatchLost(
+            raise MicroBatchFenced(
                 batch_id,
                 f"only a part is this query's to do now, {', '.join(lost)} is not",
                 "Start the query with a new checkpoint: it goes on where the group is, nothing of it is lost or done "
                 "twice. (Of other sources that it has, only the old checkpoint says where they are)",
             )
         if reads and attempt is None and _has_written(connection):
-            raise BatchLost(
+            raise MicroBatchFenced(
                 batch_id,
                 f"{', '.join(lost)} is not this query's to do now" if lost else "all of it was done before, or put off",
                 "Start the query again if it is the only one of its name, and write nothing where a batch is empty",
@@ -154,7 +158,7 @@ class Guard:
         return attempt
 
     def _was_committed(
-        self, reads: Sequence[SourceRead], attempt: TransactionIdentity | None, cause: Exception
+        self, reads: Sequence[SourceRanges], attempt: TransactionIdentity | None, cause: Exception
     ) -> bool:
         """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
         it by its number, once it has ended. Where that is not known, progress shows it."""
@@ -174,7 +178,7 @@ class Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceRead:
+class SourceRanges:
     """What a batch has of one source: of a group, as a session."""
 
     group_id: int
@@ -194,7 +198,7 @@ class SourceRead:
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> TransactionIdentity:
-        """Move the group's progress behind one range. Raises `BatchLost` if that has changed meanwhile."""
+        """Move the group's progress behind one range. Raises `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
         try:
             return consumer_progress.advance(
@@ -202,7 +206,7 @@ class SourceRead:
                 consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
             )  # fmt: skip
         except GrantLost as lost:
-            raise BatchLost(
+            raise MicroBatchFenced(
                 batch_id, f"stream {one.stream_id} went to another process", "Start the query again"
             ) from lost
 

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sublet_borrower.planner.planned_ranges import BatchLimits, PlannedRange, StartedRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, StartedRange
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.database import check_database_exists
 from sublet_borrower.spark.common.options import StreamOptions
@@ -93,7 +93,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner.acknowledge(before)
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
-        begun = planner.plan(BatchLimits(most, most_bytes), IDLE_S, finite=self._finite)
+        begun = planner.plan(PlanLimits(most, most_bytes), IDLE_S, finite=self._finite)
         self._begun = {one.planned: one for one in begun}
         if not begun:
             return start

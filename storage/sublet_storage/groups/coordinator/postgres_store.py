@@ -13,7 +13,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
-from sublet_storage.db.store_connection import Connection, StoreConnection, TransactionRolledBack
+from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
@@ -87,7 +87,7 @@ class PostgresGroupStore:
                 silence_s=silence_s or 2 * statement_timeout_s,
             )
 
-        self._channel = StoreConnection(from_url if isinstance(database, str) else database)
+        self._channel = GroupStoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
         self._quiet = LogThrottle()
         self._refused: dict[int, None] = {}

@@ -33,7 +33,7 @@ class StallReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class PendingFrontier:
+class UnfinishedEpochs:
     """What an atomic group waits for in a space: the least epochs that are not completed, and the producers that hold
     them."""
 
@@ -77,7 +77,7 @@ class StreamDiagnosisFacts(StreamView):
     taken_s: float | None = None
     revoked_because: str | None = None
     parents: tuple[ParentStream, ...] = ()
-    waits_for: PendingFrontier | None = None
+    waits_for: UnfinishedEpochs | None = None
     dropped_space: str | None = None
 
     @property

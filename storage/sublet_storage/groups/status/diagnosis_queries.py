@@ -17,8 +17,8 @@ from sublet_storage.groups.status.diagnosis import StallDiagnosis, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
     GroupDiagnosisFacts,
     ParentStream,
-    PendingFrontier,
     StreamDiagnosisFacts,
+    UnfinishedEpochs,
 )
 from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview, StoredGroup, StreamView
@@ -130,13 +130,13 @@ def _stream_states(
     return [_state(line, more[line.stream_id], frontiers, parents.get(line.stream_id, ())) for line in lines]
 
 
-def _frontier(space: _Space) -> PendingFrontier:
+def _frontier(space: _Space) -> UnfinishedEpochs:
     least = lower_frontier_from_json(space.least)
-    return PendingFrontier(space.name, "none" if least is None else format_frontier(least), tuple(space.holders))
+    return UnfinishedEpochs(space.name, "none" if least is None else format_frontier(least), tuple(space.holders))
 
 
 def _state(
-    line: StreamView, more: _More, frontiers: Mapping[int, PendingFrontier], parents: tuple[ParentStream, ...]
+    line: StreamView, more: _More, frontiers: Mapping[int, UnfinishedEpochs], parents: tuple[ParentStream, ...]
 ) -> StreamDiagnosisFacts:
     reserved_s = line.reserved_s if more.reserved_s is None else more.reserved_s
     return StreamDiagnosisFacts(

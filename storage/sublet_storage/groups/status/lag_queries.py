@@ -51,7 +51,7 @@ class StreamLag:
 
 
 @dataclass(frozen=True, slots=True)
-class StatusLag:
+class LagByStatus:
     """A group's streams of one status: how many, of these how many of unknown lag, and the lag of the others together
     and at most (None: of none)."""
 
@@ -69,9 +69,9 @@ def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[Stream
         return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
-def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[StatusLag]:
+def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[LagByStatus]:
     """Return these groups' unfinished streams in sums, in one statement."""
-    with connection.cursor(row_factory=class_row(StatusLag)) as cursor:
+    with connection.cursor(row_factory=class_row(LagByStatus)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
@@ -87,7 +87,7 @@ def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
     return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
 
 
-def sum_by_status(lines: Sequence[StreamLag]) -> list[StatusLag]:
+def sum_by_status(lines: Sequence[StreamLag]) -> list[LagByStatus]:
     """Return the sums of these streams, as `status_lags` has them."""
     found: dict[tuple[int, str], list[StreamLag]] = {}
     for line in lines:
@@ -95,6 +95,6 @@ def sum_by_status(lines: Sequence[StreamLag]) -> list[StatusLag]:
     return [_sum(group_id, status, each) for (group_id, status), each in sorted(found.items())]
 
 
-def _sum(group_id: int, status: str, lines: Sequence[StreamLag]) -> StatusLag:
+def _sum(group_id: int, status: str, lines: Sequence[StreamLag]) -> LagByStatus:
     known = [line.lag for line in lines if line.lag is not None]
-    return StatusLag(group_id, status, len(lines), sum(known), max(known, default=None), len(lines) - len(known))
+    return LagByStatus(group_id, status, len(lines), sum(known), max(known, default=None), len(lines) - len(known))

@@ -29,9 +29,9 @@ from sublet_storage.groups.model.history import read_recent_forced_moves
 from sublet_storage.groups.model.records import LendingStatus
 from sublet_storage.groups.status.overview_model import (
     NO_STREAMS,
+    GroupFrontierRow,
     GroupOverview,
     LeaderRow,
-    SpaceFrontierRow,
     StoredGroup,
     StreamCounts,
     StreamView,
@@ -202,7 +202,7 @@ def read_overview(connection: Connection, subscription: Subscription) -> GroupOv
     with connection.cursor(row_factory=class_row(StreamView)) as cursor:
         streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
     forced = read_recent_forced_moves(connection, group.group_id)
-    with connection.cursor(row_factory=class_row(SpaceFrontierRow)) as cursor:
+    with connection.cursor(row_factory=class_row(GroupFrontierRow)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
     return GroupOverview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
 

@@ -64,7 +64,7 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ReservedSession:
+class AbsentSession:
     """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
 
     session: str
@@ -73,7 +73,7 @@ class ReservedSession:
 
 
 @dataclass(frozen=True, slots=True)
-class SpaceFrontierRow:
+class GroupFrontierRow:
     """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
     and of those that are not completed (None: there are none)."""
 
@@ -154,7 +154,7 @@ class GroupOverview:
     counts: StreamCounts
     streams: tuple[StreamView, ...] = ()
     forced: HistoryPage = field(default_factory=HistoryPage)
-    epochs: tuple[SpaceFrontierRow, ...] = ()
+    epochs: tuple[GroupFrontierRow, ...] = ()
 
     @property
     def has_leader(self) -> bool:
@@ -194,14 +194,14 @@ class GroupOverview:
         )
 
     @property
-    def reserved_sessions(self) -> tuple[ReservedSession, ...]:
+    def reserved_sessions(self) -> tuple[AbsentSession, ...]:
         """The sessions whose return is waited for, by name."""
         waiting: dict[str, list[StreamView]] = {}
         for line in self.streams:
             if line.session is not None and line.reserved_s is not None:
                 waiting.setdefault(line.session, []).append(line)
         return tuple(
-            ReservedSession(
+            AbsentSession(
                 session, tuple(line.stream_id for line in lines), max(line.reserved_s or 0.0 for line in lines)
             )
             for session, lines in sorted(waiting.items())

@@ -2,7 +2,7 @@
 
 Names, sequences, gaps, windows, catch-ups and versions are the base's business (`publisher_machine`,
 `subscriber_machine`, `change_cache`); a driver may lose, repeat or reorder messages, as long as its
-`DriverCapabilities` say so and no message arrives torn."""
+`NotificationDriverCapabilities` say so and no message arrives torn."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ OnLost = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
-class DriverCapabilities:
+class NotificationDriverCapabilities:
     """What a driver can do.
 
     `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not
@@ -73,7 +73,7 @@ class NotificationDriver(Protocol):
         ...
 
     @property
-    def capabilities(self) -> DriverCapabilities:
+    def capabilities(self) -> NotificationDriverCapabilities:
         """What it can do."""
         ...
 

@@ -15,7 +15,7 @@ import psycopg
 
 from sublet_protocol.domain.settings_base import parse_number
 from sublet_storage.db.connect import schema_name
-from sublet_storage.notify.changes import STREAM, ChangeBatch, MalformedNotification
+from sublet_storage.notify.changes import STREAM, ChangeNotification, MalformedNotification
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_name, decode_payload, start_listening
 
@@ -64,7 +64,7 @@ def decode_heads(payload: bytes) -> dict[int, int]:
         message = decode(decode_payload(payload) or b"")
     except MalformedNotification:
         return {}
-    if not isinstance(message, ChangeBatch) or message.channel != STREAM:
+    if not isinstance(message, ChangeNotification) or message.channel != STREAM:
         return {}
     return {int(change.key): change.version // 2 for change in message.changes if _is_id(change.key)}
 

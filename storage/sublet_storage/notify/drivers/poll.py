@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 
 
 class NoPushSender:
@@ -32,7 +32,7 @@ class NoPushDriver:
     """Without threads, sockets or connections."""
 
     name = "poll"
-    capabilities = DriverCapabilities(is_ordered=True, is_lossless=False, payload_limit=None, is_push=False)
+    capabilities = NotificationDriverCapabilities(is_ordered=True, is_lossless=False, payload_limit=None, is_push=False)
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         pass

@@ -22,7 +22,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
-from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
@@ -244,11 +244,13 @@ class PostgresReceiver(StoppableThread):
             self.sleep(self._pauses.next_s())
 
 
-class PostgresDriver:
+class PostgresNotificationDriver:
     """Lossless: a listener's connection that lives has all that was notified. `url` must lead past any pooler."""
 
     name = "postgres"
-    capabilities = DriverCapabilities(is_ordered=True, is_lossless=True, payload_limit=PAYLOAD_LIMIT, is_push=True)
+    capabilities = NotificationDriverCapabilities(
+        is_ordered=True, is_lossless=True, payload_limit=PAYLOAD_LIMIT, is_push=True
+    )
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         self._url, self._channel = url, channel_name(schema_name())

@@ -10,7 +10,7 @@ from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver
 GROUP = "sublet.notify"
 OURS = "sublet"
 
-_BUILT_IN = {"poll": "NoPushDriver", "postgres": "PostgresDriver", "zmq": "ZmqDriver"}
+_BUILT_IN = {"poll": "NoPushDriver", "postgres": "PostgresNotificationDriver", "zmq": "ZmqDriver"}
 """Ours, which are there also where nothing is installed: the source on a path, code shipped to executors."""
 
 

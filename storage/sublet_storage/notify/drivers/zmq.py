@@ -19,7 +19,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.notify.drivers.base import DriverCapabilities, OnConnected, OnLost, OnMessage
+from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.threads import StoppableThread
 
@@ -175,7 +175,9 @@ class ZmqDriver:
     back."""
 
     name = "zmq"
-    capabilities = DriverCapabilities(is_ordered=False, is_lossless=False, payload_limit=PAYLOAD_LIMIT, is_push=True)
+    capabilities = NotificationDriverCapabilities(
+        is_ordered=False, is_lossless=False, payload_limit=PAYLOAD_LIMIT, is_push=True
+    )
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         if not zmq.has("curve"):

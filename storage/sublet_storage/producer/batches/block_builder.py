@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sublet_storage.log.append import BlockAppend
 from sublet_storage.log.block import pack
-from sublet_storage.producer.batches.message_accumulator import PendingBlock, PendingRows, split_into_blocks
+from sublet_storage.producer.batches.message_accumulator import PendingArrowBatch, PendingBlock, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import DeliveryState
 
@@ -26,13 +26,13 @@ class BlockBuilder:
 
     def __init__(self, routes: RoutingTable) -> None:
         self._routes = routes
-        self._waiting: dict[int, list[PendingRows]] = {}
+        self._waiting: dict[int, list[PendingArrowBatch]] = {}
         self._counts: dict[int, tuple[int, int]] = {}
 
     def add(self, batch: pa.RecordBatch) -> Iterator[BlockAppend]:
         """Yield the blocks that are full with it. Raises what `RoutingTable.partition_rows` raises."""
         for stream_id, part, numbers in self._routes.partition_rows(batch, range(batch.num_rows)):
-            piece = PendingRows(part, numbers, DeliveryState(len(numbers)))
+            piece = PendingArrowBatch(part, numbers, DeliveryState(len(numbers)))
             self._waiting.setdefault(stream_id, []).append(piece)
             messages, size = self._counts.get(stream_id, (0, 0))
             self._counts[stream_id] = messages + piece.count, size + piece.size
@@ -50,7 +50,7 @@ class BlockBuilder:
         """Yield all that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
         load = PendingBlock(stream_id, self._waiting.pop(stream_id))
         del self._counts[stream_id]
-        entire = PendingRows(load.to_batch(), range(load.count), DeliveryState(load.count))
+        entire = PendingArrowBatch(load.to_batch(), range(load.count), DeliveryState(load.count))
         pieces = list(split_into_blocks(entire, BLOCK_MESSAGES, BLOCK_BYTES))
         if keep and len(pieces) > 1:
             last = pieces.pop()

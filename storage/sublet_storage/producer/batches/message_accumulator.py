@@ -11,7 +11,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
-from sublet_storage.producer.delivery import DeliveredSpan, DeliveryState, Rows
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, Rows
 
 Header = tuple[str, bytes | None]
 
@@ -19,7 +19,7 @@ Message: TypeAlias = tuple[str, bytes | None, bytes | None, list[Header] | None,
 """As it was published, in the order of `BLOCK_SCHEMA`."""
 
 
-class PendingRows:
+class PendingArrowBatch:
     """Consecutive messages of one stream, in Arrow already."""
 
     __slots__ = ("batch", "packed", "rows", "size", "ticket")
@@ -34,18 +34,18 @@ class PendingRows:
         """Messages in it."""
         return len(self.rows)
 
-    def split(self, count: int) -> tuple[PendingRows, PendingRows]:
+    def split(self, count: int) -> tuple[PendingArrowBatch, PendingArrowBatch]:
         """Return the first `count` messages, and the rest."""
-        first = PendingRows(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
+        first = PendingArrowBatch(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
         rest = self.count - count
-        return first, PendingRows(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
+        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
 
-    def seal(self) -> PendingRows:
-        """Itself: the counterpart of `RowBuilder.seal`."""
+    def seal(self) -> PendingArrowBatch:
+        """Itself: the counterpart of `PendingMessageBuilder.seal`."""
         return self
 
 
-class RowBuilder:
+class PendingMessageBuilder:
     """Messages published one by one to one stream, until the sender takes them or a block is full."""
 
     __slots__ = ("_messages", "count", "size", "ticket")
@@ -68,11 +68,13 @@ class RowBuilder:
         self.count, self.size = count, size
         self.ticket.expect(count)
 
-    def seal(self) -> PendingRows:
+    def seal(self) -> PendingArrowBatch:
         """Return the messages in Arrow."""
         fields = zip(*self._messages, strict=True)
         columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
-        piece = PendingRows(pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket)
+        piece = PendingArrowBatch(
+            pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket
+        )
         piece.size = self.size
         return piece
 
@@ -82,7 +84,7 @@ class PendingBlock:
 
     __slots__ = ("pieces", "size", "stream_id")
 
-    def __init__(self, stream_id: int, pieces: list[PendingRows]) -> None:
+    def __init__(self, stream_id: int, pieces: list[PendingArrowBatch]) -> None:
         self.stream_id, self.pieces = stream_id, pieces
         self.size = sum(piece.size for piece in pieces)
 
@@ -107,7 +109,7 @@ class PendingBlock:
     def complete(self, first_offset: int) -> None:
         """Settle every ticket with the offsets of its messages."""
         for piece in self.pieces:
-            piece.ticket.complete_span(DeliveredSpan(self.stream_id, first_offset, piece.rows))
+            piece.ticket.complete_span(AppendedSpan(self.stream_id, first_offset, piece.rows))
             first_offset += piece.count
 
     def fail(self, error: Exception) -> None:
@@ -116,12 +118,12 @@ class PendingBlock:
             piece.ticket.fail(piece.count, error)
 
 
-def count_fitting(piece: PendingRows | RowBuilder, messages: int, size: int) -> int:
+def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: int, size: int) -> int:
     """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
 
-def split_into_blocks(piece: PendingRows, messages: int, size: int) -> Iterator[PendingRows]:
+def split_into_blocks(piece: PendingArrowBatch, messages: int, size: int) -> Iterator[PendingArrowBatch]:
     """Cut a piece into as many as it will take blocks."""
     while (count := max(1, count_fitting(piece, messages, size))) < piece.count:
         first, piece = piece.split(count)
