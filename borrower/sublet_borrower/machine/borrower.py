@@ -50,16 +50,13 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 
-_MESSAGE_KINDS: dict[type, BorrowerEventKind] = {
-    LeaderConnectResponse: BorrowerEventKind.CONNECT_RESPONSE,
+_KINDS: dict[type, BorrowerEventKind] = {
     PingResponse: BorrowerEventKind.PING_RESPONSE,
     Grant: BorrowerEventKind.GRANT,
     Revoke: BorrowerEventKind.REVOKE,
     Revoked: BorrowerEventKind.REVOKED,
     ProgressSaved: BorrowerEventKind.PROGRESS_SAVED,
     Invalidate: BorrowerEventKind.INVALIDATE,
-}
-_EVENT_KINDS: dict[type, BorrowerEventKind] = {
     NodeLost: BorrowerEventKind.NODE_LOST,
     StreamConsumed: BorrowerEventKind.SESSION_PROGRESS,
     LeaveRequested: BorrowerEventKind.UNSUBSCRIBE,
@@ -187,7 +184,7 @@ class Borrower:
 
     def _classify(self, event: Event) -> tuple[BorrowerEventKind | None, object]:
         if not isinstance(event, LeaderMessageReceived):
-            return _EVENT_KINDS[type(event)], event
+            return _KINDS[type(event)], event
         message = event.message
         if message.borrower_id != self.borrower_id:
             return None, event
@@ -196,7 +193,7 @@ class Borrower:
         # Only a node that knows of no leader sends under no term, and all it can send is that we are over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
-        return _MESSAGE_KINDS[type(message)], message
+        return _KINDS[type(message)], message
 
     def _wake_at(self) -> float | None:
         if self.status is BorrowerStatus.DESTROYED:
@@ -284,9 +281,7 @@ class Borrower:
         answer = event.message
         assert isinstance(answer, LeaderConnectResponse)
         if not answer.address and answer.term > self.term:
-            self._destroy(
-                BorrowerEndReason.RETRY, f"term {answer.term} answered while connected under term {self.term}"
-            )
+            self._destroy(BorrowerEndReason.RETRY, f"term {answer.term} answered while connected under {self.term}")
 
     # --- keeping in touch -------------------------------------------------------------------------------------------
 
