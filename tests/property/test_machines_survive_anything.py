@@ -38,6 +38,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -47,7 +48,6 @@ from sublet_protocol.messages.borrower_leader import (
     ProgressSaved,
     Revoke,
     Revoked,
-    RevokedReason,
     RevokeFinished,
     StreamProgress,
     UpdateProgress,
@@ -155,7 +155,7 @@ class Ids:
             case 3:
                 return Revoke(who, term, stream_id, grant_id)
             case 4:
-                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(RevokedReason)))
+                return Revoked(who, term, stream_id, grant_id, draw(st.sampled_from(GrantOutcome)))
             case 5:
                 return ProgressSaved(who, term, stream_id, grant_id, draw(ABSURD))
             case _:

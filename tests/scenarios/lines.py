@@ -15,6 +15,7 @@ from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, Save
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -24,7 +25,6 @@ from sublet_protocol.messages.borrower_leader import (
     ProgressSaved,
     Revoke,
     Revoked,
-    RevokedReason,
     RevokeFinished,
     StreamProgress,
     ToBorrower,
@@ -138,13 +138,13 @@ class Lines:
         if head["name"] == "ping":
             return Ping((borrower, *head["rest"].split()), 0.0)
         make = _MADE_OF_STREAMS.get(head["name"])
-        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *RevokedReason):
+        if make is None or _STREAM.sub("", head["rest"]).strip() not in ("", *GrantOutcome):
             raise BadLine(f"{text!r} cannot be said by hand: only ping, {', '.join(_MADE_OF_STREAMS)}")
         streams = tuple(
             StreamProgress(int(s), self._value(f"grant of stream {s}", int(grant)), int(position or 0), bool(final))
             for s, grant, position, final in _STREAM.findall(head["rest"])
         )
-        reason = next((r for r in RevokedReason if head["rest"].endswith(f" {r}")), RevokedReason.LOST)
+        reason = next((r for r in GrantOutcome if head["rest"].endswith(f" {r}")), GrantOutcome.LOST)
         if not streams and head["name"] != "disconnect":
             raise BadLine(f"{text!r} names no stream")
         return make(borrower, term, streams, reason)
@@ -158,7 +158,7 @@ class Lines:
         return seen[count - 1]
 
 
-_Make = Callable[[str, int, tuple[StreamProgress, ...], RevokedReason], Message]
+_Make = Callable[[str, int, tuple[StreamProgress, ...], GrantOutcome], Message]
 _MADE_OF_STREAMS: dict[str, _Make] = {
     "update_progress": lambda borrower, term, streams, _: UpdateProgress(borrower, term, streams),
     "disconnect": lambda borrower, term, streams, _: Disconnect(borrower, term, streams),

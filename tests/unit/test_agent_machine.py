@@ -25,13 +25,13 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
     LeaderWanted,
     Ping,
     PingResponse,
-    RevokedReason,
     StreamProgress,
     UpdateProgress,
 )
@@ -245,5 +245,5 @@ def test_a_newer_grant_is_told_to_its_own_session() -> None:
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)
     removed, granted = (each for each in play.last.updates if isinstance(each, SubscriptionUpdate))
-    assert removed == SubscriptionUpdate(2, StreamRemoved(5, 50, RevokedReason.LOST))
+    assert removed == SubscriptionUpdate(2, StreamRemoved(5, 50, GrantOutcome.LOST))
     assert (granted.handle, type(granted.update)) == (2, StreamGranted)

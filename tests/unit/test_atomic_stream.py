@@ -11,7 +11,7 @@ from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, Stream
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepRows
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
@@ -184,7 +184,7 @@ def test_what_does_not_follow_directly_is_discarded() -> None:
     assert not granted.advance_read(10, 20, 20)
     assert not granted.advance_read(0, 0, 20)
     assert granted.outstanding == {}
-    play.handler.apply_update(StreamRemoved(7, 1, RevokedReason.LOST))
+    play.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.LOST))
     assert not granted.advance_read(0, 10, 20)
     assert not granted.is_mid_step
     assert granted.is_lost

@@ -11,11 +11,11 @@ from sublet_leader.group.stream_table import StreamAssignment
 from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_protocol.messages.borrower_leader import (
     Grant,
+    GrantOutcome,
     LeaderConnectResponse,
     ProgressSaved,
     Revoke,
     Revoked,
-    RevokedReason,
     StreamProgress,
     ToBorrower,
     UpdateProgress,
@@ -276,8 +276,8 @@ def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: Assignmen
 
 
 @pytest.mark.conforms("E8", "E11")
-@pytest.mark.parametrize(("last", "reason"), [(True, RevokedReason.SAVED), (False, RevokedReason.LOST)])
-def test_an_end_says_whether_work_may_be_done_twice(last: bool, reason: RevokedReason) -> None:
+@pytest.mark.parametrize(("last", "reason"), [(True, GrantOutcome.SAVED), (False, GrantOutcome.LOST)])
+def test_an_end_says_whether_work_may_be_done_twice(last: bool, reason: GrantOutcome) -> None:
     bench = granted()
     bench.leave(bench.said(5, final=last))
     bench.settle()

@@ -43,14 +43,14 @@ class IterableSession(Protocol):
     """A session, as its iterators see it. `left`: a loop is over with that batch; whether well."""
 
     @property
-    def loops(self) -> LiveIterators: ...
+    def loops(self) -> SessionLoops: ...
 
     def poll(self) -> Batch | None: ...
 
     def left(self, batch: Batch, *, well: bool) -> None: ...
 
 
-class LiveIterators:
+class SessionLoops:
     """Those over one session."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class LiveIterators:
 class _Loop:
     """What is known of a loop. `batch`: it is at work on that. `left(batch, well)` is called when that is over."""
 
-    def __init__(self, loops: LiveIterators, left: Callable[[Batch, bool], None]) -> None:
+    def __init__(self, loops: SessionLoops, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batch: Batch | None = None
         self._is_loop = False
@@ -110,7 +110,7 @@ class _Loop:
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `LiveIterators`. Another task or thread may advance it while this one is running."""
+        """See `SessionLoops`. Another task or thread may advance it while this one is running."""
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
@@ -211,7 +211,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     """Over a session of an event loop."""
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Batch | None]], loops: LiveIterators, left: Callable[[Batch, bool], None]
+        self, ask: Callable[[], Awaitable[Batch | None]], loops: SessionLoops, left: Callable[[Batch, bool], None]
     ) -> None:
         self._ask = ask
         self._loop = _Loop(loops, left)

@@ -33,7 +33,7 @@ import psycopg
 import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
-from sublet_borrower.consumer.iterators import LiveIterators, SessionIterator
+from sublet_borrower.consumer.iterators import SessionIterator, SessionLoops
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transaction import ProgressTransactions
@@ -121,7 +121,7 @@ class Session:
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
-        self.loops = LiveIterators()
+        self.loops = SessionLoops()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
         self._failed: list[Batch] = []

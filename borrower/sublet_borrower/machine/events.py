@@ -9,8 +9,8 @@ from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
+    GrantOutcome,
     HeldGrant,
-    RevokedReason,
     ToBorrower,
     ToLeader,
 )
@@ -104,7 +104,7 @@ class StreamRemoved:
 
     stream_id: int
     grant_id: int
-    reason: RevokedReason
+    reason: GrantOutcome
 
 
 @dataclass(frozen=True, slots=True)

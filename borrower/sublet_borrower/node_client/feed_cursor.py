@@ -17,10 +17,10 @@ from sublet_protocol.messages.feed import FeedPage
 class FeedPageOutcome(Enum):
     """What became of a page."""
 
-    ADVANCED = "step"  # it was the successor: its messages are next
-    HEARTBEAT = "nothing"  # it was a bookmark or a sign of life
-    STALE = "discarded"  # it was of an older call, or a repeat; nothing has changed
-    GAP = "doubt"  # something is missing before it; nothing has changed, and a new call has to begin
+    ADVANCED = "advanced"  # it was the successor: its messages are next
+    HEARTBEAT = "heartbeat"  # it was a bookmark or a sign of life
+    STALE = "stale"  # it was of an older call, or a repeat; nothing has changed
+    GAP = "gap"  # something is missing before it; nothing has changed, and a new call has to begin
 
 
 class FeedCursor:

@@ -31,7 +31,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.messages.borrower_leader import RevokedReason
+from sublet_protocol.messages.borrower_leader import GrantOutcome
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
@@ -84,12 +84,12 @@ class PlanLedger:
             if granted.is_idle or self._leaving:
                 self._notify(granted)
 
-    def _remove(self, stream_id: int, grant_id: int, reason: RevokedReason) -> None:
+    def _remove(self, stream_id: int, grant_id: int, reason: GrantOutcome) -> None:
         if self._under(stream_id, grant_id) is not None:
             del self._granted[stream_id]
             self._unreported.pop(stream_id, None)
             self.moved_at = time.monotonic()
-            if reason is not RevokedReason.LOST:
+            if reason is not GrantOutcome.LOST:
                 self._done.pop(stream_id, None)
 
     def _mark_saved(self, saved: SavedProgress) -> None:

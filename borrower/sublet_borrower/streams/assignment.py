@@ -31,7 +31,7 @@ from sublet_borrower.util.abandoned_lock import let_go
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import Grant, RevokedReason
+from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPlanner
 
 
@@ -271,7 +271,7 @@ class SessionAssignment:
             if granted is not None:
                 granted.is_stopping = granted.is_abandoned = True
                 self._report(granted.to_progress())
-                self._remove(stream_id, RevokedReason.LOST)
+                self._remove(stream_id, GrantOutcome.LOST)
 
     def abandon(self) -> str:
         """Drop all streams. Return a description of what was given out of them and not acknowledged."""
@@ -282,7 +282,7 @@ class SessionAssignment:
                 if granted.outstanding
             ]
             for stream_id in tuple(self._granted):
-                self._remove(stream_id, RevokedReason.LOST)
+                self._remove(stream_id, GrantOutcome.LOST)
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
@@ -296,7 +296,7 @@ class SessionAssignment:
         return {s: granted.acknowledged_offset for s, granted in tuple(self._granted.items())}
 
     def _install(self, grant: Grant) -> None:
-        self._remove(grant.stream_id, RevokedReason.LOST)
+        self._remove(grant.stream_id, GrantOutcome.LOST)
         facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
         if grant.consumed is None:
             self._granted[grant.stream_id] = GrantedStream(*facts)
@@ -320,8 +320,8 @@ class SessionAssignment:
         granted = self._granted.get(stream_id)
         return granted if granted is not None and granted.grant_id == grant_id else None
 
-    def _remove(self, stream_id: int, reason: RevokedReason) -> None:
+    def _remove(self, stream_id: int, reason: GrantOutcome) -> None:
         granted = self._granted.pop(stream_id, None)
         if granted is not None:
-            granted.is_ended, granted.is_lost = True, reason is RevokedReason.LOST
+            granted.is_ended, granted.is_lost = True, reason is GrantOutcome.LOST
             self._turn.remove(stream_id)

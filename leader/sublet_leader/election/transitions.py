@@ -33,14 +33,14 @@ class ElectionStatus(Enum):
 class ElectionEventKind(Enum):
     """What can happen to it."""
 
-    CAMPAIGN = "want"
-    RESIGN = "unwant"
+    CAMPAIGN = "campaign"
+    RESIGN = "resign"
     CLAIM_WON = "claim answered: ours, and the trust window is open"
     CLAIM_WON_LATE = "claim answered: ours, but too late to be trusted"
     CLAIM_LOST = "claim answered: another node leads"
     CLAIM_FAILED = "claim failed"
     RENEWED = "renewed"
-    RENEWAL_REJECTED = "renewal refused"
+    RENEWAL_REJECTED = "renewal rejected"
     RELEASED = "released: the term is over"
     RELEASE_FAILED = "release failed"
     TRUST_EXPIRED = "trust window ended"

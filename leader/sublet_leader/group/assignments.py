@@ -18,11 +18,11 @@ from sublet_leader.group.transitions import TRANSITIONS, AssignmentEventKind, Gr
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
 from sublet_protocol.messages.borrower_leader import (
+    GrantOutcome,
     HeldGrant,
     ProgressSaved,
     Revoke,
     Revoked,
-    RevokedReason,
     StreamProgress,
     ToBorrower,
 )
@@ -388,8 +388,8 @@ class AssignmentManager:
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             finished = entry.lending.status is LendingStatus.FINISHED
-            ended = RevokedReason.LOST if assignment.is_aborted else RevokedReason.SAVED
-            assignment.revoked_reason = RevokedReason.FINISHED if finished else ended
+            ended = GrantOutcome.LOST if assignment.is_aborted else GrantOutcome.SAVED
+            assignment.revoked_reason = GrantOutcome.FINISHED if finished else ended
             self.detach(entry)
             self._await_confirmation(assignment, is_taken=assignment.is_aborted)
         self._send_revoked_message(assignment, now)

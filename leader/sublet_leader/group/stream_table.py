@@ -10,7 +10,7 @@ from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, latest_in_doubt
-from sublet_protocol.messages.borrower_leader import RevokedReason
+from sublet_protocol.messages.borrower_leader import GrantOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -51,7 +51,7 @@ class StreamAssignment:
     read_error: str = ""
     poison: int = 0
     is_aborted: bool = False
-    revoked_reason: RevokedReason = RevokedReason.LOST
+    revoked_reason: GrantOutcome = GrantOutcome.LOST
 
 
 @dataclass(frozen=True, slots=True)

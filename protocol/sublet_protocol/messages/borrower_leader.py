@@ -35,8 +35,8 @@ class BorrowerEndReason(StrEnum):
         return self is not BorrowerEndReason.RETRY
 
 
-class RevokedReason(StrEnum):
-    """Why a stream is taken off a borrower for good."""
+class GrantOutcome(StrEnum):
+    """How a grant ended for its borrower."""
 
     SAVED = "saved"  # its final progress is durable
     FINISHED = "finished"  # the stream is closed and wholly consumed
@@ -226,7 +226,7 @@ class Revoked:
     term: int
     stream_id: int
     grant_id: int
-    reason: RevokedReason
+    reason: GrantOutcome
 
 
 @dataclass(frozen=True, slots=True)

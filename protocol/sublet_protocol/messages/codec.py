@@ -20,6 +20,7 @@ from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
+    GrantOutcome,
     HeldGrant,
     Invalidate,
     LeaderConnectResponse,
@@ -29,7 +30,6 @@ from sublet_protocol.messages.borrower_leader import (
     ProgressSaved,
     Revoke,
     Revoked,
-    RevokedReason,
     RevokeFinished,
     StreamProgress,
     ToBorrower,
@@ -63,9 +63,9 @@ _END_REASONS = {
     BorrowerEndReason.DONE: pb.END_DONE,
 }
 _REVOKED_REASONS = {
-    RevokedReason.SAVED: pb.REVOKED_SAVED,
-    RevokedReason.FINISHED: pb.REVOKED_FINISHED,
-    RevokedReason.LOST: pb.REVOKED_LOST,
+    GrantOutcome.SAVED: pb.REVOKED_SAVED,
+    GrantOutcome.FINISHED: pb.REVOKED_FINISHED,
+    GrantOutcome.LOST: pb.REVOKED_LOST,
 }
 _END_REASONS_BACK = {wire: reason for reason, wire in _END_REASONS.items()}
 _REVOKED_REASONS_BACK = {wire: reason for reason, wire in _REVOKED_REASONS.items()}

@@ -12,10 +12,10 @@ class ConnectionStatus(Enum):
     """What is true between this agent and this node."""
 
     IDLE = "idle"  # nothing is subscribed and nothing waits: no subscriber id is in use
-    CONNECTING = "fresh"  # a life has begun, and the node has not answered it yet
+    CONNECTING = "connecting"  # a life has begun, and the node has not answered it yet
     CONNECTED = "connected"  # the node has answered in this life
-    DISCONNECTED = "down"  # the connection was reported lost; no call has succeeded since
-    REJECTED = "refused"  # the node will never serve this agent: nothing is tried any more
+    DISCONNECTED = "disconnected"  # the connection was reported lost; no call has succeeded since
+    REJECTED = "rejected"  # the node will never serve this agent: nothing is tried any more
 
 
 class ConnectionLostReason(StrEnum):
@@ -23,10 +23,10 @@ class ConnectionLostReason(StrEnum):
 
     UNREACHABLE = "unreachable"  # two calls of a kind failed in a row
     RESTARTED = "restarted"  # the node answered under another incarnation
-    EXPIRED = "forgotten"  # the node does not know this subscriber id
+    EXPIRED = "expired"  # the node does not know this subscriber id
     INCONSISTENT = "inconsistent"  # a message is missing without a gap: one side is wrong
     OVERFLOW = "overflow"  # more commands were queued than the bound
-    REJECTED = "refused"  # wrong protocol version or credentials; final
+    REJECTED = "rejected"  # wrong protocol version or credentials; final
 
 
 # --- events; commands are events too ---

@@ -22,14 +22,14 @@ class CatchUpCause(StrEnum):
     """What a catch-up is for."""
 
     CONNECTED = "connected"  # listening has begun, and what was sent before is not known
-    NEW_PUBLISHER = "first sight"  # a publisher that was not known has spoken before, perhaps
+    NEW_PUBLISHER = "new publisher"  # a publisher that was not known has spoken before, perhaps
     RESTARTED = "restarted"  # a publisher has a new incarnation, and its predecessor's last messages may be lost
-    PUBLISHER_TIMEOUT = "silence"  # a publisher has stopped, or its messages were lost
+    PUBLISHER_TIMEOUT = "publisher timeout"  # a publisher has stopped, or its messages were lost
     GAP = "gap"  # a message is missing
-    AMBIGUOUS_VERSION = "doubt"  # a change of something that a snapshot did not have
-    REQUESTED = "asked"  # a caller requested it
-    PERIODIC = "regular"  # the last one is long ago
-    RETRY = "failed"  # the database was away the last time
+    AMBIGUOUS_VERSION = "ambiguous version"  # a change of something that a snapshot did not have
+    REQUESTED = "requested"  # a caller requested it
+    PERIODIC = "periodic"  # the last one is long ago
+    RETRY = "retry"  # the database was away the last time
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class NotificationPublisherStatus(Enum):
 
     WAITING = "waiting"  # no sender is open: changes wait
     OPEN = "open"  # changes are sent
-    CLOSED = "left"  # the last hello is out, and nothing is sent any more
+    CLOSED = "closed"  # the last hello is out, and nothing is sent any more
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ class ChangeNovelty(Enum):
 
     NEWER = "newer"  # it was taken in
     OLD = "old"  # this version or a later one is known
-    AMBIGUOUS = "doubtful"  # a snapshot did not have the object, and may be newer or older than this
+    AMBIGUOUS = "ambiguous"  # a snapshot did not have the object, and may be newer or older than this
 
 
 @dataclass(slots=True)

@@ -259,7 +259,10 @@ class MultiStreamReader:
 
 @dataclass(slots=True)
 class Tail:
-    """A `Tail` on one connection. `on_data_loss` is called with what retention has taken. Not thread-safe."""
+    """Reads all messages that match over one connection, a page at a time; see `MultiStreamReader`. Not thread-safe.
+
+    `on_data_loss` is called with what retention has taken.
+    """
 
     conn: psycopg.Connection[Any]
     filter: TopicFilter
