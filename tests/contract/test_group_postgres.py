@@ -266,6 +266,7 @@ def test_a_refusal_costs_few_transactions(
 
 @pytest.mark.conforms("E32")
 @pytest.mark.parametrize("where", [slice(0, 12), slice(12, 24), slice(0, 24, 2)], ids=["first", "last", "among"])
+@pytest.mark.long
 def test_refused_groups_hold_up_no_other(postgres: PostgresWorld, where: slice) -> None:
     (stream,) = postgres.add_space()
     groups = [postgres.group(Subscription.parse(f"$share/g{i}/#")) for i in range(24)]

@@ -292,6 +292,7 @@ BADLY: list[Leave] = [
 
 
 @pytest.mark.conforms("E37")
+@pytest.mark.long
 def test_what_failed_comes_again_and_no_more(place: Place) -> None:
     """Where a session goes on after its loop; what ended well is not repeated."""
     for leave in (*WELL, *BADLY):
@@ -344,6 +345,7 @@ async def over_a_generator(session: AsyncSession) -> AsyncIterator[Batch]:
 
 @pytest.mark.conforms("E37")
 @pytest.mark.parametrize("end", ["entered again", "with", "closed"])
+@pytest.mark.long
 def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
     """But that how a loop over an asynchronous generator was left cannot be seen, and so it has failed."""
 

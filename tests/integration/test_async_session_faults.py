@@ -238,6 +238,7 @@ AT_ANOTHER_THREAD = """
 
 @pytest.mark.conforms("E8")
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["the loop's thread", "another thread"])
+@pytest.mark.long
 def test_ctrl_c_hands_over_and_ends_as_python_does(scene: Scene, elsewhere: bool) -> None:
     scene.publish(200)
     with consumer(scene, ENTERED, AT_ANOTHER_THREAD if elsewhere else "") as program:

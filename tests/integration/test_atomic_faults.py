@@ -114,7 +114,7 @@ def change_the_streams(stage: Stage) -> None:
         pytest.param(let_a_consumer_leave, marks=pytest.mark.long),
         pytest.param(add_a_consumer, marks=pytest.mark.long),
         pytest.param(freeze_a_consumer, marks=pytest.mark.long),
-        kill_the_leader,
+        pytest.param(kill_the_leader, marks=pytest.mark.long),
         pytest.param(change_the_streams, marks=pytest.mark.long),
     ],
 )

@@ -122,6 +122,7 @@ def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
 
 @pytest.mark.conforms("E8", "E25")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.long
 def test_a_process_told_to_end_hands_over_exactly(place: Place, number: signal.Signals) -> None:
     process = place.attempt("a", "sleep", 0.4 * BORROWER.unsubscribe_timeout_s)
     place.publish(20)

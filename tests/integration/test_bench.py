@@ -77,6 +77,7 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
     ],
     ids=["allocation", "operate", "handover", "node", "epochs", "push"],
 )
+@pytest.mark.long
 def test_a_bench_writes_its_figures(
     page: Path, bench: ModuleType, options: str, heading: str, parts: dict[str, int]
 ) -> None:
@@ -117,6 +118,7 @@ def test_spark(page: Path) -> None:
     [("sublet-poll", "redis-everysec"), pytest.param(("nats-always", "nats-default-pull"), marks=pytest.mark.long)],
     ids=["redis", "nats"],
 )
+@pytest.mark.long
 def test_latency(page: Path, systems: tuple[str, ...]) -> None:
     """Each is measured that is installed."""
     quick = ("--rounds", "1", "--seconds", "0.5", "--warm-up", "0.2", "--rates", "2000")

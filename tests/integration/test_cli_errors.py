@@ -331,6 +331,7 @@ def test_a_follower_may_be_ended_while_it_reads(database: str) -> None:
     assert (done.returncode, done.stderr) == (128 + signal.SIGTERM, "")
 
 
+@pytest.mark.long
 def test_a_consumer_without_a_leader_says_so(shell: Shell) -> None:
     consumer = shell.start("consume", "$share/g/#")
     consumer.says("start one with `sublet leader`")

@@ -329,6 +329,7 @@ def end_and_see_it_come_back(server: EmbeddedPostgres, number: signal.Signals = 
 
 
 @pytest.mark.conforms("W1")
+@pytest.mark.long
 def test_a_server_in_use_comes_back_by_itself(home: Path) -> None:
     with EmbeddedPostgres(home / "data") as server:
         with psycopg.connect(server.url, autocommit=True) as conn:

@@ -231,6 +231,7 @@ def test_a_batch_partly_ours_is_not_written(
     assert lending(conn) == before
 
 
+@pytest.mark.long
 def test_a_process_that_lost_its_batch_cannot_write(
     unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:
@@ -242,6 +243,7 @@ def test_a_process_that_lost_its_batch_cannot_write(
     assert sunk(conn) == VALUES
 
 
+@pytest.mark.long
 def test_an_exception_leaves_the_batch_to_be_done(
     unwritten: Checkpoint, guarded: Make, conn: psycopg.Connection[Any]
 ) -> None:

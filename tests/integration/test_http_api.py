@@ -172,6 +172,7 @@ def test_a_group_is_managed_over_http(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("A6")
+@pytest.mark.long
 def test_a_node_is_drained_over_http(stage: Stage) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
 
@@ -201,6 +202,7 @@ def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:
     assert "xq7" not in refused.err
 
 
+@pytest.mark.long
 def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
     found: dict[str, str] = {}
     for name, listen in (("n1", "127.0.0.1:0"), ("n2", "0.0.0.0:0")):

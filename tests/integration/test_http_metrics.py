@@ -131,6 +131,7 @@ def test_a_group_is_exported_by_its_leader_alone(stage: Stage) -> None:
 
 
 @pytest.mark.conforms("A3")
+@pytest.mark.long
 def test_a_group_without_a_leader_is_exported(stage: Stage) -> None:
     """Its consumers are all gone: what lag is watched for."""
     stage.scene.store.open_group(Subscription.parse(ALL))
@@ -211,6 +212,7 @@ def test_all_that_is_exported_is_declared(stage: Stage) -> None:
             assert set(dict(labels)) - {"le"} == declared[name], name
 
 
+@pytest.mark.long
 def test_logs_are_json_with_the_ids_of_what_happened(shell: Shell) -> None:
     node = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")
     shell.run("publish", "t", stdin="one\n")

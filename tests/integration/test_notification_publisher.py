@@ -143,6 +143,7 @@ class Bad:
 @pytest.mark.parametrize(
     "fails_at", ["not installed", "loading", "making", "capabilities", "limit", "opening", "send", "close"]
 )
+@pytest.mark.long
 def test_a_bad_driver_is_told_of_and_harms_no_other(
     database: str, conn: Connection, caplog: pytest.LogCaptureFixture, fails_at: str
 ) -> None:

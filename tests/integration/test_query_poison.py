@@ -132,6 +132,7 @@ def is_past(conn: Connection, streams: Sequence[int], policy: OnPoison) -> bool:
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("policy", OnPoison)
+@pytest.mark.long
 def test_a_query_goes_on_past_a_bad_block(
     database: str, conn: Connection, lives: Lives, streams: list[int], policy: OnPoison
 ) -> None:

@@ -99,6 +99,7 @@ def test_a_batch_has_whole_epochs_of_all_streams(
 
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize(("option", "most"), [("maxOffsetsPerTrigger", 30), ("maxBytesPerTrigger", 1)])
+@pytest.mark.long
 def test_a_limit_divides_between_epochs(
     database: str, runs: list[Run], publisher: Publisher, option: str, most: int
 ) -> None:

@@ -155,6 +155,7 @@ def test_failing_on_attempt_stops_the_job(
     assert not running.status().is_running
 
 
+@pytest.mark.long
 def test_more_tasks_than_slots(stage: Stage, start: Start) -> None:
     """It is warned of, and those that wait for a slot end with the drain too."""
     stage.serve("n1")
