@@ -104,8 +104,8 @@ class StagedTask:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommitResult:
-    """The batch is durable, with `count` messages. `is_duplicate`: it was already. `heads`: {stream: where it ends}, of
-    those that have grown."""
+    """The batch is durable. `messages`: how many it has; `is_duplicate`: it was already; `heads`: {stream: where it
+    ends}, of those that have grown."""
 
     messages: int
     heads: dict[int, int]

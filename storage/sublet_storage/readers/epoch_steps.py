@@ -137,7 +137,7 @@ class EpochStep:
 
     @property
     def max_messages(self) -> int:
-        """At most `count` of them."""
+        """Return how many messages the step has at most: its blocks may hold others beside those of its epochs."""
         return sum(run.end - run.start for run in self.runs)
 
     @property
