@@ -64,23 +64,27 @@ def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch
     with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
         frozen.publish("a", "first").result(10)
-        cutter.freeze(3_000_000)
+        cutter.hold()  # so that all but the first of them are in one transaction, which has locked a stream by then
         sent = [frozen.publish("a", os.urandom(400_000), key=key) for key in KEYS]
-        assert cutter.frozen.wait(10)
+        cutter.freeze(3_000_000)
+        cutter.resume()
+        try:
+            assert cutter.frozen.wait(60)
 
-        def locked() -> bool:
-            try:
-                connection.execute("select from stream for update nowait")
-            except psycopg.errors.LockNotAvailable:
-                return True
-            return False
+            def locked() -> bool:
+                try:
+                    connection.execute("select from stream for update nowait")
+                except psycopg.errors.LockNotAvailable:
+                    return True
+                return False
 
-        eventually(locked)
-        with Publisher(database) as other:
-            for delivery in [other.publish("a", "b", key=key) for key in KEYS]:
-                delivery.result(8)
-        cutter.thaw()
-        frozen.close()
+            eventually(locked)
+            with Publisher(database) as other:
+                for delivery in [other.publish("a", "b", key=key) for key in KEYS]:
+                    delivery.result(8)
+        finally:
+            cutter.thaw()
+            frozen.close()
         for delivery in sent:
             delivery.result(0)
 
