@@ -29,7 +29,7 @@ LIVES = {
 
 @pytest.mark.conforms("E27")
 @pytest.mark.parametrize("life", LIVES.values(), ids=LIVES)
-def test_the_plan_made_last_stays_in_whatever_order_reports_come(life: list[InDoubtRange]) -> None:
+def test_the_last_plan_stays_whatever_the_order(life: list[InDoubtRange]) -> None:
     for order in permutations(life):
         known: InDoubtRange | None = None
         for reported in (*order, None, *order):

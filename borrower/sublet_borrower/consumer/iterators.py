@@ -51,7 +51,7 @@ class IterableSession(Protocol):
 
 
 class SessionLoops:
-    """Those over one session."""
+    """The loops over one session that are still alive."""
 
     def __init__(self) -> None:
         self._known: tuple[weakref.ref[_Loop], ...] = ()

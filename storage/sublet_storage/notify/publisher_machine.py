@@ -41,11 +41,11 @@ LIGHT = 0.6
 
 
 class NotificationPublisherStatus(Enum):
-    """Where an announcer stands."""
+    """What is true of one incarnation of a notification publisher."""
 
     WAITING = "waiting"  # no sender is open: changes wait
     OPEN = "open"  # changes are sent
-    CLOSED = "closed"  # the last hello is out, and nothing is sent any more
+    CLOSED = "closed"  # the last heartbeat is out, and nothing is sent any more
 
 
 @dataclass(frozen=True, slots=True)
