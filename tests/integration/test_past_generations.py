@@ -434,3 +434,45 @@ def test_reading_a_stream_locks_no_other_generation(
         for _ in range(20):  # the server makes such a plan at the sixth
             look(house.conn, stream, generation)
         assert house.conn.execute(PARTITIONS).fetchone() == (1,)
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda conn, stream, _: message_log.fetch(conn, stream, 0).position,
+        lambda conn, stream, generation: len(read_block_summaries(conn, stream, generation, 0).blocks),
+    ],
+    ids=["messages", "marks of blocks"],
+)
+def test_a_partition_that_cannot_be_named(house: House, read: Callable[[Connection, int, int], int]) -> None:
+    """What is read again is read by the partition's name: not one that one may not name, or that is dropped."""
+    house.conn.execute("create role reader")
+    try:
+        house.conn.execute("grant usage on schema sublet to reader")
+        house.conn.execute("grant select on all tables in schema sublet to reader")
+        stream = house.ended(b"0")
+        asked = "select generation_id from stream where stream_id = %s"
+        ((generation,),) = house.conn.execute(asked, (stream,)).fetchall()
+        may = "select has_table_privilege('reader', %s, 'select')"
+        assert house.conn.execute(may, (f"block_{generation}",)).fetchone() == (True,)
+        house.conn.execute("set role reader")
+        assert [read(house.conn, stream, generation) for _ in range(3)] == [1] * 3
+        house.conn.execute("reset role")
+        house.conn.execute(f"revoke select on block_{generation} from reader")
+        house.conn.execute("set role reader")
+        assert [read(house.conn, stream, generation) for _ in range(3)] == [1] * 3
+    finally:
+        house.conn.execute("reset role")
+        house.conn.execute("drop owned by reader")
+        house.conn.execute("drop role reader")
+    with closing(connect(house.url)) as inside, closing(connect(house.url)) as outside:
+        inside.autocommit = outside.autocommit = True
+        assert [read(each, stream, generation) for each in (inside, outside) for _ in range(3)] == [1] * 6
+        with inside.transaction():
+            inside.execute(f"drop table block_{generation}")
+            with pytest.raises(PositionGone):
+                read(inside, stream, generation)
+            assert inside.execute("select 1").fetchone() == (1,)
+        with pytest.raises(PositionGone):
+            read(outside, stream, generation)

@@ -26,6 +26,7 @@ from sublet_storage.log.column_encoding import has_one_epoch
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
+from sublet_storage.log.partition_reads import read_blocks
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
@@ -49,7 +50,7 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
              case when matched then uri end as uri,
              case when matched then coalesce(octet_length(payload), uri_bytes) else 0 end as size
         from (
-          select *, {matched} as matched from block
+          select *, {matched} as matched from {{block}}
            where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
  where s.stream_id = %(stream)s
@@ -265,11 +266,8 @@ def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
 def _read_stream(
     conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
 ) -> tuple[int, bool, list[tuple[Any, ...]]]:
-    """The stream's head, whether it is closed, and its blocks with their payloads.
-
-    Planned anew each time: a plan for any generation locks all of them, and a server has not so many locks.
-    """
-    rows = conn.execute(statement, parameters, prepare=False, binary=True).fetchall()
+    """The stream's head, whether it is closed, and its blocks with their payloads."""
+    rows = read_blocks(conn, statement, parameters, generation_id)
     if not rows:
         raise stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, first_end, count = rows[0][:5]
@@ -301,7 +299,7 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 
 @lru_cache
 def _statement(*asked: bool) -> str:
-    """`since` with those of these conditions that are asked for."""
+    """Return the statement for `read_blocks` with those of these conditions that are asked for."""
     conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), asked)
     return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
 

@@ -30,6 +30,7 @@ from psycopg.types.numeric import Int8
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.partition_reads import read_blocks
 
 PAGE_MARKS: Final = 2048
 MAX_BLOCKS_SCANNED: Final = 20_000
@@ -43,7 +44,7 @@ select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
   from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
   left join lateral (
     select end_offset, count, coalesce(octet_length(payload), uri_bytes) as size, lower_frontier, epoch_bounds
-      from block
+      from {block}
      where generation_id = %(generation)s and stream_id = %(stream)s and end_offset > %(offset)s
      order by end_offset limit %(blocks)s) b on true
  where s.stream_id = %(stream)s
@@ -82,17 +83,14 @@ class BlockEpochSummaries:
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockEpochSummaries:
-    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `message_log.since` raises."""
-    rows = conn.execute(
-        _MARKS,
-        {
-            "generation": Int8(generation_id),
-            "stream": Int8(stream_id),
-            "offset": Int8(offset),
-            "blocks": Int8(PAGE_MARKS),
-        },
-        prepare=False,  # as messages are read: a plan for any generation locks all of them
-    ).fetchall()
+    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `message_log.fetch` raises."""
+    parameters = {
+        "generation": Int8(generation_id),
+        "stream": Int8(stream_id),
+        "offset": Int8(offset),
+        "blocks": Int8(PAGE_MARKS),
+    }
+    rows = read_blocks(conn, _MARKS, parameters, generation_id)
     if not rows:
         raise message_log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower = rows[0][:4]

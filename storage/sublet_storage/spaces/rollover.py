@@ -29,6 +29,12 @@ _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _T = TypeVar("_T")
 
 
+_READERS = """
+select distinct case grantee when 0 then 'public' else grantee::regrole::text end
+  from pg_class cross join lateral aclexplode(relacl)
+ where oid = 'block'::regclass and privilege_type = 'SELECT' and grantee <> relowner"""
+
+
 @dataclass(frozen=True, slots=True)
 class _Parent:
     """A stream that is being closed, with the space it belonged to as that was before the change."""
@@ -99,11 +105,13 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def create_partition(conn: psycopg.Connection[Any], generation_id: int) -> None:
-    """Make the table that holds the blocks of a generation."""
+    """Make the table that holds the blocks of a generation. Whoever may read all of them may read it by its name."""
     names = {"part": partition_table(generation_id), "id": sql.Literal(generation_id)}
     conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
     conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
     conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
+    for (readers,) in conn.execute(_READERS).fetchall():
+        conn.execute(sql.SQL("grant select on {part} to {to}").format(part=names["part"], to=sql.SQL(readers)))
 
 
 def partition_table(generation_id: int) -> sql.Identifier:

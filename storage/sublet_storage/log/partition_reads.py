@@ -1,0 +1,50 @@
+"""Executes statements that read the blocks of one generation, by the name of its partition where that can be had.
+
+Planning such a statement takes longer than executing it. A plan that is kept for the table itself would be for any
+generation and lock all partitions, and a server has not so many locks: so for the table the server plans anew each
+time, and for a partition it keeps the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.errors import InsufficientPrivilege, UndefinedTable
+from psycopg.pq import TransactionStatus
+
+_MAX_GENERATIONS: Final = 1_000
+"""Of which a connection remembers whether they may be named."""
+
+_may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
+
+
+def read_blocks(
+    conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any], generation_id: int
+) -> list[tuple[Any, ...]]:
+    """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
+    if _names_partition(conn, generation_id):
+        try:
+            partition = statement.replace("{block}", f"block_{generation_id}")
+            return conn.execute(partition, parameters, binary=True).fetchall()
+        except (UndefinedTable, InsufficientPrivilege):  # dropped by retention, or a user who may read the table only
+            _may_name[conn][generation_id] = False
+    return conn.execute(statement.replace("{block}", "block"), parameters, prepare=False, binary=True).fetchall()
+
+
+def _names_partition(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+    """Return whether the partition is read by its name: from the second read on, unless that has failed.
+
+    Not within a transaction, which would end if the partition were dropped meanwhile.
+    """
+    if not conn.autocommit or conn.info.transaction_status != TransactionStatus.IDLE:
+        return False
+    known = _may_name.setdefault(conn, {})
+    if generation_id in known:
+        return known[generation_id]
+    if len(known) >= _MAX_GENERATIONS:
+        known.clear()
+    known[generation_id] = True
+    return False
