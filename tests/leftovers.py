@@ -24,7 +24,7 @@ OWN = "multiprocessing.resource_tracker"
 """A helper of Python's, which ends with the process that has started it."""
 
 PREFIX = "sublet-run-"
-MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made there has a name of its own
+MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
 """So much must be free there: each worker has a server, and each of its databases ten megabytes."""
 SERVERS = "TESTS_SERVERS_DIR"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, StreamConsumed, StreamGranted, Tick
 from sublet_borrower.machine.read_failure_report import (
     MAX_REPORT_BYTES,
@@ -102,6 +105,34 @@ def test_a_handler_reports_the_beginning_and_the_end() -> None:
     assert [handler.defer(granted, ARCHIVED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
     assert handler.mark_readable(granted)
     assert [(each.position, each.read_error) for each in reports] == [(4, "archived."), (4, "")]
+
+
+class Damaged:
+    """A reader of streams, as far as it is asked: the first page cannot be read, all later ones can."""
+
+    def __init__(self) -> None:
+        self.answers: list[Exception | object] = [ARCHIVED, "page", "page"]
+
+    def fetch(self, granted: object, allowed: object) -> object:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reports = list[StreamConsumed]()
+    handler = SessionAssignment(reports.append)
+    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    (granted,) = [handler.next_readable(lambda _: True)]
+    assert granted is not None
+    fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
+    assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, "page", "page"]
+    assert [each.read_error for each in reports] == ["archived.", ""]
+    assert [line for line in caplog.messages if "can be read again" in line] == [
+        "$share/g/#: stream 7 can be read again"
+    ]
 
 
 # --- what a borrower passes on ---------------------------------------------------------------------------------------
