@@ -410,7 +410,7 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 
 
 @pytest.mark.conforms("A9")
-def test_who_cannot_delete_a_group_is_told_why(postgres: PostgresWorld) -> None:
+def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
     group, _, stream, held = postgres.granted(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
         consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)

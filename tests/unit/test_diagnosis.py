@@ -151,7 +151,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         (StallReason.GRANT_PENDING, LED, FREE, "it is free, and n1 grants it next", f"groups watch {QUOTED}"),
     ],
 )  # fmt: skip
-def test_each_reason_says_what_helps(
+def test_each_reason_has_what_helps(
     reason: StallReason, group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, because: str, remedy: str | None
 ) -> None:
     ruling = diagnose(group, stream)

@@ -44,7 +44,7 @@ AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), Pay
 
 
 @pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
-def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
+def test_an_object_in_trouble_is_reported_once(problem: Exception) -> None:
     trouble = ReadFailureTracker()
     assert [trouble.record(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
     assert trouble.reported_error == str(problem)
@@ -52,7 +52,7 @@ def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> No
     assert (trouble.current_error, trouble.reported_error, trouble.clear()) == ("", "", False)
 
 
-def test_what_comes_and_goes_is_told_now_and_then() -> None:
+def test_what_comes_and_goes_is_reported_now_and_then() -> None:
     trouble, reported = ReadFailureTracker(), 0
     for turn in range(60):
         reported += trouble.record((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
@@ -60,7 +60,7 @@ def test_what_comes_and_goes_is_told_now_and_then() -> None:
     assert reported == 600 / RETRY_INTERVAL_S
 
 
-def test_a_place_is_told_of_when_it_stays_away() -> None:
+def test_a_location_is_reported_when_it_stays_away() -> None:
     trouble = ReadFailureTracker()
     times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
     assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
@@ -79,7 +79,7 @@ def test_another_failure_is_news() -> None:
     assert trouble.reported_error == "archived."
 
 
-def test_whatever_a_library_says_can_be_told() -> None:
+def test_whatever_a_library_raises_can_be_reported() -> None:
     trouble = ReadFailureTracker()
     trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
@@ -183,7 +183,7 @@ def test_many_failures_fit_into_messages() -> None:
     assert all(encode_to_leader(said).ByteSize() < 1.1 * MAX_REPORT_BYTES for said in sent)
 
 
-def test_who_leaves_says_nothing_more_of_troubles() -> None:
+def test_who_leaves_reports_no_more_troubles() -> None:
     play = all_in_trouble()
     play.do(LeaveRequested())
     play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
@@ -223,7 +223,7 @@ def test_history_has_a_failures_begin_and_end() -> None:
     assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
 
 
-def test_the_last_word_is_of_no_trouble() -> None:
+def test_final_progress_reports_no_trouble() -> None:
     bench = leading()
     say(bench, "damaged", final=True)
     assert written(bench) == []
@@ -258,7 +258,7 @@ def test_a_new_grant_begins_without_failure() -> None:
     assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
 
 
-def test_the_next_leader_hears_of_it_again() -> None:
+def test_the_next_leader_receives_it_again() -> None:
     bench = leading()
     say(bench, "damaged")
     held = bench.held()
