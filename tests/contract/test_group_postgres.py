@@ -53,7 +53,9 @@ def unfinished(future: Future[Any]) -> bool:
 def patient(world: PostgresWorld) -> PostgresGroupStore:
     """A store with a clock frozen now that waits long for locks."""
     now_us = world.clock.now_us
-    return PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+    store = PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+    world.other_stores.append(store)
+    return store
 
 
 @pytest.mark.conforms("E1")
