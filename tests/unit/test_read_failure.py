@@ -29,6 +29,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
+from sublet_storage.log.fetch import LogPage
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
@@ -107,13 +108,16 @@ def test_a_handler_reports_the_beginning_and_the_end() -> None:
     assert [(each.position, each.read_error) for each in reports] == [(4, "archived."), (4, "")]
 
 
+PAGE = cast("LogPage", object())
+
+
 class Damaged:
     """A reader of streams, as far as it is asked: the first page cannot be read, all later ones can."""
 
     def __init__(self) -> None:
-        self.answers: list[Exception | object] = [ARCHIVED, "page", "page"]
+        self.answers: list[Exception | LogPage] = [ARCHIVED, PAGE, PAGE]
 
-    def fetch(self, granted: object, allowed: object) -> object:
+    def fetch(self, granted: object, allowed: object) -> LogPage:
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -128,7 +132,7 @@ def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture)
     (granted,) = [handler.next_readable(lambda _: True)]
     assert granted is not None
     fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
-    assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, "page", "page"]
+    assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, PAGE, PAGE]
     assert [each.read_error for each in reports] == ["archived.", ""]
     assert [line for line in caplog.messages if "can be read again" in line] == [
         "$share/g/#: stream 7 can be read again"
