@@ -409,3 +409,14 @@ def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     after = world.store.find_live_group(group.subscription)
     assert after is not None
     assert after.desired_state.pause_reason is None
+
+
+@pytest.mark.conforms("W6")
+def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> None:
+    """An open stream that is finished: all that the group matches there comes by the other space's streams."""
+    postgres.add_space()
+    group = postgres.declare()
+    postgres.connection.execute("update lending set status = 'finished'")
+    for target in (ResetTarget.earliest(), ResetTarget.current()):
+        postgres.reset(group, target)
+        assert postgres.connection.execute("select status from lending").fetchall() == [("finished",)]

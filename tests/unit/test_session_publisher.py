@@ -228,6 +228,16 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_errors_of_another_batch_are_not_added() -> None:
+    """Such as of one whose subscriber has sent the next meanwhile, or is gone."""
+    node, late = publisher(), [CommandError(0, "late")]
+    subscribed(node, "a", ("news", "eu"))
+    assert node.receive("a", 2, [], now=0) == CommandsAccepted((), ())
+    for name, number in (("a", 1), ("nobody", 1)):
+        assert node.add_errors(name, number, late) == tuple(late)
+    assert node.receive("a", 2, [], now=0) == CommandsAlreadyExecuted(())
+
+
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
     answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
