@@ -19,7 +19,7 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.notify import publisher
 from tests.kit import REMARKS, database_of, server_directory
-from tests.leftovers import Leftovers
+from tests.leftovers import SERVERS, Leftovers
 from tests.run_costs import RunCosts
 from tools.source_path import source_path
 
@@ -67,7 +67,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """The URL of a real Postgres server that lives as long as the run; tests must not stop it."""
-    directory = server_directory()
+    directory = server_directory(os.environ.get(SERVERS))
     try:
         with EmbeddedPostgres(directory / "data") as server:
             yield server.url

@@ -57,9 +57,9 @@ def for_root(test: Callable[P, None]) -> Callable[P, None]:
     return test if os.geteuid() == 0 else cast("Callable[P, None]", None)
 
 
-def server_directory() -> Path:
+def server_directory(parent: str | None = None) -> Path:
     """A new temporary directory that an embedded server started by root can enter too (unlike `tmp_path`)."""
-    directory = Path(tempfile.mkdtemp(prefix="sublet-tests-"))
+    directory = Path(tempfile.mkdtemp(prefix="sublet-tests-", dir=parent))
     directory.chmod(0o755)
     return directory
 

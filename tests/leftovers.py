@@ -1,6 +1,7 @@
 """What a run of the tests leaves behind: nothing, or the run fails and says what it was.
 
 All temporary files of a run lie in one folder, to which TMPDIR leads its processes, so that both can be found by it.
+The Postgres that its tests share has a folder in memory, where there is enough of it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
@@ -21,17 +23,26 @@ END_TIMEOUT_S = float(os.environ.get("TESTS_END_TIMEOUT_S", "60"))
 OWN = "multiprocessing.resource_tracker"
 """A helper of Python's, which ends with the process that has started it."""
 
+PREFIX = "sublet-run-"
+MEMORY = Path("/dev/shm")
+MEMORY_BYTES = 4 << 30
+"""So much must be free there: each worker has a server, and each of its databases ten megabytes."""
+SERVERS = "TESTS_SERVERS_DIR"
+"""The environment variable that says where servers without a disk may be."""
+
 
 class Leftovers:
     """Gives a run its folder, and at the end looks for processes that still live. A plugin of pytest."""
 
     def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="sublet-run-"))
-        self._folder.chmod(0o755)  # servers that root starts run as somebody else
+        _remove_leftovers(MEMORY)
+        self._folder = _make_folder(None)
+        self._servers = _make_folder(MEMORY) if _is_roomy(MEMORY) else self._folder
         self._found: list[str] = []
-        os.environ["TMPDIR"] = str(self._folder)
+        os.environ["TMPDIR"], os.environ[SERVERS] = str(self._folder), str(self._servers)
         os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={self._folder}"
         tempfile.tempdir = None
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with a clean-up
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
@@ -45,7 +56,8 @@ class Leftovers:
             with contextlib.suppress(psutil.Error):
                 process.kill()
         psutil.wait_procs(living, END_TIMEOUT_S)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        for folder in (self._folder, self._servers):
+            shutil.rmtree(folder, ignore_errors=True)
         if self._found and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -66,6 +78,26 @@ class Leftovers:
         if any(OWN in trace for trace in traces):
             return False
         return any(str(self._folder) in trace for trace in traces)
+
+
+def _remove_leftovers(place: Path) -> None:
+    """Remove the folders of runs that were killed: they take memory."""
+    for folder in place.glob(f"{PREFIX}*"):
+        if not psutil.pid_exists(int(folder.name.removeprefix(PREFIX).partition("-")[0])):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_folder(place: Path | None) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
+    folder.chmod(0o755)  # servers that root starts run as somebody else
+    return folder
+
+
+def _is_roomy(place: Path) -> bool:
+    """Whether a server has room there, and its programs may be copied there."""
+    if not os.access(place, os.W_OK):
+        return False
+    return not os.statvfs(place).f_flag & os.ST_NOEXEC and shutil.disk_usage(place).free >= MEMORY_BYTES
 
 
 def _describe(process: psutil.Process) -> str:

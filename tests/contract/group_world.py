@@ -180,12 +180,14 @@ class PostgresWorld(World):
         super().__init__()
         self.url = url
         self.store: PostgresGroupStore = PostgresGroupStore(url, self.clock)
+        self.other_stores: list[PostgresGroupStore] = []
         self.connection = connect(url)
         self.connection.execute("create table if not exists block_of_any partition of block default")
         self.connection.execute(f"truncate {TABLES} restart identity cascade")
 
     def close(self) -> None:
-        self.store.close()
+        for store in (self.store, *self.other_stores):
+            store.close()
         self.connection.close()
 
     @contextmanager

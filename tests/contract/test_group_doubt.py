@@ -195,7 +195,7 @@ def test_what_is_reserved_is_never_blocked(world: World) -> None:
     assert etl.end().status is RESERVED
 
 
-def test_whole_epochs_are_in_doubt_until_consumed(world: World) -> None:
+def test_entire_epochs_are_in_doubt_until_consumed(world: World) -> None:
     group, term, (stream,) = world.led(atomic=True)
     world.append(stream, 4, 1, 9)
     grant_id = world.apply(group, term, grant_to(stream)).lending.grant_id  # type: ignore[union-attr]

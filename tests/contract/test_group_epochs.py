@@ -87,7 +87,7 @@ def test_a_group_of_a_space_without_epochs_has_none(world: World) -> None:
     assert announced(world, group) == []
 
 
-def test_only_an_atomic_group_speaks_of_epochs(world: World) -> None:
+def test_only_an_atomic_group_reports_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.group()
@@ -226,7 +226,7 @@ def test_a_deleted_group_leaves_no_frontier(world: World) -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_losses_count_between_whole_epochs(world: World) -> None:
+def test_losses_count_between_entire_epochs(world: World) -> None:
     (stream,) = world.add_space()
     world.complete(3)
     group = world.declare(atomic=True)

@@ -263,7 +263,7 @@ def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
 
 
 @pytest.mark.conforms("A5")
-def test_commands_are_kept_told_and_recorded_once(world: World) -> None:
+def test_commands_are_stored_and_recorded_once(world: World) -> None:
     group, term, _ = world.led()
     assert world.write(group, term, renew=True).desired_state == group.desired_state == GroupDesiredState()
     paused = world.store.apply_command(SHARE, PauseGroup("the sink is repaired"))

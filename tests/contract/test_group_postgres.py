@@ -53,7 +53,9 @@ def unfinished(future: Future[Any]) -> bool:
 def patient(world: PostgresWorld) -> PostgresGroupStore:
     """A store with a clock frozen now that waits long for locks."""
     now_us = world.clock.now_us
-    return PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+    store = PostgresGroupStore(world.url, lambda: now_us, lock_timeout_s=30, statement_timeout_s=30)
+    world.other_stores.append(store)
+    return store
 
 
 @pytest.mark.conforms("E1")
@@ -410,7 +412,7 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 
 
 @pytest.mark.conforms("A9")
-def test_who_cannot_delete_a_group_is_told_why(postgres: PostgresWorld) -> None:
+def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
     group, _, stream, held = postgres.granted(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
         consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)

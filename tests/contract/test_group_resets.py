@@ -52,7 +52,7 @@ def halfway(postgres: PostgresWorld) -> Halfway:
 
 
 @pytest.mark.conforms("A4")
-def test_a_plan_says_where_a_group_will_go_on(halfway: Halfway) -> None:
+def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
     world, group, _, streams = halfway
     for target, expected in (
         (ResetTarget.earliest(), (0, 0)),
@@ -77,7 +77,7 @@ def test_a_plan_says_where_a_group_will_go_on(halfway: Halfway) -> None:
 
 @pytest.mark.conforms("A4")
 @pytest.mark.parametrize("target", [ResetTarget.offset(7), ResetTarget.current()], ids=str)
-def test_a_group_goes_on_from_where_it_is_told_to(halfway: Halfway, target: ResetTarget) -> None:
+def test_a_group_goes_on_from_where_it_is_reset_to(halfway: Halfway, target: ResetTarget) -> None:
     world, group, term, _ = halfway
     planned = plan_reset(world.connection, group, target)
     assert world.reset(group, target) == {move.stream_id: (move.before, move.after) for move in planned}
@@ -104,7 +104,7 @@ def test_one_stream_may_be_reset_alone(halfway: Halfway) -> None:
 
 
 @pytest.mark.conforms("A5", "E7")
-def test_a_lent_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
+def test_a_granted_stream_is_reset_by_force_alone(halfway: Halfway) -> None:
     """Its grant is then over."""
     world, group, term, (first, second) = halfway
     held = granted(world, group, term, first)
@@ -133,7 +133,7 @@ def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force:
 
 
 @pytest.mark.conforms("A4")
-def test_finished_streams_are_lent_again_parents_first(postgres: PostgresWorld) -> None:
+def test_finished_streams_go_again_parents_first(postgres: PostgresWorld) -> None:
     group, term, (parent,) = postgres.led()
     postgres.append(parent, 5)
     held = granted(postgres, group, term, parent)
@@ -250,7 +250,7 @@ def test_a_reset_to_the_end_passes_unnoticed_streams(postgres: PostgresWorld) ->
 
 
 @pytest.mark.conforms("A4")
-def test_a_stream_that_was_blocked_is_lent_again(postgres: PostgresWorld) -> None:
+def test_a_stream_that_was_blocked_is_granted_again(postgres: PostgresWorld) -> None:
     group, term, (stream,) = postgres.led()
     postgres.append(stream, 5)
     for _ in range(5):
@@ -409,3 +409,14 @@ def test_resuming_the_group_ends_a_waiting_reset(halfway: Halfway) -> None:
     after = world.store.find_live_group(group.subscription)
     assert after is not None
     assert after.desired_state.pause_reason is None
+
+
+@pytest.mark.conforms("W6")
+def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> None:
+    """An open stream that is finished: all that the group matches there comes by the other space's streams."""
+    postgres.add_space()
+    group = postgres.declare()
+    postgres.connection.execute("update lending set status = 'finished'")
+    for target in (ResetTarget.earliest(), ResetTarget.current()):
+        postgres.reset(group, target)
+        assert postgres.connection.execute("select status from lending").fetchall() == [("finished",)]

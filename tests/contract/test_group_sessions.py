@@ -50,7 +50,7 @@ def takeovers(world: World, group_id: int) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("word", ["release", "force_release"])
-def test_a_row_is_kept_for_its_session_for_so_long(world: World, word: str) -> None:
+def test_a_row_is_reserved_for_its_session_for_so_long(world: World, word: str) -> None:
     (stream,) = world.add_space()
     group = world.group()
     term = world.lead(group, ONE)
@@ -89,21 +89,21 @@ def test_a_grant_ends_the_wait_whoever_gets_it(world: World) -> None:
 
 
 @pytest.mark.parametrize(("session", "keep_s"), [(None, 60.0), ("etl", 0.0), ("etl", -1.0)])
-def test_nothing_is_kept_for_the_nameless_or_unasked(world: World, session: str | None, keep_s: float) -> None:
+def test_nothing_is_reserved_for_the_nameless(world: World, session: str | None, keep_s: float) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream, session))
     freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", keep_s))
     assert (freed.session, freed.session_epoch, freed.reserved_s) == (None, None, 0.0)
 
 
-def test_a_row_is_kept_for_a_year_at_most(world: World) -> None:
+def test_a_row_is_reserved_for_a_year_at_most(world: World) -> None:
     group, term, (stream,) = world.led()
     held = world.applied(group, term, named(stream))
     freed = world.applied(group, term, ForceRelease(stream, held.grant_id, "silent", math.inf))
     assert freed.reserved_s == 366 * 86400
 
 
-def test_what_ends_for_good_is_kept_for_nobody(world: World) -> None:
+def test_what_ends_for_good_is_not_reserved(world: World) -> None:
     group, term, (consumed, poisoned, idle) = world.led(3)
     for stream in (consumed, poisoned):
         world.append(stream, 1)
@@ -156,7 +156,7 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
 
 
 @pytest.mark.conforms("E11")
-def test_a_forced_move_says_what_may_be_seen_twice(world: World) -> None:
+def test_a_forced_move_records_what_may_be_seen_twice(world: World) -> None:
     group, term, (moved, blocked, left) = world.led(3)
     grants = {stream: granted(world, group, term, stream).grant_id for stream in (moved, blocked, left)}
     for stream in grants:
@@ -176,7 +176,7 @@ def test_a_forced_move_says_what_may_be_seen_twice(world: World) -> None:
 
 
 @pytest.mark.conforms("A7")
-def test_history_tells_who_leads_from_when_on(world: World) -> None:
+def test_history_records_who_leads_from_when_on(world: World) -> None:
     world.add_space()
     group = world.group()
     terms = [world.lead(group, ONE)]
@@ -258,7 +258,7 @@ def test_progress_and_past_terms_write_no_history(world: World) -> None:
     assert (deposed.has_stale_term, deposed.history) == (True, ())
 
 
-def test_a_renewal_tells_last_what_it_ended(world: World) -> None:
+def test_a_renewal_reports_last_what_it_ended(world: World) -> None:
     group, term, (first, second) = world.led(2)
     held = granted(world, group, term, first)
     for stream in (first, second):

@@ -325,7 +325,7 @@ def test_progress_never_goes_back(world: World) -> None:
 
 @pytest.mark.conforms("E17", "E10")
 @pytest.mark.parametrize("old", [0, -1, 1])
-def test_a_word_under_another_grant_changes_nothing(world: World, old: int) -> None:
+def test_a_report_of_another_grant_changes_nothing(world: World, old: int) -> None:
     group, term, (stream,) = world.led()
     first = granted(world, group, term, stream)
     world.append(stream, 10)
@@ -373,7 +373,7 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 
 @pytest.mark.conforms("E11")
 @pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
-def test_a_release_says_what_was_given_up(world: World, until: int, announced: int | None) -> None:
+def test_a_release_records_what_was_given_up(world: World, until: int, announced: int | None) -> None:
     group, term, stream, held = world.granted(10)
     for _ in range(MAX_LOSSES + 1):
         released = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, until))

@@ -124,7 +124,7 @@ def test_a_renewal_adds_new_generations_and_none_older(world: World) -> None:
     assert old not in [row.stream_id for row in world.store.load(group.group_id, term)]
 
 
-def test_closed_streams_with_no_rest_are_not_lent(world: World) -> None:
+def test_closed_streams_with_no_rest_are_not_granted(world: World) -> None:
     group, term, (empty, consumed, held) = world.led(3)
     world.append(consumed, 2)
     world.append(held, 2)
@@ -198,7 +198,7 @@ def test_a_group_gets_the_streams_that_may_match(world: World) -> None:
 
 
 @pytest.mark.conforms("E21", "W3", "W6")
-def test_what_was_filled_under_a_former_filter_is_lent(world: World) -> None:
+def test_what_a_former_filter_filled_is_granted(world: World) -> None:
     world.add_space("default", "#")
     (_, first) = world.add_space("orders", "orders/#", rolls=(1,))
     group = world.group()

@@ -142,7 +142,7 @@ def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> 
     assert outbox.move().messages == 1
 
 
-def test_the_doctor_says_whose_level_is_another(database: str) -> None:
+def test_the_doctor_names_whose_level_is_another(database: str) -> None:
     with connect(database) as connection:
         found = {finding.check: finding for finding in run_checks(connection, 0.0, 1)}["isolation"]
     assert found.state is Severity.OK

@@ -208,7 +208,7 @@ def coopless(url: str, *, host: str) -> Any:
 # --- postgres -------------------------------------------------------------------------------------------------------
 
 
-def test_schemas_do_not_hear_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_schemas_receive_nothing_of_each_other(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     one = load_driver("postgres")(database)
     monkeypatch.setenv("SUBLET_SCHEMA", "other")
     other = load_driver("postgres")(database)

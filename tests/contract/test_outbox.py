@@ -444,7 +444,9 @@ def test_a_deposed_relay_moves_nothing(conn: Connection) -> None:
     assert OutboxMover(conn, lambda inside: leadership.check_term(inside, MAINTENANCE, term)).move().messages == 1
 
 
-def test_readers_are_told_of_what_was_moved(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_are_notified_of_what_was_moved(
+    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported: list[ObjectChange] = []
     monkeypatch.setattr(NotificationPublisher, "publish", lambda _, changes: reported.extend(changes))
     term = leadership.claim(conn, MAINTENANCE, HERE, 60.0, None).term

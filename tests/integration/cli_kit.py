@@ -20,7 +20,7 @@ from tests.kit import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
-_SERVER = CommandServer()
+COMMAND_SERVER = CommandServer()
 
 QUICK = {
     "SUBLET_LEASE_DURATION_S": "3",
@@ -137,7 +137,7 @@ class Shell:
             given.write(stdin.encode() if isinstance(stdin, str) else stdin)
             given.seek(0)
             streams = given.fileno(), out.fileno(), err.fileno()
-            code = _SERVER.run(list(arguments), self.directory, self.environment, streams, TIMEOUT_S)
+            code = COMMAND_SERVER.run(list(arguments), self.directory, self.environment, streams, TIMEOUT_S)
             return Answer(code, _text(out), _text(err))
 
     def leader(self, name: str, *arguments: str) -> Running:

@@ -31,7 +31,7 @@ NUMBER = struct.Struct("<i")
 
 
 class CommandServer:
-    """Starts one with its first command; it ends with this process."""
+    """Starts one with its first command; it ends by `close`, or with this process."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
@@ -57,6 +57,13 @@ class CommandServer:
             except TimeoutError:
                 os.kill(pid, signal.SIGKILL)
                 raise
+
+    def close(self) -> None:
+        """End it, if there is one."""
+        if self._server is not None and self._channel is not None:
+            self._channel.close()
+            self._server.wait()
+            self._server = self._channel = None
 
     def _start(self) -> None:
         self._channel, theirs = socket.socketpair()

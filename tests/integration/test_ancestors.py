@@ -95,7 +95,7 @@ def test_nor_do_those_that_end_before_a_reader(conn: psycopg.Connection[Any]) ->
 
 
 @pytest.mark.conforms("E33")
-def test_a_group_is_not_lent_what_comes_after_them(
+def test_a_group_is_not_granted_what_comes_after_them(
     conn: psycopg.Connection[Any], database: str, tmp_path: Path
 ) -> None:
     stage, settings = Stage(database, tmp_path), BorrowerSettings().scaled(SPEED)

@@ -118,7 +118,7 @@ def change_the_streams(stage: Stage) -> None:
         pytest.param(change_the_streams, marks=pytest.mark.long),
     ],
 )
-def test_epochs_stay_whole_and_each_is_announced_once(stage: Stage, trouble: Callable[[Stage], None]) -> None:
+def test_epochs_stay_entire_and_are_announced_once(stage: Stage, trouble: Callable[[Stage], None]) -> None:
     stage.serve("n1", "n2")
     stage.share("a", "b")
     load = EpochLoad(stage.scene.url)

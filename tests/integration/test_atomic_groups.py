@@ -223,7 +223,7 @@ def test_a_transaction_ends_where_epochs_do(database: str, fleet: Fleet) -> None
 
 
 @pytest.mark.conforms("S11")
-def test_a_batch_may_be_bounded_to_whole_epochs(database: str, fleet: Fleet) -> None:
+def test_a_batch_may_be_bounded_to_entire_epochs(database: str, fleet: Fleet) -> None:
     one_stream(database, 30)
     reader = Reader(database, max_batch_bytes=1, whole_epochs=True)
     with reader.session:
@@ -261,7 +261,7 @@ def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
         session.poll(WAIT_S)
 
 
-def test_whole_epochs_need_an_atomic_group(fleet: Fleet, database: str) -> None:
+def test_entire_epochs_need_an_atomic_group(fleet: Fleet, database: str) -> None:
     with (
         Session(GROUP, database, settings=FAST, whole_epochs=True) as session,
         pytest.raises(UsageError, match="whole epochs are asked for, and its group is not atomic"),

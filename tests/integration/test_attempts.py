@@ -123,7 +123,7 @@ def test_one_that_holds_it_longer_is_evicted(place: Place) -> None:
 @pytest.mark.conforms("E8", "E25")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.long
-def test_a_process_told_to_end_hands_over_exactly(place: Place, number: signal.Signals) -> None:
+def test_a_process_asked_to_end_hands_over_exactly(place: Place, number: signal.Signals) -> None:
     process = place.attempt("a", "sleep", 0.4 * BORROWER.unsubscribe_timeout_s)
     place.publish(20)
     place.working("a")
@@ -162,7 +162,7 @@ def test_a_call_that_takes_too_long_is_cut_off(place: Place, work: str) -> None:
 
 
 @pytest.mark.conforms("E17")
-def test_records_that_fail_are_kept_and_others_done(place: Place) -> None:
+def test_records_that_fail_are_stored_and_others_done(place: Place) -> None:
     bad = {0, 37, 38, 99}
     with Publisher(place.scene.url, block_messages=25) as publisher:
         for number in range(100):
@@ -203,7 +203,7 @@ def test_records_that_fail_are_kept_and_others_done(place: Place) -> None:
         assert [(header["key"], header["value"]) for header in row["headers"]] == [("h", b"\xff"), ("n", None), *origin]
 
 
-def test_a_record_of_a_lost_stream_is_not_kept(place: Place) -> None:
+def test_a_record_of_a_lost_stream_is_not_stored(place: Place) -> None:
     place.publish(1)
 
     def work(batch: Batch) -> None:

@@ -131,7 +131,7 @@ def test_an_async_publisher_refuses_a_bad_topic_alone(database: str) -> None:
     assert stored(database) == ["good"]
 
 
-def test_an_unknown_space_is_told_which_there_are(database: str) -> None:
+def test_an_unknown_space_lists_which_there_are(database: str) -> None:
     with connect(database) as conn:
         create_space(conn, "orders", "orders/#", shards=1)
     with refused(UnknownSpace, "'odrers'", "There are: default, orders"):

@@ -65,7 +65,7 @@ def test_all_is_read_and_no_trace_is_left(database: str, conn: psycopg.Connectio
     assert rows_in_all_tables(conn) == before
 
 
-def test_a_row_says_all_that_was_published(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_row_has_all_that_was_published(database: str, conn: psycopg.Connection[Any]) -> None:
     when = datetime(2026, 11, 22, 10, 30, tzinfo=UTC)
     with Publisher(database, space="default") as publisher:
         delivery = publisher.publish("a/b", b"one", key=b"k", headers=[("h", b"1")], timestamp=when)

@@ -129,7 +129,7 @@ def test_latency(page: Path, systems: tuple[str, ...]) -> None:
 
 
 @pytest.mark.long
-def test_cost_of_push_that_processes_hear(page: Path) -> None:
+def test_cost_of_push_that_processes_receive(page: Path) -> None:
     push_cost.main(arguments(page, "--messages", "2000", "--calls", "100", "--rounds", "1", "--listeners", "2"))
     claims = figures(page, "What push costs a publisher")["claims"]
     assert [claim["what"] for claim in claims if "heard" in claim["what"]] == [

@@ -66,7 +66,7 @@ def test_all_goes_through_ndjson_unchanged(shell: Shell) -> None:
 
 
 @pytest.mark.long
-def test_tail_begins_and_ends_where_it_is_told(shell: Shell) -> None:
+def test_tail_begins_and_ends_where_it_is_asked_to(shell: Shell) -> None:
     shell.run("publish", "a", "--key", "k", stdin="0\n1\n2\n3\n")
     offset = shell.run("tail", "a", "--from", "2", "--no-follow", "--json")
     assert values(offset.out) == ["2", "3"]
@@ -95,7 +95,7 @@ def test_tail_keeps_the_order_across_generations(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("A2", "A3", "A9")
-def test_describe_tells_who_holds_what(shell: Shell) -> None:
+def test_describe_shows_who_holds_what(shell: Shell) -> None:
     shell.leader("n1")
     consumer = shell.start("consume", GROUP, "--name", "worker-1", "--json")
 
@@ -207,7 +207,7 @@ def test_a_closed_pipe_ends_a_command_quietly(shell: Shell) -> None:
 
 
 @pytest.mark.conforms("A9")
-def test_the_version_is_told_in_json_too(shell: Shell) -> None:
+def test_the_version_is_printed_in_json_too(shell: Shell) -> None:
     """What other commands answer is in `test_cli_json.py`."""
     version = shell.run("--version").out
     assert version.startswith("sublet ")
@@ -257,7 +257,7 @@ def test_a_shell_completes_commands(shell: Shell) -> None:
     assert sorted(shell.run().out.split()) == ["watch", "weight", "why"]
 
 
-def test_help_says_what_is_easily_misunderstood(shell: Shell) -> None:
+def test_help_explains_what_is_easily_misunderstood(shell: Shell) -> None:
     reported = " ".join(shell.run("consume", "--help").out.split())
     assert "the one started last stays" in reported
     assert "the other ends as fenced, with exit code 4" in reported

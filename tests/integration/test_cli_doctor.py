@@ -179,7 +179,7 @@ def test_clocks_connections_and_transactions(
 
 
 @pytest.mark.conforms("A8", "A9")
-def test_the_command_answers_in_words_and_json(database: str, empty_database: str) -> None:
+def test_the_command_answers_in_text_and_json(database: str, empty_database: str) -> None:
     with a_shell(SUBLET_DATABASE_URL=database) as shell:
         answer = shell.run("doctor")
         assert answer.code == 1

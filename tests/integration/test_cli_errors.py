@@ -256,7 +256,7 @@ def test_a_data_directory_without_a_name_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.conforms("X2")
-def test_a_node_listens_beyond_loopback_only_if_told(shell: Shell) -> None:
+def test_a_node_listens_beyond_loopback_only_if_asked(shell: Shell) -> None:
     for address in ("0.0.0.0:0", "[::]:0"):
         refused(
             shell.run("leader", "--name", "n1", "--listen", address),
@@ -332,7 +332,7 @@ def test_a_follower_may_be_ended_while_it_reads(database: str) -> None:
 
 
 @pytest.mark.long
-def test_a_consumer_without_a_leader_says_so(shell: Shell) -> None:
+def test_a_consumer_without_a_leader_reports_it(shell: Shell) -> None:
     consumer = shell.start("consume", "$share/g/#")
     consumer.says("start one with `sublet leader`")
     answer = consumer.ask(signal.SIGINT)

@@ -81,7 +81,7 @@ def test_after_the_end_of_a_grant_nobody_owns_it() -> None:
 
 
 @pytest.mark.conforms("A7", "A9")
-def test_the_command_says_it_of_one_stream_or_all(shell: Shell, world: World) -> None:
+def test_the_command_shows_one_stream_or_all(shell: Shell, world: World) -> None:
     first, second = open_streams(world.conn)
     before = str(StartingPosition.at_time(world.now_us()))
     world.lead()

@@ -247,7 +247,7 @@ def consume_before_8(database: str) -> None:
 
 
 @pytest.mark.conforms("S2")
-def test_a_new_atomic_group_says_which_epochs_it_gets(shell: Shell, database: str) -> None:
+def test_a_new_atomic_group_shows_which_epochs_it_gets(shell: Shell, database: str) -> None:
     with Publisher(database, space="default") as publisher:
         publisher.in_epoch(7).publish("orders/t", b"1").result()
         publisher.in_epoch(9000).publish("orders/t", b"far ahead").result()
@@ -258,7 +258,7 @@ def test_a_new_atomic_group_says_which_epochs_it_gets(shell: Shell, database: st
 
 
 @pytest.mark.conforms("S8")
-def test_an_atomic_group_says_how_far_it_has_come(shell: Shell, database: str) -> None:
+def test_an_atomic_group_shows_how_far_it_has_come(shell: Shell, database: str) -> None:
     reported = done(shell.run("groups", "create", GROUP, "--atomic", "--from", "earliest", "--json"))
     assert reported["atomic"] is True
     refused(shell.run("groups", "create", GROUP, "--from", "earliest"), 4, "atomic")

@@ -82,7 +82,7 @@ def test_a_reset_waits_for_members_to_hand_over(shell: Shell, orders: str, fleet
 
 
 @pytest.mark.conforms("A5")
-def test_history_says_who_gave_an_order(shell: Shell, orders: str) -> None:
+def test_history_records_who_gave_a_command(shell: Shell, orders: str) -> None:
     with connect(orders) as conn:
         user = f"alice_{conn.info.dbname}"
         conn.execute(f"create role {user} login superuser")
@@ -149,7 +149,7 @@ def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, 
 
 
 @pytest.mark.conforms("A5")
-def test_a_pause_of_somebody_else_outlives_the_reset(shell: Shell, orders: str) -> None:
+def test_a_pause_of_another_user_outlives_the_reset(shell: Shell, orders: str) -> None:
     resetting = shell.start("groups", "reset", GROUP, "--to-latest", stdin=subprocess.PIPE)
     resetting.says("[y/N]")
     assert done(shell.run("groups", "pause", GROUP, "--reason", "mine", "--json"))["changed"] is True

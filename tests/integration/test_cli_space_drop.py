@@ -95,7 +95,7 @@ def test_a_used_space_is_dropped_only_by_force(shell: Shell, conn: psycopg.Conne
     assert len(apply_retention(conn)) == 0
 
 
-def test_what_groups_would_lose_is_told_before(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_what_groups_would_lose_is_shown_before(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
     publish_numbers(database, range(30))
     done_with, new = "$share/done/#", "$share/new/orders/#"
     declare(database, BEHIND, done_with)
@@ -118,7 +118,7 @@ def test_what_groups_would_lose_is_told_before(shell: Shell, conn: psycopg.Conne
     assert (retained.code, "unread" in retained.err) == (0, False), "nobody loses anything"
 
 
-def test_why_says_that_the_space_was_dropped(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
+def test_why_reports_that_the_space_was_dropped(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:
     declare(database, BEHIND)
     publish_numbers(database, range(30))
     streams = [row[0] for row in conn.execute(

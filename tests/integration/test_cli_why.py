@@ -98,7 +98,7 @@ def test_reserved_blocked_and_behind_parents(database: str, world: World, stream
 
 
 @pytest.mark.conforms("A7", "S9")
-def test_whole_epochs_wait_for_their_publisher(
+def test_entire_epochs_wait_for_their_publisher(
     database: str, conn: psycopg.Connection[Any], streams: tuple[int, ...]
 ) -> None:
     with (

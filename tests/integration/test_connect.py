@@ -36,7 +36,7 @@ def test_the_schema_is_a_setting(database: str, monkeypatch: pytest.MonkeyPatch)
         assert not conn.autocommit
 
 
-def test_what_the_url_asks_for_is_kept(database: str) -> None:
+def test_what_the_url_asks_for_is_respected(database: str) -> None:
     with connect(f"{database}&application_name=theirs&options=-c%20work_mem%3D9MB&connect_timeout=3") as conn:
         assert settings(conn, "application_name", "work_mem", "timezone") == ["theirs", "9MB", "UTC"]
         assert conn.info.get_parameters()["connect_timeout"] == "3"

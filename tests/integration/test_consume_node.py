@@ -103,7 +103,7 @@ def test_where_no_node_answers_is_an_error_of_its_own(away: Shell, web_server: s
         refused(away.run("consume", GROUP, "--node", "127.0.0.1:1", *option), 2, "one way is enough")
 
 
-def test_what_a_leader_refuses_is_told_in_its_words(node: Running, near: Shell, away: Shell) -> None:
+def test_what_a_leader_refuses_is_reported_verbatim(node: Running, near: Shell, away: Shell) -> None:
     queue, through = "$queue/mail/#", ("--node", node.address)
     refused(away.run("consume", queue, *through), 1, "denied", f"Run: sublet groups create '{queue}'")
     assert near.run("groups", "create", queue).code == 0
@@ -114,7 +114,7 @@ def test_what_a_leader_refuses_is_told_in_its_words(node: Running, near: Shell, 
 
 @pytest.mark.conforms("E20")
 @pytest.mark.long
-def test_a_standby_is_told_why_and_ends_with_its_nodes(node: Running, near: Shell, away: Shell) -> None:
+def test_a_standby_learns_why_and_ends_with_its_nodes(node: Running, near: Shell, away: Shell) -> None:
     assert near.run("spaces", "reshard", "default", "1").code == 0
     near.run("publish", "a", stdin="1\n")
     holder = near.start("consume", GROUP, "--from", "earliest")

@@ -140,7 +140,7 @@ def test_schemas_share_the_places_to_listen(database: str, conn: Connection, mon
 
 
 @pytest.mark.usefixtures("listened")
-def test_a_process_that_is_told_so_never_listens(
+def test_a_process_that_is_configured_so_never_listens(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")

@@ -39,7 +39,7 @@ def story(conn: psycopg.Connection[Any]) -> Story:
         ("earliest", {0: 1, 1: 1, 2: 1, 3: 1, 5: 1}, {0: 1, 1: 1, 2: 1, 3: 2, 4: 1, 5: 3, 6: 2, 7: 1, 8: 1}),
     ],
 )
-def test_where_a_reader_begins_it_gets_whole_epochs(
+def test_where_a_reader_begins_it_gets_entire_epochs(
     conn: psycopg.Connection[Any],
     story: Story,
     begin: str,
@@ -128,7 +128,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
 
 
 @pytest.mark.conforms("S4")
-def test_a_frontier_is_told_once_after_its_messages(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_frontier_comes_once_after_its_messages(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, 0)
     reading = EpochTailReader(conn, ALL)
     assert len(list(reading.read_available(conn))) == 1
@@ -164,7 +164,7 @@ def test_news_while_it_reads_hold_no_frontier_back(conn: psycopg.Connection[Any]
 
 
 @pytest.mark.conforms("S4")
-def test_a_late_space_adds_nothing_to_what_is_told(conn: psycopg.Connection[Any], story: Story) -> None:
+def test_a_late_space_adds_nothing_to_what_is_reported(conn: psycopg.Connection[Any], story: Story) -> None:
     story.advance(A, 5)
     reading = EpochTailReader(conn, ALL)
     first = list(reading.read_available(conn))

@@ -21,7 +21,7 @@ def publisher(database: str) -> Iterator[Publisher]:
 
 
 @pytest.mark.conforms("S1", "S2", "A9")
-def test_live_it_shows_whole_epochs_and_frontiers(shell: Shell, publisher: Publisher) -> None:
+def test_live_it_shows_entire_epochs_and_frontiers(shell: Shell, publisher: Publisher) -> None:
     live = shell.start("tail", "#", "--epochs", "--max-messages", "1", "--json")
     live.says('{"snapshot":{"lower":[[3]],"upper":[[5]]}}')
     publisher.in_epoch(4).publish("t", b"4")
@@ -47,7 +47,7 @@ def test_from_history_it_ends_where_the_log_ends(
 
 
 @pytest.mark.usefixtures("publisher")
-def test_for_people_it_says_what_is_completed(shell: Shell) -> None:
+def test_for_people_it_shows_what_is_completed(shell: Shell) -> None:
     answer = shell.run("tail", "#", "--epochs", "--from", "earliest", "--no-follow")
     lines = answer.out.splitlines()
     assert (lines[0], lines[-1]) == ("snapshot\tfrom any\tbegun 5", "completed\tbefore 3")

@@ -199,7 +199,7 @@ def published(conn: psycopg.Connection[Any]) -> int:
 
 
 @pytest.mark.conforms("S3", "S4", "S5")
-def test_under_load_all_readers_get_whole_epochs(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_under_load_all_readers_get_entire_epochs(database: str, conn: psycopg.Connection[Any]) -> None:
     create_space(conn, "eu", "eu/#", shards=2)
     load = Load(database)
     load.run(conn)

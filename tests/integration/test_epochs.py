@@ -120,7 +120,7 @@ def test_a_block_needs_epochs_its_producer_holds(conn: psycopg.Connection[Any], 
 
 
 @pytest.mark.conforms("S9", "W2")
-def test_a_retry_is_told_again_what_was_refused(conn: psycopg.Connection[Any], space: int) -> None:
+def test_a_retry_learns_again_what_was_refused(conn: psycopg.Connection[Any], space: int) -> None:
     """As when the answer to a commit of several blocks got lost."""
     stream = open_streams(conn)[0].stream_id
 
@@ -387,7 +387,7 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
         publisher.in_epoch(2**63 - 2)
 
 
-def test_a_failed_advance_is_told_by_the_next_flush(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+def test_a_failed_advance_is_raised_by_the_next_flush(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     publisher = Publisher(database, space="default", epoch_lease_s=3600)
     publisher.advance(3)
     conn.execute("update capability set expires_at = clock_timestamp() - interval '1 s'")

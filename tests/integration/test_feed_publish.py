@@ -205,7 +205,7 @@ def test_killed_nodes_lose_and_repeat_nothing(conn: psycopg.Connection[Any], fle
 
 
 @pytest.mark.conforms("X4")
-def test_a_busy_node_says_when_to_come_again(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_a_busy_node_answers_when_to_come_again(database: str, conn: psycopg.Connection[Any]) -> None:
     limits = FeedLimits(max_batches=2, retry_after_ms=20)
     with serving(database, limits) as server, ThreadPoolExecutor(2) as pool, connect(database) as other:
         publish(server.address, 1, *rows(1), producer="warm")
@@ -289,7 +289,7 @@ def test_a_dead_node_is_named() -> None:
         feed.close()
 
 
-def test_closing_waits_no_longer_than_it_is_told(server: Serving, conn: psycopg.Connection[Any]) -> None:
+def test_closing_waits_no_longer_than_it_is_asked_to(server: Serving, conn: psycopg.Connection[Any]) -> None:
     """The database does not answer before it has returned."""
     with conn.transaction():
         conn.execute("select from stream for update")

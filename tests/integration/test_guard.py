@@ -173,7 +173,7 @@ def test_what_is_written_is_not_in_doubt(url: str, guarded: Make, conn: psycopg.
 
 @pytest.mark.conforms("E26", "E27")
 @pytest.mark.long
-def test_with_a_guard_nothing_needs_to_be_kept(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+def test_with_a_guard_nothing_needs_to_be_stored(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
     ours = Checkpoint()
     values = publish(url, 0, 30)
     gone = guarded(ours, "ours", inDoubtTimeout="0 s", maxOffsetsPerTrigger=20)
@@ -324,7 +324,7 @@ def test_a_frozen_driver_gives_its_streams_up(
 @pytest.mark.conforms("S11")
 @pytest.mark.parametrize("point", ["read", "sunk", "committed"])
 @pytest.mark.long
-def test_batches_of_whole_epochs_are_written_once(
+def test_batches_of_entire_epochs_are_written_once(
     url: str, guarded: Make, conn: psycopg.Connection[Any], point: str
 ) -> None:
     store = PostgresGroupStore(url)

@@ -44,7 +44,7 @@ def post(
 
 @pytest.mark.conforms("A2", "A7", "A9")
 @pytest.mark.long
-def test_any_node_tells_of_any_group(stage: Stage, shell: Shell) -> None:
+def test_any_node_reports_any_group(stage: Stage, shell: Shell) -> None:
     nodes = {name: served(stage, name) for name in ("n1", "n2")}
     stage.share("a", "b")
     stage.scene.publish(100)
@@ -214,7 +214,7 @@ def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
     assert advertised == {"n1": f"127.0.0.1:{found['n1']}", "n2": None}
 
 
-def test_the_log_tells_who_did_what(shell: Shell) -> None:
+def test_the_log_records_who_did_what(shell: Shell) -> None:
     """With what outcome, and who was refused."""
     shell.environment["SUBLET_ADMIN_TOKEN"] = TOKEN
     process = shell.leader("n1", "--log-format", "json", "--http", "127.0.0.1:0")

@@ -83,7 +83,7 @@ def test_beyond_a_few_connections_one_is_refused(database: str, conn: psycopg.Co
 
 
 @pytest.mark.long
-def test_without_a_database_one_is_told_why(database: str) -> None:
+def test_without_a_database_the_answer_gives_the_cause(database: str) -> None:
     with PostgresProxy(database) as way, a_pool(way.url) as pool:
         assert ask(pool) == 1
         way.go_away()

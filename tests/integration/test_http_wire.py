@@ -200,7 +200,7 @@ def test_one_connection_has_one_answer(port: Port) -> None:
     assert parse(port.say(ACT + b'Content-Length: 9\r\n\r\n{"a":"b"}')).body == b'{"a":"b"}'
 
 
-def test_whoever_says_that_he_has_said_all_is_answered(port: Port) -> None:
+def test_whoever_shuts_down_sending_is_answered(port: Port) -> None:
     for request, said in ((GET + b"\r\n", "hello"), (ACT + b"Content-Length: 2\r\n\r\n{}", "{}")):
         with closing(port.connect()) as connection:
             connection.sendall(request)

@@ -14,10 +14,14 @@ import pytest
 from tests.kit import eventually
 
 CONFTEST = """
-from tests.leftovers import Leftovers
+import os
+from pathlib import Path
+from tests.leftovers import SERVERS, Leftovers
 
 def pytest_configure(config):
     config.pluginmanager.register(Leftovers())
+    (Path(os.environ[SERVERS]) / "file").touch()
+    Path(__file__).with_name("servers").write_text(os.environ[SERVERS])
 """
 TIDY = "def test_tidy(tmp_path):\n    (tmp_path / 'file').write_text('x')\n"
 UNTIDY = "import subprocess\n\ndef test_untidy():\n    subprocess.Popen(['sleep', '1000'])\n"
@@ -49,11 +53,17 @@ def sleepers(directory: Path) -> list[psutil.Process]:
     ]
 
 
+def files_left(directory: Path) -> list[Path]:
+    """What is in its temporary directory, and the folder of servers if that is somewhere else."""
+    servers = Path((directory / "project/servers").read_text())
+    return [*(directory / "tmp").iterdir(), *([servers] if servers.exists() else [])]
+
+
 def test_a_tidy_run_leaves_no_files(tmp_path: Path) -> None:
     with run(tmp_path, TIDY) as pytest_run:
         output, _ = pytest_run.communicate(timeout=100)
     assert pytest_run.returncode == 0, output
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert files_left(tmp_path) == []
 
 
 def test_a_process_left_behind_fails_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,14 +74,30 @@ def test_a_process_left_behind_fails_the_run(tmp_path: Path, monkeypatch: pytest
     assert "left behind by the tests, and ended: process" in output
     assert "sleep 1000" in output
     assert sleepers(tmp_path) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert files_left(tmp_path) == []
 
 
-def test_after_ctrl_c_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_after_a_signal_nothing_is_left(tmp_path: Path, number: signal.Signals) -> None:
     with run(tmp_path, ENDLESS) as pytest_run:
         eventually(lambda: sleepers(tmp_path), timeout_s=60)
-        os.kill(pytest_run.pid, signal.SIGINT)
+        os.kill(pytest_run.pid, number)
         pytest_run.communicate(timeout=100)
     assert pytest_run.returncode == pytest.ExitCode.INTERRUPTED
     assert sleepers(tmp_path) == []
-    assert list((tmp_path / "tmp").iterdir()) == []
+    assert files_left(tmp_path) == []
+
+
+def test_a_killed_runs_servers_go_with_the_next(tmp_path: Path) -> None:
+    for part in ("first", "second"):
+        (tmp_path / part).mkdir()
+    with run(tmp_path / "first", ENDLESS) as pytest_run:
+        (sleeper,) = eventually(lambda: sleepers(tmp_path / "first"), timeout_s=60)
+        pytest_run.kill()
+        pytest_run.communicate(timeout=100)
+        sleeper.kill()
+    servers = Path((tmp_path / "first/project/servers").read_text())
+    assert servers.exists()
+    with run(tmp_path / "second", TIDY) as pytest_run:
+        pytest_run.communicate(timeout=100)
+    assert not servers.exists() or servers.is_relative_to(tmp_path)

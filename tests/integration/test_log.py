@@ -92,7 +92,7 @@ def test_a_registration_does_not_wait_for_ever(database: str, conn: psycopg.Conn
 
 
 @pytest.mark.conforms("W1")
-def test_an_append_to_several_streams_is_whole(conn: psycopg.Connection[Any]) -> None:
+def test_an_append_to_several_streams_is_atomic(conn: psycopg.Connection[Any]) -> None:
     one, two = (each.stream_id for each in open_streams(conn))
     good = block(b"x", b"y")
     with pytest.raises(psycopg.errors.CheckViolation):
@@ -228,7 +228,7 @@ def test_a_filter_too_complex_for_postgres_works(conn: psycopg.Connection[Any], 
     assert page.position == 2
 
 
-def test_heads_tell_end_state_and_whether_it_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
+def test_heads_report_end_state_and_whether_it_is_gone(conn: psycopg.Connection[Any], stream: int) -> None:
     put(conn, stream, b"a", b"b")
     assert read_heads(conn, [stream, 999]).keys() == {stream}
     assert (read_heads(conn, [stream])[stream].head, read_heads(conn, [stream])[stream].is_closed) == (2, False)

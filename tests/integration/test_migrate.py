@@ -40,7 +40,7 @@ def test_an_empty_database_gets_its_tables(empty_database: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["space", "lending"])
-def test_a_table_of_somebody_else_is_left_alone(empty_database: str, name: str) -> None:
+def test_a_table_of_another_user_is_left_alone(empty_database: str, name: str) -> None:
     """And nothing is left of those that were made before it."""
     with psycopg.connect(empty_database, autocommit=True) as conn:
         conn.execute(f"create schema sublet create table {name} (what text)")
@@ -92,7 +92,7 @@ def test_downgrade_leaves_nothing_behind(database: str) -> None:
     assert migrate(database) == SCHEMA_VERSION
 
 
-def test_a_database_without_tables_is_told_to_migrate(empty_database: str) -> None:
+def test_a_database_without_tables_asks_for_migrate(empty_database: str) -> None:
     with (
         pytest.raises(SchemaMismatch, match=r"'sublet'.*has no sublet tables.*Run `sublet migrate`"),
         connect(empty_database) as conn,
@@ -111,7 +111,7 @@ def test_a_database_without_tables_is_told_to_migrate(empty_database: str) -> No
         ("0999", r"0999, newer than .*Upgrade sublet here", "0999, newer than"),
     ],
 )
-def test_an_older_or_newer_database_is_told_so(database: str, version: str, story: str, untouched: str) -> None:
+def test_an_older_or_newer_database_is_refused(database: str, version: str, story: str, untouched: str) -> None:
     """And `migrate` and `downgrade` leave it alone."""
     with connect(database) as conn:
         conn.execute("update alembic_version set version_num = %s, compatible_from = null", (version,))

@@ -116,7 +116,7 @@ def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connec
 
 
 @pytest.mark.conforms("D8")
-def test_each_notify_endpoint_is_told_once(conn: psycopg.Connection[Any]) -> None:
+def test_each_notify_endpoint_is_notified_once(conn: psycopg.Connection[Any]) -> None:
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
         register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")

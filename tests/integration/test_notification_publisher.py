@@ -78,7 +78,7 @@ def test_after_silence_an_incarnation_begins(database: str, conn: Connection, no
         eventually(restarted, every_s=0.05)
 
 
-def test_an_idle_teller_says_hello_and_is_not_missed(database: str, notifier: NotificationPublisher) -> None:
+def test_an_idle_publisher_sends_hello(database: str, notifier: NotificationPublisher) -> None:
     with listening(database) as received:
         notifier.publish([stream_change(5, 1, False)])
         eventually(lambda: received.subscriber.counters()["received"] >= 4)
@@ -87,7 +87,7 @@ def test_an_idle_teller_says_hello_and_is_not_missed(database: str, notifier: No
 
 @pytest.mark.conforms("D10")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
-def test_a_short_lived_process_tells_and_leaves(database: str, driver: str) -> None:
+def test_a_short_lived_process_notifies_and_leaves(database: str, driver: str) -> None:
     before = set(threading.enumerate())
     with listening(database, driver) as received:
         assert publish_once(database, [space_change("eu", 3)])
@@ -144,7 +144,7 @@ class Bad:
     "fails_at", ["not installed", "loading", "making", "capabilities", "limit", "opening", "send", "close"]
 )
 @pytest.mark.long
-def test_a_bad_driver_is_told_of_and_harms_no_other(
+def test_a_bad_driver_is_reported_and_harms_no_other(
     database: str, conn: Connection, caplog: pytest.LogCaptureFixture, fails_at: str
 ) -> None:
     bad = Bad(fails_at)
@@ -174,7 +174,7 @@ def test_a_bad_driver_is_told_of_and_harms_no_other(
     assert len(complaints) == 1, "it is said once"
 
 
-def test_a_fork_speaks_by_a_publisher_of_its_own(database: str) -> None:
+def test_a_fork_notifies_by_a_publisher_of_its_own(database: str) -> None:
     notifier = shared_publisher(database)
     assert shared_publisher(database) is notifier
     with listening(database) as received:

@@ -66,7 +66,7 @@ def test_a_snapshot_of_groups_and_nodes(conn: Connection) -> None:
 
 @pytest.mark.conforms("D2", "D3")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
-def test_what_is_told_is_heard_whole_by_every_node(database: str, driver: str, notifier: NotificationPublisher) -> None:
+def test_what_is_sent_is_received_by_every_node(database: str, driver: str, notifier: NotificationPublisher) -> None:
     space = space_change("eu", 3, data={"filter": "eu/\0\xff/#" * 20})
     with listening(database, driver) as one, listening(database, driver, NodeRef("other", "x", "h:1")) as two:
         notifier.publish([stream_change(5, 1, False), space])

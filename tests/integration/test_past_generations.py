@@ -385,7 +385,7 @@ def test_atomic_groups_cost_nothing_per_dropped_space(house: House) -> None:
 
 
 @pytest.mark.conforms("S5")
-def test_epochs_of_a_dropped_space_are_told_at_its_end(house: House) -> None:
+def test_epochs_of_a_dropped_space_come_at_its_end(house: House) -> None:
     """Once, when the group has consumed all of it."""
     conn = house.conn
     create_space(conn, "eu", "eu/#", shards=1)

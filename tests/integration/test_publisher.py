@@ -229,7 +229,7 @@ def test_a_publisher_of_a_space_refuses_other_topics(database: str, conn: Connec
             publisher.publish("eu/1", b"z")
 
 
-def test_a_closed_publisher_says_so(database: str) -> None:
+def test_a_closed_publisher_raises(database: str) -> None:
     publisher = Publisher(database)
     publisher.close()
     publisher.close()
@@ -405,7 +405,7 @@ def test_what_waits_for_a_closed_stream_goes_on(database: str, conn: Connection)
     assert [place[rows[row]] for row in range(40)] == [(key, value) for value in (b"10", b"11") for key in keys]
 
 
-def test_blocks_are_compressed_as_the_space_says(database: str, conn: Connection) -> None:
+def test_blocks_are_compressed_as_the_space_is_set(database: str, conn: Connection) -> None:
     alter_space(conn, "default", compression="zstd")
     with Publisher(database) as publisher:
         publisher.publish_batch({"topic": "t", "value": [b"the same again and again"] * 1000})

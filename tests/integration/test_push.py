@@ -54,7 +54,7 @@ def run_sublet(stage: Stage, *arguments: str) -> None:
 
 @pytest.mark.conforms("D1", "P1", "P4", "R12")
 @pytest.mark.parametrize("driver", ["postgres", "zmq", "poll"])
-def test_consumers_hear_of_messages_by_push(staged: Staged, driver: str) -> None:
+def test_consumers_are_notified_of_messages_by_push(staged: Staged, driver: str) -> None:
     """Without push they find all by looking. Each gets each once, in order."""
     stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_NOTIFY_DIRECT_LISTENERS": "0"})  # by the nodes' push alone
     stage.serve("n1", "n2")
@@ -143,7 +143,7 @@ def test_push_that_was_lost_is_used_again(staged: Staged, tmp_path: Path) -> Non
 @pytest.mark.conforms("D10", "E21")
 @pytest.mark.parametrize("driver", ["postgres", "zmq"])
 @pytest.mark.long
-def test_streams_of_a_reshard_are_lent_at_once(staged: Staged, driver: str) -> None:
+def test_streams_of_a_reshard_are_granted_at_once(staged: Staged, driver: str) -> None:
     """Leaders look for new streams by themselves too seldom for this test."""
     stage = staged({"SUBLET_NOTIFY": driver, "SUBLET_STREAM_SYNC_INTERVAL_S": str(20 * WAIT_S)})
     stage.serve("n1")

@@ -189,7 +189,7 @@ def test_what_is_written_under_a_guard_is_written_once(
 
 
 @pytest.mark.conforms("W10", "S11")
-def test_it_has_all_whole_epochs_before_that(database: str, conn: Connection, lives: Lives) -> None:
+def test_it_has_all_entire_epochs_before_that(database: str, conn: Connection, lives: Lives) -> None:
     create_group(database, GROUP, GroupOptions(StartingPosition.EARLIEST, atomic=True))
     create_space(conn, "eu", "eu/#", shards=2)
     epochs = [b"%07d" % epoch for epoch in range(6)]

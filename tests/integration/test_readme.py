@@ -19,7 +19,7 @@ GROUP = "$share/billing/orders/#"
 
 
 @pytest.mark.conforms("E1")
-def test_the_first_program_does_what_it_says(database: str, tmp_path: Path) -> None:
+def test_the_first_program_does_what_is_written(database: str, tmp_path: Path) -> None:
     """It prints what it published, and hands over on Ctrl-C."""
     program, _ = programs()
     (tmp_path / "first.py").write_text(program)

@@ -123,7 +123,7 @@ def test_up_and_down_under_load_loses_nothing(stage: Stage, newer: Path, tmp_pat
 
 @pytest.mark.conforms("A10")
 @pytest.mark.usefixtures("knows_more")
-def test_a_schema_says_which_programs_work_with_it(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schema_records_which_programs_fit_it(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with connect(database) as conn:
         assert migrate(database, to=NEXT) == NEXT == check_schema(conn)
         assert migrate(database, to=LATER) == LATER
@@ -147,7 +147,7 @@ def test_a_release_leaves_a_newer_schema_alone(database: str, newer: Path) -> No
         migrate(database, to=SCHEMA_VERSION)
 
 
-def test_the_command_line_says_where_an_upgrade_is(database: str, newer: Path) -> None:
+def test_the_command_line_shows_where_an_upgrade_is(database: str, newer: Path) -> None:
     with pytest.MonkeyPatch.context() as patch, a_shell(SUBLET_DATABASE_URL=database) as shell:
         patch.setattr(migrations, "scripts_path", lambda: newer)
         migrate(database, to=NEXT)

@@ -109,7 +109,7 @@ def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int,
 
 
 @pytest.mark.conforms("W4", "E2")
-def test_a_queue_holds_what_it_was_not_told_of_yet(conn: Connection) -> None:
+def test_a_queue_holds_what_it_has_not_noticed_yet(conn: Connection) -> None:
     holder = group(conn, "queue", "+/1")
     rollover(conn, "eu")
     later = stream_of(conn, "eu")

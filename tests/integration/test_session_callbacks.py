@@ -153,7 +153,7 @@ def test_a_refused_subscription_fails_once_and_alone() -> None:
 
 
 @pytest.mark.conforms("R10")
-def test_a_gap_is_told_to_who_reads_its_channel() -> None:
+def test_a_gap_is_reported_to_who_reads_its_channel() -> None:
     async def test() -> None:
         async with a_node(mailbox=MailboxLimits(messages=50)) as node, an_agent(node.address) as agent:
             reported = Subscriptions(agent)

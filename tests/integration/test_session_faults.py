@@ -113,7 +113,7 @@ def test_a_restarted_node_is_subscribed_to_again() -> None:
 
 
 @pytest.mark.conforms("R7")
-def test_the_forgotten_are_told_so() -> None:
+def test_the_forgotten_are_notified() -> None:
     async def test() -> None:
         async with a_node(hold_s=0.05) as node, grpc.aio.insecure_channel(node.address) as channel:
             stub = sublet_pb2_grpc.SessionStub(channel)
@@ -238,7 +238,7 @@ def test_another_protocol_version_is_refused(monkeypatch: pytest.MonkeyPatch) ->
     run(test)
 
 
-def test_closing_delivers_or_says_that_it_did_not() -> None:
+def test_closing_delivers_or_reports_that_it_did_not() -> None:
     async def test() -> None:
         async with a_node() as node:
             agent = Agent(node.address)

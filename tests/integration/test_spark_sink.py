@@ -180,7 +180,7 @@ def test_a_driver_that_is_behind_is_refused_by_name(database: str, conn: Connect
     assert stored(conn) == list(range(6010))
 
 
-def test_a_batch_with_other_rows_is_told_of(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_batch_with_other_rows_is_reported(database: str, conn: Connection, caplog: pytest.LogCaptureFixture) -> None:
     """That is told of when it is done for the second time."""
     query = Query(database)
     batch(query, 0)
@@ -249,7 +249,7 @@ def test_a_numbered_write_is_stored_once(database: str, conn: Connection) -> Non
     assert stored(conn) == list(range(30))
 
 
-def test_whoever_listens_is_told(database: str, conn: Connection) -> None:
+def test_whoever_listens_is_notified(database: str, conn: Connection) -> None:
     with listening(database) as received:
         query = Query(database)
         query.commit(query.write(0, [numbered(0, 100)]), 0)

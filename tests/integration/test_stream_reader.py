@@ -379,7 +379,7 @@ def test_available_now_waits_for_what_is_given_back(database: str, runs: list[Ru
 
 
 @pytest.mark.long
-def test_available_now_fails_if_not_lent_in_time(database: str, runs: list[Run], conn: Connection) -> None:
+def test_available_now_fails_if_not_granted_in_time(database: str, runs: list[Run], conn: Connection) -> None:
     publish(database, 0, 30)
     group, _ = admin.create_group(database, Subscription.parse("$share/g/#"), GroupOptions(StartingPosition.EARLIEST))
     admin.send_command(database, group.subscription, PauseGroup("repairs"))
@@ -389,7 +389,7 @@ def test_available_now_fails_if_not_lent_in_time(database: str, runs: list[Run],
         run.step()
 
 
-def test_the_progress_says_how_far_behind_the_query_is(database: str, runs: list[Run], conn: Connection) -> None:
+def test_the_progress_has_how_far_behind_the_query_is(database: str, runs: list[Run], conn: Connection) -> None:
     checkpoint = Checkpoint()
     publish(database, 0, 12)
     runs.append(run := Run(checkpoint, database, maxOffsetsPerTrigger=6))

@@ -77,7 +77,7 @@ def consumed(conn: Connection) -> Any:
 
 
 @pytest.mark.conforms("S11", "S8")
-def test_a_batch_has_whole_epochs_of_all_streams(
+def test_a_batch_has_entire_epochs_of_all_streams(
     database: str, runs: list[Run], publisher: Publisher, conn: Connection
 ) -> None:
     """It has none that is open."""

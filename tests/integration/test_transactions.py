@@ -195,7 +195,7 @@ update lending set status = 'free', grant_id = grant_id + 1, borrower_id = null,
 
 
 @pytest.mark.conforms("E11", "E25", "E36")
-def test_a_stream_taken_by_hand_is_lent_anew(place: Place) -> None:
+def test_a_stream_taken_by_hand_is_granted_anew(place: Place) -> None:
     place.publish(3, key="taken")
     place.publish(2, key="kept")
     lost: list[Batch] = []

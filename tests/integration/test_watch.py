@@ -89,7 +89,7 @@ def leader_of(shell: Shell) -> str:
 
 
 @pytest.mark.conforms("A9")
-def test_a_watcher_sees_what_history_says(shell: Shell) -> None:
+def test_a_watcher_sees_what_history_records(shell: Shell) -> None:
     """It sees who comes and goes, too."""
     shell.leader("n1")
     assert shell.run("groups", "create", GROUP).code == 0

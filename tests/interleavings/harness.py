@@ -255,6 +255,8 @@ class Interleavings:
     def _connection(self, name: str) -> Connection:
         retained = self._retained.get(name)
         if retained is None or retained.closed or retained.info.transaction_status != TransactionStatus.IDLE:
+            if retained is not None:
+                retained.close()
             self._retained[name] = retained = self._connect(name)
         return retained
 

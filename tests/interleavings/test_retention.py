@@ -14,6 +14,7 @@ from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.spaces import retention, space_changes
+from sublet_storage.spaces.past_generations import PastGenerationCleaner
 from sublet_storage.spaces.space_queries import read_generation_filters
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
@@ -88,3 +89,15 @@ def test_a_group_begun_in_a_drop_misses_no_stream(orders: Interleavings) -> None
         assert missed == []
 
     assert orders.explore({"drop": lambda conn: space_changes.drop_space(conn, "eu"), "declare": declare}, judge) > 1
+
+
+@pytest.mark.conforms("E39")
+def test_a_look_for_ended_generations_waits_for_none(orders: Interleavings) -> None:
+    """It leaves those that another changes to the next look: rows in two orders would be a deadlock."""
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert [step.statement for step in run.steps if step.who == "look" and step.waits] == []
+
+    look = PastGenerationCleaner(rest_s=0)
+    assert orders.explore({"retention": retention.mark_expired_gone, "look": look}, judge) > 1

@@ -29,7 +29,7 @@ both = pytest.mark.parametrize("dimensions", [pytest.param(1, id="total"), pytes
 
 @pytest.mark.conforms("S3", "S4", "S5", "S7")
 @both
-def test_every_epoch_is_whole_or_absent(dimensions: int) -> None:
+def test_every_epoch_is_entire_or_absent(dimensions: int) -> None:
     dice = random.Random(dimensions)
     entire = absent = 0
     for number in range(JOINERS // PER_WORLD):
@@ -121,7 +121,7 @@ def test_a_late_space_completes_nothing_twice() -> None:
     assert (selection.announced, out(selection, 2)) == (lower(7), [])
 
 
-def test_where_nothing_is_in_epochs_nothing_is_told() -> None:
+def test_where_nothing_is_in_epochs_none_is_reported() -> None:
     selection = EpochSelection.starting_at(EpochStartingPosition.LATEST, {1: None}, [upper()])
     assert (selection.announced, selection.excluded_in(1)) == (None, None)
     assert selection.advanced_to({1: None}) == selection

@@ -122,7 +122,7 @@ class Consumer:
 @pytest.mark.parametrize("numbers", [1, 2])
 @settings(max_examples=200)
 @given(data=st.data())
-def test_every_epoch_is_given_out_whole_and_once(numbers: int, data: st.DataObject) -> None:
+def test_every_epoch_is_given_out_entirely_and_once(numbers: int, data: st.DataObject) -> None:
     log = Log(numbers, LowerFrontier.from_epochs([(0,) * numbers]))
     consumer: Consumer | None = None
     for _ in range(data.draw(st.integers(1, 14), label="events")):

@@ -165,7 +165,7 @@ class Ids:
 @pytest.mark.conforms("E7", "E10", "X4")
 @SETTINGS
 @given(st.data())
-def test_a_leader_survives_whatever_it_hears(data: st.DataObject) -> None:
+def test_a_leader_survives_whatever_it_receives(data: st.DataObject) -> None:
     draw, bench = data.draw, Bench(shards=2)
     if draw(st.booleans()):
         bench.joined()
@@ -190,7 +190,7 @@ def test_a_leader_survives_whatever_it_hears(data: st.DataObject) -> None:
 @pytest.mark.conforms("E7", "R11", "X4")
 @SETTINGS
 @given(st.data())
-def test_a_node_survives_whatever_it_hears(data: st.DataObject) -> None:
+def test_a_node_survives_whatever_it_receives(data: st.DataObject) -> None:
     draw, play = data.draw, Play()
     play.do(NodeStarted())
     if draw(st.booleans()):
@@ -226,7 +226,7 @@ def fail_first(play: Play) -> None:
 @pytest.mark.conforms("E7", "E10")
 @SETTINGS
 @given(st.data())
-def test_an_agent_survives_whatever_it_hears(data: st.DataObject) -> None:
+def test_an_agent_survives_whatever_it_receives(data: st.DataObject) -> None:
     draw, now = data.draw, 0.0
     agent = Agent("a", BorrowerSettings())
     agent.decide(NodesDiscovered(("n1:1", "n2:1")), now)

@@ -245,7 +245,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
     assert machine.dropped_change_count == 0
 
 
-def test_of_what_waits_the_newest_is_kept() -> None:
+def test_of_what_waits_the_newest_remains() -> None:
     machine = PublisherMachine("p", "i", SETTINGS)
     for number in range(2 * MAX_WAITING):
         machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)

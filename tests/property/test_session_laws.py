@@ -181,7 +181,7 @@ def calm(world: World) -> None:
 
 @settings(max_examples=150)
 @given(st.integers(0, 2**32), st.sampled_from([0.0, 0.1, 0.4]), st.sampled_from([0.0, 0.02]))
-def test_nothing_is_lost_or_seen_twice_without_a_word(seed: int, loss: float, restarts: float) -> None:
+def test_nothing_is_lost_or_repeated_silently(seed: int, loss: float, restarts: float) -> None:
     world = World(seed, loss, restarts)
     for event in (Subscribe("log", "k"), Subscribe("log", None), Subscribe("state", None), ExpectDirectMessages(True)):
         world.decide(event)

@@ -63,7 +63,7 @@ def test_one_of_two_that_match_is_more_specific(one: TopicFilter, other: TopicFi
 
 
 @given(FILTERS)
-def test_the_regex_says_what_matches_says(one: TopicFilter) -> None:
+def test_the_regex_matches_what_the_filter_does(one: TopicFilter) -> None:
     by_arrow = pc.match_substring_regex(pa.array(TOPICS), one.regex).to_pylist()
     expected = [one.matches(topic) for topic in TOPICS]
     assert by_arrow == expected

@@ -175,7 +175,7 @@ BROKEN: dict[str, tuple[Breaking, set[Kind]]] = {
 
 @pytest.mark.conforms("W1", "W2", "W3", "W7", "E10", "E25", "E29", "E33", "E34", "E37")
 @pytest.mark.parametrize(("breaking", "kinds"), BROKEN.values(), ids=BROKEN)
-def test_a_broken_promise_is_named_and_told(breaking: Breaking, kinds: set[Kind]) -> None:
+def test_a_broken_promise_is_named_and_explained(breaking: Breaking, kinds: set[Kind]) -> None:
     history = sound()
     breaking(history)
     found = check(history)

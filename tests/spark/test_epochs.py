@@ -29,7 +29,7 @@ def calls(stage: Stage) -> list[dict[str, Any]]:
 
 @pytest.mark.conforms("S11", "S8")
 @pytest.mark.long
-def test_calls_have_whole_epochs(stage: Stage, start: Callable[..., Consumption]) -> None:
+def test_calls_have_entire_epochs(stage: Stage, start: Callable[..., Consumption]) -> None:
     """Each call has all that its stream has of an epoch, also when a worker is killed."""
     options = GroupOptions(starting_position=StartingPosition.parse("earliest"), atomic=True)
     stage.store.declare_group(Subscription.parse(ALL), options)

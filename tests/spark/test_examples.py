@@ -57,7 +57,7 @@ def played(place: Path, name: str, *arguments: str) -> str:
     ],
 )
 @pytest.mark.long
-def test_it_ends_well_and_says_so(tmp_path: Path, name: str, arguments: list[str], wanted: list[str]) -> None:
+def test_it_ends_well_and_reports_it(tmp_path: Path, name: str, arguments: list[str], wanted: list[str]) -> None:
     said = played(tmp_path, name, *arguments)
     assert [text for text in wanted if text not in said] == [], said
 

@@ -215,7 +215,7 @@ def test_a_dead_connection_makes_successors_of_all() -> None:
 @pytest.mark.parametrize(
     "reason", [BorrowerEndReason.DELETED, BorrowerEndReason.FENCED, BorrowerEndReason.DENIED, BorrowerEndReason.DONE]
 )
-def test_after_a_final_word_none_is_made(reason: BorrowerEndReason) -> None:
+def test_after_a_final_message_none_is_made(reason: BorrowerEndReason) -> None:
     play = subscribed(1)
     play.grant(1, 5)
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, reason, "why")))
@@ -240,7 +240,7 @@ def test_one_that_leaves_has_a_leaving_successor() -> None:
     assert Disconnect("a/2", 200, (StreamProgress(5, 50, 13, True),)) in [m for _, m in play.last.sends]
 
 
-def test_a_newer_grant_is_told_to_its_own_session() -> None:
+def test_a_newer_grant_is_sent_to_its_own_session() -> None:
     play = subscribed(1, 2)
     play.grant(2, 5, 50)
     play.grant(2, 5, 60)

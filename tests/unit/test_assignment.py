@@ -52,7 +52,7 @@ class Play:
 
 
 @pytest.mark.conforms("E8")
-def test_the_last_word_waits_for_what_is_outstanding() -> None:
+def test_final_progress_waits_for_what_is_outstanding() -> None:
     play = Play()
     first, second = play.give(3), play.give(4)
     play.stop()
@@ -69,7 +69,7 @@ def test_the_last_word_waits_for_what_is_outstanding() -> None:
 
 @pytest.mark.conforms("W10")
 @pytest.mark.parametrize("given_up", [False, True])
-def test_at_a_bad_block_the_last_word_waits(given_up: bool) -> None:
+def test_at_a_bad_block_final_progress_waits(given_up: bool) -> None:
     """For what lies ahead of it; where that is given up, the last word is not of the block."""
     play = Play()
     first = play.give(3)
@@ -88,7 +88,7 @@ def test_at_a_bad_block_the_last_word_waits(given_up: bool) -> None:
 
 
 @pytest.mark.conforms("P5", "X4")
-def test_what_somebody_says_is_worth_one_look() -> None:
+def test_what_another_reports_is_worth_one_look() -> None:
     play = Play()
     worth = []
 
@@ -161,7 +161,7 @@ def test_what_is_given_up_is_not_waited_for(stops_first: bool) -> None:
 
 
 @pytest.mark.conforms("E8")
-def test_while_it_reads_the_last_word_waits() -> None:
+def test_while_it_reads_final_progress_waits() -> None:
     """What is being read may yet become a batch."""
     play = Play()
     granted = play.handler.next_readable(lambda _: True)

@@ -96,7 +96,7 @@ class Play:
         return self.reports[-1].position, self.reports[-1].consumed, self.reports[-1].is_final
 
 
-def test_progress_moves_behind_the_whole_step() -> None:
+def test_progress_moves_behind_the_entire_step() -> None:
     """The last of a step says so."""
     play = Play(1, 1, 2, completed=2)
     granted = play.granted
@@ -112,7 +112,7 @@ def test_progress_moves_behind_the_whole_step() -> None:
     assert granted.is_waiting
 
 
-def test_a_step_is_given_out_whole_before_it_stops() -> None:
+def test_a_step_is_given_out_entirely_before_it_stops() -> None:
     play = Play(1, 1, completed=2)
     granted = play.granted
     play.read_on()
@@ -127,7 +127,7 @@ def test_a_step_is_given_out_whole_before_it_stops() -> None:
     assert not granted.may_have_more
 
 
-def test_who_is_told_to_stop_begins_no_further_step() -> None:
+def test_who_is_asked_to_stop_begins_no_further_step() -> None:
     play = Play(1, 2, completed=3)
     granted = play.granted
     rows, _ = play.read()

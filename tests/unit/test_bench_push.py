@@ -69,7 +69,7 @@ def test_a_recorder_counts_from_the_warm_up_on(tmp_path: Path) -> None:
         empty.finish()
 
 
-def test_only_whole_lines_are_read(tmp_path: Path) -> None:
+def test_only_complete_lines_are_read(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     assert read_lines(file) == []
     file.write_text('{"a": 1}\n{"b"')
@@ -105,7 +105,7 @@ def test_the_claim_is_of_the_better_driver() -> None:
     assert claims_of(lines[:3], [100]) == []
 
 
-def test_the_table_says_who_could_not_keep_up() -> None:
+def test_the_table_shows_who_could_not_keep_up() -> None:
     lines = [line("nats-always", 10_000, 900.0, published=5993), line("redis-always", 10_000, 2.0)]
     said = latency.table([each.judged(lines[1]) for each in lines], [])
     slow = "| 10,000 (published 5,993) | NATS JetStream | sync_interval always, push | yes | 900 | 1800 | 450 |\n"

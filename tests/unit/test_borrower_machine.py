@@ -439,7 +439,7 @@ def test_a_grant_that_is_over_does_not_come_back() -> None:
 
 
 @pytest.mark.conforms("E10")
-def test_a_word_about_a_newer_grant_ends_the_one_held() -> None:
+def test_news_of_a_newer_grant_ends_the_one_held() -> None:
     play = connected(GRANT)
     newer = replace(GRANT, grant_id=60, position=20)
     assert play.receive(newer).updates == (StreamRemoved(5, 50, GrantOutcome.LOST), StreamGranted(newer))
@@ -549,7 +549,7 @@ TWO = (GRANT, replace(GRANT, stream_id=6, position=20))
 
 
 @pytest.mark.conforms("E6", "E8")
-def test_leaving_waits_for_every_streams_last_word() -> None:
+def test_leaving_waits_for_final_progress_of_all() -> None:
     """It reports them all, until that is confirmed."""
     play = connected(*TWO)
     assert play.do(LeaveRequested(), 0.5).updates == (RevokeStarted(5, 50), RevokeStarted(6, 50))
@@ -581,7 +581,7 @@ def test_at_the_timeout_a_leaver_reports_what_it_has() -> None:
 
 
 @pytest.mark.conforms("E6")
-def test_leaving_without_streams_says_goodbye_at_once() -> None:
+def test_leaving_without_streams_disconnects_at_once() -> None:
     assert unsubscribing().said(Disconnect) == [Disconnect(ME, TERM, ())]
 
 
@@ -637,7 +637,7 @@ def test_a_silent_new_leader_is_asked_about_a_stream() -> None:
 
 
 @pytest.mark.conforms("E5", "E10")
-def test_no_call_starts_once_the_leaders_word_is_stale() -> None:
+def test_no_call_starts_once_the_lease_is_stale() -> None:
     """Nor under another grant, nor once it is revoked."""
     play = connected(GRANT)
     assert play.machine.may_start_call(5, 50, GOOD_S - 0.01)
@@ -650,7 +650,7 @@ def test_no_call_starts_once_the_leaders_word_is_stale() -> None:
 
 
 @pytest.mark.conforms("E10", "E16")
-def test_an_unconfirmed_stream_runs_on_the_old_word() -> None:
+def test_an_unconfirmed_stream_runs_on_the_old_lease() -> None:
     """And on no later one's."""
     second = successor(connected(GRANT))
     second.receive(LeaderConnectResponse("a/2", 200, GROUP), 1.1)

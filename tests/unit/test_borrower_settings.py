@@ -57,7 +57,7 @@ def test_each_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     [(text, f"is {text!r}: it must be a positive number. Leave it out for 2.0") for text in ("", "soon", "2s", "1,5")]
     + [("-2", "positive"), ("nan", "positive"), ("7", "Raise ping_timeout_s")],
 )
-def test_what_the_environment_says_is_checked(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
+def test_what_the_environment_has_is_checked(monkeypatch: pytest.MonkeyPatch, text: str, said: str) -> None:
     monkeypatch.setenv("SUBLET_PING_INTERVAL_S", text)
     with pytest.raises(InvalidSetting, match=f"(?i)ping_interval_s .*{said}"):
         BorrowerSettings.from_env()

@@ -14,11 +14,13 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @pytest.fixture(autouse=True)
 def _no_handler_is_left_behind() -> Iterator[None]:
-    outside = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whoever runs the tests may ignore it: nohup does
+    # Whoever runs the tests may ignore some of them: nohup does, and a shell in the background.
+    outside = {number: signal.signal(number, signal.SIG_DFL) for number in SIGNALS}
     before = [signal.getsignal(number) for number in SIGNALS]
     yield
     assert [signal.getsignal(number) for number in SIGNALS] == before
-    signal.signal(signal.SIGHUP, outside)
+    for number, handler in outside.items():
+        signal.signal(number, handler)
 
 
 def reported(*numbers: signal.Signals, then: Exception | None = None) -> tuple[list[signal.Signals], int]:

@@ -151,7 +151,7 @@ def test_what_cannot_be_meant_is_an_error(
     assert why in capsys.readouterr().err
 
 
-def test_this_projects_own_list_is_read_whole() -> None:
+def test_this_projects_own_list_is_read_entirely() -> None:
     root = Path(__file__).parents[2]
     lines = (root / REQUIREMENTS).read_text(encoding="utf-8").splitlines()
     assert len(requirements(root)) == sum(line.startswith("- ") for line in lines) > 90

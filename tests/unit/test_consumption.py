@@ -53,7 +53,7 @@ def started(monkeypatch: pytest.MonkeyPatch, failure: Exception | None) -> Consu
 
 
 @pytest.mark.parametrize("failure", [None, RuntimeError("the job has failed")])
-def test_whoever_waits_hears_of_the_end(
+def test_whoever_waits_is_notified_of_the_end(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, failure: Exception | None
 ) -> None:
     """Even where what served the job does not end well."""

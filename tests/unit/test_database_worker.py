@@ -53,7 +53,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
     away.store.close()
 
 
-def test_a_database_away_is_told_now_and_then(away: Away, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_database_away_is_logged_now_and_then(away: Away, caplog: pytest.LogCaptureFixture) -> None:
     """For each kind of request."""
     caplog.set_level(logging.WARNING, "sublet_leader.node.database_worker")
     answers = away.ask(*[RENEW] * 30, *[CLAIM] * 20)

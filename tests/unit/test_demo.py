@@ -196,7 +196,7 @@ def test_lines_are_not_broken_without_a_terminal(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_holding_is_told_in_words() -> None:
+def test_a_holding_is_described_in_text() -> None:
     def record(at_s: float, event: str, reason: str, agent: str | None, position: int, forced: bool) -> HistoryRecord:
         return HistoryRecord(int(at_s * 1e6), 1, 1, event, reason, 7, "b", agent, position, 1, forced)
 
@@ -223,7 +223,7 @@ def test_a_holding_is_told_in_words() -> None:
     assert [line["moved_from"] for line in lines] == [None, "worker 41", "worker 42", "worker 43"]
 
 
-def test_what_became_of_a_kill_is_told_once() -> None:
+def test_what_became_of_a_kill_is_shown_once() -> None:
     said: list[str] = []
     story = TakeoverReporter(said.append)
     see: Callable[..., None] = lambda node, **agents: story.update(_seen(node, agents))  # noqa: E731

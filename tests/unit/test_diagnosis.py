@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, diagnose
+from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, SILENT_MEMBER_S, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
     GroupDiagnosisFacts,
     ParentStream,
@@ -151,7 +151,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         (StallReason.GRANT_PENDING, LED, FREE, "it is free, and n1 grants it next", f"groups watch {QUOTED}"),
     ],
 )  # fmt: skip
-def test_each_reason_says_what_helps(
+def test_each_reason_has_what_helps(
     reason: StallReason, group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, because: str, remedy: str | None
 ) -> None:
     ruling = diagnose(group, stream)
@@ -167,6 +167,12 @@ def test_the_way_past_a_damaged_block_can_be_pasted(atomic: bool) -> None:
     past = f": sublet groups reset {QUOTED} " + ("--to-epoch EPOCH" if atomic else "--stream 12 --to-offset 9")
     for stream in (replace(HELD, unreadable_reason=said), replace(FREE, status="blocked", blocked_reason=said)):
         assert (diagnose(replace(LED, atomic=atomic), stream).hint or "").endswith(past)
+
+
+@pytest.mark.conforms("A7")
+def test_a_former_holder_is_waited_for_until_its_time() -> None:
+    assert diagnose(LED, replace(FREE, taken_s=SILENT_MEMBER_S - 1)).reason is StallReason.FORMER_HOLDER
+    assert diagnose(LED, replace(FREE, taken_s=SILENT_MEMBER_S)).reason is StallReason.GRANT_PENDING
 
 
 def test_the_table_has_each_reason_once() -> None:

@@ -142,7 +142,7 @@ def test_links_on_the_site_lead_to_its_pages() -> None:
     assert rewritten("![p](pictures/a.svg)", "tutorial.md") == "![p](pictures/a.svg)"
 
 
-def test_what_the_site_has_not_keeps_its_words() -> None:
+def test_what_the_site_has_not_keeps_its_text() -> None:
     assert rewritten("see [`x.py`](../protocol/x.py).", "pubsub.md") == "see `x.py`."
     for retained in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
         assert rewritten(retained, "pubsub.md") == retained

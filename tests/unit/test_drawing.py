@@ -41,7 +41,7 @@ def test_a_lost_message_is_an_arrow_that_ends() -> None:
     assert lost.attrib["stroke"] == drawing.RED
 
 
-def test_a_scene_says_when_why_and_what() -> None:
+def test_a_scene_shows_when_why_and_what() -> None:
     said = words(drawing.story("t", ["a", "n1"], [Scene(2.5, "It is <time>.", "n1 dies", ["(these 2 lines x3)"])]))
     assert {"2.5 s", "It is <time>.", "n1 dies", "(these 2 lines ×3)", "a", "n1"} <= set(said)
 

@@ -85,7 +85,7 @@ def test_nothing_that_comes_in_is_missing_in_the_table(status: ElectionStatus, e
 
 
 @pytest.mark.parametrize(("status", "kind"), PAIRS, ids=lambda part: part.name.lower())
-def test_each_pair_leads_where_the_table_says(status: ElectionStatus, kind: ElectionEventKind) -> None:
+def test_each_pair_leads_where_the_table_does(status: ElectionStatus, kind: ElectionEventKind) -> None:
     """What is ignored says nothing and asks for nothing."""
     machine = come_to(status)
     for now, event in HAPPENINGS[kind]:

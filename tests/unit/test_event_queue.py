@@ -7,7 +7,7 @@ from sublet_borrower.machine.events import SavedProgress
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 
 
-def test_of_what_is_pushed_the_newest_is_kept() -> None:
+def test_of_what_is_pushed_the_newest_remains() -> None:
     inbox = SessionEventQueue()
     for head in range(1_000):
         inbox.put(HeadPushed(HeadSubscriptionId(7, 50, 1), head))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -140,3 +141,11 @@ def test_requests_that_cannot_be_are_refused() -> None:
             Bookmark.parse(text)
     with pytest.raises(UsageError, match="whole numbers"):
         Bookmark(1, {1: -1})
+
+
+@pytest.mark.conforms("X4")
+def test_a_batch_may_be_as_large_as_the_limit() -> None:
+    largest = FeedPublishRequest("p", 1, 1, bytes(MAX_BATCH_BYTES))
+    assert decode_publish(encode_publish(largest)) == largest
+    with pytest.raises(MalformedMessage, match=f"1 to {MAX_BATCH_BYTES}"):
+        decode_publish(encode_publish(replace(largest, messages=bytes(MAX_BATCH_BYTES + 1))))

@@ -77,7 +77,7 @@ def test_a_bookmark_bears_the_timeline_of_its_database(cursor: FeedCursor) -> No
     assert cursor.bookmark == Bookmark(2, {1: 8, 2: 0}, "7312/00000001")
 
 
-def test_a_bookmark_is_kept_as_text() -> None:
+def test_a_bookmark_is_stored_as_text() -> None:
     for bookmark in (Bookmark(), Bookmark(7, {1: 2, 30: 4}), Bookmark.of({5: 6}), Bookmark(7, {1: 2}, "7312/00000002")):
         assert Bookmark.parse(str(bookmark)) == bookmark
     assert Bookmark.of({5: 6}).known == MAX_OFFSET

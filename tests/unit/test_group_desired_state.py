@@ -98,7 +98,7 @@ def test_the_next_leader_of_a_paused_group_keeps_to_it() -> None:
     assert bench.holders() == {}
 
 
-def test_orders_are_told_apart_where_they_differ() -> None:
+def test_commands_are_distinct_where_they_differ() -> None:
     orders = NO_DESIRED_STATE.apply(PauseGroup("why"))
     assert orders.apply(PauseGroup("another")) == orders, "it is paused already"
     assert orders.apply(SetSessionWeight("s", 2)).apply(SetSessionWeight("s", None)) == orders

@@ -76,7 +76,7 @@ def test_a_member_gets_every_stream_after_the_debounce() -> None:
     assert {(g.position, g.filter, g.end_offset) for g in grants} == {(0, "#", None)}
 
 
-def test_a_grant_tells_the_end_of_a_closed_stream() -> None:
+def test_a_grant_has_the_end_of_a_closed_stream() -> None:
     bench = Bench()
     bench.streams.rollover(1)
     bench.joined()
@@ -362,7 +362,7 @@ def test_a_balance_revoke_waits_for_the_batch() -> None:
     assert bench.holders() == before
 
 
-def test_an_evicted_borrowers_last_word_counts() -> None:
+def test_an_evicted_borrowers_final_progress_counts() -> None:
     bench = granted()
     bench.revoke()
     bench.progress(5, final=True)
@@ -613,7 +613,7 @@ def test_one_born_leaving_is_given_nothing() -> None:
 
 
 @pytest.mark.conforms("E10", "E17")
-def test_words_under_an_old_grant_write_nothing() -> None:
+def test_messages_of_an_old_grant_write_nothing() -> None:
     bench = granted()
     old = bench.grant_id() - 1
     for last in (False, True):
@@ -641,7 +641,7 @@ def test_what_was_given_up_is_written(
 
 
 @pytest.mark.conforms("E11", "E16")
-def test_nobody_is_told_of_a_loss_before_it_is_written() -> None:
+def test_nobody_learns_of_a_loss_before_it_is_written() -> None:
     """Else he drops the stream with what he has not reported, and a leader who never wrote it is followed by one to
     whom the grant is in force."""
     bench = granted()
@@ -657,7 +657,7 @@ def test_nobody_is_told_of_a_loss_before_it_is_written() -> None:
 
 
 @pytest.mark.conforms("E11")
-def test_a_forced_revoke_is_told_when_it_is_written() -> None:
+def test_a_forced_revoke_is_sent_when_it_is_written() -> None:
     bench = granted()
     bench.revoke()
     bench.settle()
@@ -682,7 +682,7 @@ def test_nobody_can_speak_of_an_unwritten_grant(last: bool) -> None:
 
 
 @pytest.mark.conforms("E10", "X4")
-def test_no_agent_speaks_for_anothers_borrower() -> None:
+def test_no_agent_reports_for_anothers_borrower() -> None:
     bench = granted()
     before = bench.row()
     for message in (
@@ -748,7 +748,7 @@ BEFORE_8 = LowerFrontier(((8,),))
 
 
 @pytest.mark.conforms("S8")
-def test_members_hear_how_far_an_atomic_group_is() -> None:
+def test_members_receive_how_far_an_atomic_group_is() -> None:
     """Once progress is written its frontier is looked at, and what is found is told at once."""
     bench = Bench(options=ATOMIC)
     bench.streams.lowers[1] = BEFORE_8
@@ -773,7 +773,7 @@ def test_members_hear_how_far_an_atomic_group_is() -> None:
     assert [each.epochs for each in bench.received(PingResponse)] == [answer.epochs]
 
 
-def test_a_grant_of_an_atomic_group_says_from_where_on() -> None:
+def test_a_grant_of_an_atomic_group_has_its_start() -> None:
     bench = Bench(options=ATOMIC)
     bench.joined()
     (grant,) = bench.received(Grant)

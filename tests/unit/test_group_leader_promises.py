@@ -201,7 +201,7 @@ def test_a_forced_revoke_costs_no_other_stream() -> None:
 
 
 @pytest.mark.conforms("E34")
-def test_who_was_fenced_says_that_it_begins_no_more() -> None:
+def test_who_was_fenced_reports_that_it_begins_no_more() -> None:
     talk = Talk()
     talk.receives = ()
     end = Invalidate(BORROWER, talk.bench.term, BorrowerEndReason.FENCED)

@@ -222,7 +222,7 @@ def test_every_pair_of_the_table_has_a_story() -> None:
 
 @pytest.mark.conforms("E7")
 @pytest.mark.parametrize(("status", "kind"), STORIES, ids=lambda part: part.name.lower())
-def test_each_pair_leads_where_the_table_says(
+def test_each_pair_leads_where_the_table_does(
     status: GrantStatus, kind: AssignmentEventKind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, happening, reported = STORIES[status, kind]
@@ -265,7 +265,7 @@ def test_whatever_a_borrower_may_say_has_an_answer() -> None:
 
 
 @pytest.mark.parametrize(("status", "kind"), NEVER, ids=lambda part: part.name.lower())
-def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: AssignmentEventKind) -> None:
+def test_what_cannot_happen_is_explained(status: GrantStatus, kind: AssignmentEventKind) -> None:
     bench = Bench()
     streams, members = bench.leader.streams, bench.leader.members
     assignments = AssignmentManager(bench.group, bench.term, streams, members, bench.settings, lambda *_: None)
@@ -277,7 +277,7 @@ def test_what_cannot_happen_tells_its_story(status: GrantStatus, kind: Assignmen
 
 @pytest.mark.conforms("E8", "E11")
 @pytest.mark.parametrize(("last", "reason"), [(True, GrantOutcome.SAVED), (False, GrantOutcome.LOST)])
-def test_an_end_says_whether_work_may_be_done_twice(last: bool, reason: GrantOutcome) -> None:
+def test_an_end_shows_whether_work_may_be_done_twice(last: bool, reason: GrantOutcome) -> None:
     bench = granted()
     bench.leave(bench.said(5, final=last))
     bench.settle()

@@ -59,7 +59,7 @@ def test_one_that_returns_in_time_gets_its_own_back() -> None:
 
 
 @pytest.mark.parametrize("is_led_anew", [False, True])
-def test_what_is_kept_is_given_away_in_time(is_led_anew: bool) -> None:
+def test_what_is_reserved_is_given_away_in_time(is_led_anew: bool) -> None:
     """A successor of the leader keeps it as well."""
     bench = Bench(2, options=STABLE)
     named(bench, "a/1", "one")
@@ -73,7 +73,7 @@ def test_what_is_kept_is_given_away_in_time(is_led_anew: bool) -> None:
     assert bench.holders() == {1: "b/1", 2: "b/1"}
 
 
-def test_what_is_taken_from_one_that_stays_is_not_kept() -> None:
+def test_what_is_taken_from_one_that_stays_is_free() -> None:
     bench = Bench(2, options=STABLE)
     named(bench, "a/1", "one")
     assert set(bench.holders().values()) == {"a/1"}
@@ -86,7 +86,7 @@ def test_what_is_taken_from_one_that_stays_is_not_kept() -> None:
     assert set(bench.holders().values()) == {"a/1", "b/1"}, "else it would go back for ever"
 
 
-def test_what_was_being_granted_is_kept_again() -> None:
+def test_what_was_being_granted_stays_reserved() -> None:
     bench = Bench(1, options=STABLE)
     named(bench, "a/1", "one")
     leave(bench, "a/1")
@@ -100,7 +100,7 @@ def test_what_was_being_granted_is_kept_again() -> None:
     assert bench.holders() == {}, "it waits for the session's next return"
 
 
-def test_history_says_why_a_grant_ended() -> None:
+def test_history_records_why_a_grant_ended() -> None:
     bench = granted(2, "a/1")
     bench.leave(bench.said(5, 1), borrower_id="a/1")
     bench.settle()
@@ -113,7 +113,7 @@ def test_history_says_why_a_grant_ended() -> None:
     [(STABLE, {}), (None, {"session": "one", "session_epoch": 1})],
     ids=["without a name", "not asked for"],
 )
-def test_nothing_is_kept(options: GroupOptions | None, wanted: dict[str, Any]) -> None:
+def test_nothing_is_reserved(options: GroupOptions | None, wanted: dict[str, Any]) -> None:
     bench = Bench(1, options=options)
     bench.join("a/1", **wanted)
     bench.pass_time(bench.settings.rebalance_debounce_s + 0.01)
@@ -238,7 +238,7 @@ def test_an_unknown_strategy_does_not_stop_the_group() -> None:
     assert any("astrology" in story and "even" in story for story in bench.stories)
 
 
-def test_a_strategy_that_breaks_is_replaced_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_strategy_that_breaks_is_replaced_and_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
         def plan(self, situation: object) -> object:
             raise ZeroDivisionError("of the moon")

@@ -63,7 +63,7 @@ def under_way(play: Play) -> CommitWrites:
 # --- the node ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_grant_is_told_when_it_is_written() -> None:
+def test_a_grant_is_reported_when_it_is_written() -> None:
     play = Play()
     request = under_way(play)
     assert events(play) == ["takeover", "join"]
@@ -74,7 +74,7 @@ def test_a_grant_is_told_when_it_is_written() -> None:
 
 
 @pytest.mark.parametrize(("unknown", "then"), [(False, []), (True, ["step_down"])])
-def test_what_is_not_known_as_written_is_not_told(unknown: bool, then: list[str]) -> None:
+def test_what_is_not_known_as_written_is_not_reported(unknown: bool, then: list[str]) -> None:
     play = Play()
     request = under_way(play)
     play.reported.clear()
@@ -82,7 +82,7 @@ def test_what_is_not_known_as_written_is_not_told(unknown: bool, then: list[str]
     assert events(play) == then
 
 
-def test_what_a_former_leader_wrote_is_told() -> None:
+def test_what_a_former_leader_wrote_is_reported() -> None:
     play = Play()
     request = under_way(play)
     play.reported.clear()
@@ -92,7 +92,7 @@ def test_what_a_former_leader_wrote_is_told() -> None:
     assert events(play) == ["step_down", "grant", "grant"]
 
 
-def test_each_leader_says_when_it_begins_and_ends() -> None:
+def test_each_leader_reports_when_it_begins_and_ends() -> None:
     first = Play()
     first.granted()
     first.reported.clear()
@@ -232,7 +232,7 @@ def test_only_what_is_watched_is_published() -> None:
     assert len(published) == 3
 
 
-def test_who_leads_tells_who_is_connected() -> None:
+def test_who_leads_reports_who_is_connected() -> None:
     watched = GroupEventPublisher("n1", lambda *reported: None, lambda: 1)
     known = tuple(Member(f"a/{number:06}", "a", 1.0, None, 0.0) for number in range(MAX_MEMBERS + 1))
     reported = json.loads(watched.leader_event(LeaderQueryReply("w.1", SUBSCRIPTION, None, None, known)).payload)

@@ -67,7 +67,7 @@ async def news_of(follower: HeadWaiter, stream: int, head: int) -> HeadState:
             return found[stream]
 
 
-def test_one_look_tells_all_of_their_own_streams() -> None:
+def test_one_look_notifies_all_of_their_own_streams() -> None:
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         both, second = watch.add_waiter(), watch.add_waiter()
         both.set_streams([1, 2])
@@ -102,7 +102,7 @@ def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.Monkey
     run(story)
 
 
-def test_what_is_noted_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:

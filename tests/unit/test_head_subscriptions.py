@@ -27,7 +27,7 @@ class Desk:
 A, B = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)
 
 
-def test_a_session_hears_from_its_leaders_node() -> None:
+def test_a_session_subscribes_at_its_leaders_node() -> None:
     desk = Desk()
     desk.room.add(1, A)
     assert desk.take() == []

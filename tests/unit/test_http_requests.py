@@ -27,7 +27,7 @@ def test_another_value_is_refused(value: str) -> None:
         limit_in(f"limit={value}")
 
 
-def test_a_page_is_kept_for_a_second() -> None:
+def test_a_page_is_cached_for_a_second() -> None:
     """And not for every version that was ever asked for."""
     now = 0.0
     registry = CollectorRegistry()

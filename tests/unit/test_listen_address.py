@@ -100,7 +100,7 @@ def test_a_wildcard_is_no_address_to_send_to(host: str, expected: bool) -> None:
     assert is_wildcard(host) is expected
 
 
-def test_a_port_is_free_until_somebody_listens_there() -> None:
+def test_a_port_is_free_until_another_listens_there() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = ListenAddress("127.0.0.1", taken.getsockname()[1])
         assert not where.is_free()

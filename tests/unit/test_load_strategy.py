@@ -77,6 +77,17 @@ def test_nobody_holds_nothing_while_another_holds_two() -> None:
     assert not plan({0: "a"}, [], {0: 1.0})
 
 
+@pytest.mark.conforms("E20")
+def test_nobody_gives_its_only_stream() -> None:
+    """Also where it is the one with the highest load."""
+    members, light = dict.fromkeys("abcd", 1.0), range(2, 30)
+    rates = {0: 1000.0, 1: 1.0, **dict.fromkeys(light, 1.0)}
+    for held in ({0: "a"}, {0: "a", 1: "a"}):
+        revokes = plan(held | dict.fromkeys(light, "b"), [], rates, members).revokes
+        assert len(revokes) >= 2
+        assert 0 not in revokes
+
+
 def test_one_that_is_behind_counts_for_more() -> None:
     load = {0: StreamLoad(100.0, 1_000_000), 1: StreamLoad(100.0, 0), 2: StreamLoad(100.0, 0)}
     grants = LoadStrategy().plan(AllocationInput({}, [0, 1, 2], PAIR, loads=load)).grants

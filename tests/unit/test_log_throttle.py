@@ -12,7 +12,7 @@ class Clock:
         return self.now
 
 
-def test_a_line_says_how_often_it_was_kept_back() -> None:
+def test_a_line_has_how_often_it_was_suppressed() -> None:
     clock = Clock()
     asked = LogThrottle(10.0, clock)
     assert [asked.acquire("a") for _ in range(5)] == [0, None, None, None, None]

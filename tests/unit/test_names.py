@@ -42,6 +42,8 @@ FIXED = {
 """Of the command line, and of ZeroMQ."""
 
 PRODUCT = FOLDERS[:5]
+MOST_CHARS = 50
+"""Of the name of a test."""
 OLD_KEYS = {
     *re.findall(r"\w+", """
         when_gone streams_of_unknown_lag stuck_streams kept_for_sessions seconds_left kept_s blocked_because
@@ -54,7 +56,7 @@ NO_KEYS = {"storage/sublet_storage/notify/drivers/zmq.py: curve"}  # an ability 
 
 
 def names_with(folders: Iterable[str], wanted: set[str]) -> set[str]:
-    """FILE: NAME of each identifier made of one of these words, but for tests, whose names are sentences."""
+    """FILE: NAME of each identifier made of one of these words, but for tests."""
     possible = re.compile("|".join(wanted), re.IGNORECASE)
     return {
         f"{file.relative_to(ROOT)}: {name}"
@@ -64,6 +66,18 @@ def names_with(folders: Iterable[str], wanted: set[str]) -> set[str]:
         for name in names(ast.parse(source))
         if words(name) & wanted
     }
+
+
+def names_of_tests(file: Path) -> set[str]:
+    """Of a file of tests, its functions, and what their cases are called."""
+    found = {file.stem}
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) if name.startswith("test_"):
+                found.add(name)
+            case ast.keyword(arg="ids" | "id", value=value):
+                found |= {str(each.value) for each in ast.walk(value) if isinstance(each, ast.Constant)}
+    return found
 
 
 def names(tree: ast.AST) -> set[str]:
@@ -98,6 +112,18 @@ def words(name: str) -> set[str]:
 def test_no_name_is_of_a_private_language() -> None:
     found = names_with(FOLDERS, PRIVATE)
     assert {each for each in found if each.partition(": ")[2].strip("_") not in OPTIONS} <= FOREIGN
+
+
+def test_no_test_is_called_in_a_private_language() -> None:
+    """Each is a short sentence, in words of the field."""
+    found = {
+        f"{file.relative_to(ROOT)}: {name}"
+        for pattern in ("**/test_*.py", "scenarios/*.toml")
+        for file in (ROOT / "tests").glob(pattern)
+        for name in (names_of_tests(file) if file.suffix == ".py" else {file.stem})
+        if words(name) & PRIVATE or (name.startswith("test_") and len(name) > MOST_CHARS)
+    }
+    assert found == set()
 
 
 def test_no_name_of_the_product_is_vague() -> None:

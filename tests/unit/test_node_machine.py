@@ -313,7 +313,7 @@ def test_a_deleted_group_is_not_made_again() -> None:
 
 
 @pytest.mark.conforms("E23")
-def test_members_of_a_deleted_group_are_told() -> None:
+def test_members_of_a_deleted_group_are_notified() -> None:
     """Those who come anew get a new group."""
     play = leading()
     play.store.delete_group(Subscription.parse(SUBSCRIPTION))
@@ -469,7 +469,7 @@ def test_an_answer_to_a_former_leader_is_dropped() -> None:
 
 
 @pytest.mark.conforms("E13")
-def test_a_deposed_leader_steps_down_and_says_so() -> None:
+def test_a_deposed_leader_steps_down_and_reports_it() -> None:
     play = leading()
     first = play.machine.leaders[1].term
     play.store.release(play.ref, {1: first})

@@ -254,7 +254,7 @@ def test_the_first_node_is_waited_for(calls: Calls, clock: Clock) -> None:
     assert clock.now - began == pytest.approx(module.FIRST_NODE_TIMEOUT_S, abs=1.1)
 
 
-def test_a_cluster_of_another_release_is_told_at_once(calls: Calls, clock: Clock) -> None:
+def test_a_cluster_of_another_release_is_named_at_once(calls: Calls, clock: Clock) -> None:
     reader = calls.reader(a=[ProtocolMismatch("versions 1 and 2")], b=[ProtocolMismatch("versions 1 and 2")])
     with pytest.raises(ProtocolMismatch, match="versions 1 and 2"):
         reader.warm_up()

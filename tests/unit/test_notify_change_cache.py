@@ -80,7 +80,7 @@ def test_a_snapshot_adds_newer_and_takes_gone() -> None:
 
 
 @pytest.mark.conforms("D6")
-def test_changes_during_a_snapshot_are_kept() -> None:
+def test_changes_during_a_snapshot_remain() -> None:
     cache = holding(space("a", 5))
     begun = cache.begin_snapshot()
     cache.apply(space("b", 1), NOW)
@@ -107,7 +107,7 @@ def test_a_snapshot_may_find_it_again() -> None:
     assert merge(cache, space("a", 5)) == [space("a", 5)]
 
 
-def test_a_snapshot_of_some_says_nothing_of_the_others() -> None:
+def test_a_snapshot_of_some_has_nothing_of_the_others() -> None:
     cache = holding(space("a", 5), space("b", 5), space("c", 5))
     assert merge(cache, space("a", 6), keys=frozenset("ab")) == [space("a", 6), space("b", 5, deleted=True)]
     assert cache.get("space", "c") == space("c", 5)

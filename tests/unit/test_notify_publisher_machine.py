@@ -124,7 +124,7 @@ def test_pauses_grow_under_load_only() -> None:
 
 
 @pytest.mark.parametrize("jitter_s", [0.0, 0.003, 0.006])
-def test_what_is_told_now_and_then_is_said_at_once(jitter_s: float) -> None:
+def test_what_is_sent_at_intervals_is_first_at_once(jitter_s: float) -> None:
     harness = opened()
     machine, late_s = harness.machine, 0.0
     for step in range(1000):
@@ -174,7 +174,7 @@ def test_of_too_many_the_oldest_is_left_out() -> None:
     assert harness.machine.dropped_change_count == 1
 
 
-def test_leaving_sends_what_waits_and_says_so() -> None:
+def test_leaving_sends_what_waits_and_a_goodbye() -> None:
     harness = opened()
     harness.notify(1.0, head(1, 1))
     harness.notify(1.001, head(1, 2))

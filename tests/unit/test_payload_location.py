@@ -68,7 +68,7 @@ def test_credentials_are_refused_and_not_repeated(text: str) -> None:
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_name_tells_its_block_and_is_new_each_time() -> None:
+def test_a_name_has_its_block_and_is_new_each_time() -> None:
     one, other = new_object_name(3, 7, 100, b"payload"), new_object_name(3, 7, 100, b"payload")
     assert one.text != other.text
     place = parse_location("s3://bucket/a?region=x")

@@ -245,7 +245,7 @@ def test_what_was_begun_goes_on_under_the_next_grant(desk: Desk, acknowledged: s
 
 
 @pytest.mark.conforms("E27")
-def test_done_is_kept_until_progress_passes_it(desk: Desk) -> None:
+def test_done_is_stored_until_progress_passes_it(desk: Desk) -> None:
     desk.grant(stream_id=2, position=0)
     desk.heads(s2=5)
     one, other = desk.plan(s1=20, s2=5)
@@ -263,7 +263,7 @@ def test_done_is_kept_until_progress_passes_it(desk: Desk) -> None:
     assert desk.planning.unsaved_ranges() == (), "the grant begins behind it"
 
 
-def test_done_of_an_earlier_process_is_kept() -> None:
+def test_done_of_an_earlier_process_remains() -> None:
     """Until that is written down."""
     desk = Desk(recalled=False)
     desk.planning.restore([BEGUN], ())

@@ -140,7 +140,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_seed_says_what_is_drawn(tree: Path) -> None:
+def test_a_seed_decides_what_is_drawn(tree: Path) -> None:
     drawn = draw(tree, 3, seed=1)
     assert drawn == draw(tree, 3, seed=1)
     assert [fault.kind for fault in drawn] == ["lock", "conjunct", "comparison"]

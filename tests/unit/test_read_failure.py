@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from typing import cast
 
 import pytest
 
+from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, StreamConsumed, StreamGranted, Tick
 from sublet_borrower.machine.read_failure_report import (
     MAX_REPORT_BYTES,
@@ -26,6 +29,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
+from sublet_storage.log.fetch import LogPage
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
@@ -41,7 +45,7 @@ AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), Pay
 
 
 @pytest.mark.parametrize("problem", [ARCHIVED, UNREAD])
-def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> None:
+def test_an_object_in_trouble_is_reported_once(problem: Exception) -> None:
     trouble = ReadFailureTracker()
     assert [trouble.record(problem, now) for now in (0.0, 10.0, 20.0)] == [True, False, False]
     assert trouble.reported_error == str(problem)
@@ -49,7 +53,7 @@ def test_an_object_in_trouble_is_told_at_once_and_once(problem: Exception) -> No
     assert (trouble.current_error, trouble.reported_error, trouble.clear()) == ("", "", False)
 
 
-def test_what_comes_and_goes_is_told_now_and_then() -> None:
+def test_what_comes_and_goes_is_reported_now_and_then() -> None:
     trouble, reported = ReadFailureTracker(), 0
     for turn in range(60):
         reported += trouble.record((UNREAD, ARCHIVED, AWAY)[turn % 3], 10.0 * turn)
@@ -57,7 +61,7 @@ def test_what_comes_and_goes_is_told_now_and_then() -> None:
     assert reported == 600 / RETRY_INTERVAL_S
 
 
-def test_a_place_is_told_of_when_it_stays_away() -> None:
+def test_a_location_is_reported_when_it_stays_away() -> None:
     trouble = ReadFailureTracker()
     times = (5.0, 6.0, 5.0 + PERSISTENT_AFTER_S, 16.0)
     assert [trouble.record(AWAY, now) for now in times] == [False, False, True, False]
@@ -76,7 +80,7 @@ def test_another_failure_is_news() -> None:
     assert trouble.reported_error == "archived."
 
 
-def test_whatever_a_library_says_can_be_told() -> None:
+def test_whatever_a_library_raises_can_be_reported() -> None:
     trouble = ReadFailureTracker()
     trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
@@ -102,6 +106,37 @@ def test_a_handler_reports_the_beginning_and_the_end() -> None:
     assert [handler.defer(granted, ARCHIVED, now, 10.0) for now in (0.0, 10.0)] == [True, False]
     assert handler.mark_readable(granted)
     assert [(each.position, each.read_error) for each in reports] == [(4, "archived."), (4, "")]
+
+
+PAGE = cast("LogPage", object())
+
+
+class Damaged:
+    """A reader of streams, as far as it is asked: the first page cannot be read, all later ones can."""
+
+    def __init__(self) -> None:
+        self.answers: list[Exception | LogPage] = [ARCHIVED, PAGE, PAGE]
+
+    def fetch(self, granted: object, allowed: object) -> LogPage:
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    reports = list[StreamConsumed]()
+    handler = SessionAssignment(reports.append)
+    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    (granted,) = [handler.next_readable(lambda _: True)]
+    assert granted is not None
+    fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
+    assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, PAGE, PAGE]
+    assert [each.read_error for each in reports] == ["archived.", ""]
+    assert [line for line in caplog.messages if "can be read again" in line] == [
+        "$share/g/#: stream 7 can be read again"
+    ]
 
 
 # --- what a borrower passes on ---------------------------------------------------------------------------------------
@@ -152,7 +187,7 @@ def test_many_failures_fit_into_messages() -> None:
     assert all(encode_to_leader(said).ByteSize() < 1.1 * MAX_REPORT_BYTES for said in sent)
 
 
-def test_who_leaves_says_nothing_more_of_troubles() -> None:
+def test_who_leaves_reports_no_more_troubles() -> None:
     play = all_in_trouble()
     play.do(LeaveRequested())
     play.do(Tick(), at=play.now + play.machine.settings.unsubscribe_timeout_s)
@@ -192,7 +227,7 @@ def test_history_has_a_failures_begin_and_end() -> None:
     assert (bench.holders(), bench.row().position) == ({1: BORROWER}, 0), "it changes nothing else"
 
 
-def test_the_last_word_is_of_no_trouble() -> None:
+def test_final_progress_reports_no_trouble() -> None:
     bench = leading()
     say(bench, "damaged", final=True)
     assert written(bench) == []
@@ -227,7 +262,7 @@ def test_a_new_grant_begins_without_failure() -> None:
     assert [event for event, _ in written(bench)] == [UNREADABLE] * 2
 
 
-def test_the_next_leader_hears_of_it_again() -> None:
+def test_the_next_leader_receives_it_again() -> None:
     bench = leading()
     say(bench, "damaged")
     held = bench.held()

@@ -127,7 +127,7 @@ def test_a_page_of_an_old_grant_is_discarded() -> None:
 # --- what is asked, and what is answered ------------------------------------------------------------------------------
 
 
-def test_a_page_is_asked_for_by_what_was_lent(log: Log, connections: list[Connection]) -> None:
+def test_a_page_is_asked_for_by_what_was_granted(log: Log, connections: list[Connection]) -> None:
     log.script = [page(5, 5, head=5)]
     stream = granted(5)
     assert DatabaseReader("url", 1234, 30.0).fetch(stream, always) == page(5, 5, head=5)

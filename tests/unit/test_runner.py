@@ -89,7 +89,7 @@ def test_a_batch_counts_when_the_function_returns() -> None:
     assert summary == RunSummary(batches=2, messages=5)
 
 
-def test_a_failed_batch_is_tried_again_whole() -> None:
+def test_a_failed_batch_is_tried_again_entirely() -> None:
     source, function = Source(4), Function(1, calls=2)
     summary = run(source, function, policy=AT_ONCE)
     assert function.done == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]

@@ -228,6 +228,16 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_errors_of_another_batch_are_not_added() -> None:
+    """Such as of one whose subscriber has sent the next meanwhile, or is gone."""
+    node, late = publisher(), [CommandError(0, "late")]
+    subscribed(node, "a", ("news", "eu"))
+    assert node.receive("a", 2, [], now=0) == CommandsAccepted((), ())
+    for name, number in (("a", 1), ("nobody", 1)):
+        assert node.add_errors(name, number, late) == tuple(late)
+    assert node.receive("a", 2, [], now=0) == CommandsAlreadyExecuted(())
+
+
 def test_subscriptions_and_subscribers_are_bounded() -> None:
     node = publisher()
     answer = node.receive("a", 1, [Subscribe("news", str(number)) for number in range(7)], now=0)
@@ -262,7 +272,7 @@ def test_another_incarnation_is_unknown_at_once() -> None:
 
 
 @pytest.mark.conforms("R7", "R8")
-def test_the_forgotten_are_told_so_and_never_revived() -> None:
+def test_the_forgotten_are_notified_and_never_revived() -> None:
     node = publisher()
     subscribed(node, "a", ("news", None))
     node.poll("a", 0, INCARNATION, now=1, hold_s=5)
@@ -299,7 +309,7 @@ def test_acknowledging_the_unsent_ends_the_life() -> None:
 
 
 @pytest.mark.conforms("R8")
-def test_nothing_is_kept_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_stored_of_who_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     node = publisher()
     for name in ("a", "b"):
         subscribed(node, name, ("news", "k"), ("news", None), ("price", "gold"))
@@ -380,7 +390,7 @@ class Owner:
 
 
 @pytest.mark.conforms("R3")
-def test_only_first_and_last_subscriber_are_told() -> None:
+def test_only_first_and_last_subscriber_are_reported() -> None:
     owner = Owner()
     for name in ("a", "b", "c"):
         owner.do(name, Subscribe("price", "gold"))
@@ -394,7 +404,7 @@ def test_only_first_and_last_subscriber_are_told() -> None:
     assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset(), False)
 
 
-def test_all_keys_and_other_channels_are_kept_apart() -> None:
+def test_all_keys_and_other_channels_are_separate() -> None:
     owner = Owner()
     owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
     assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), True)

@@ -255,7 +255,7 @@ def test_a_stream_without_position_is_named_once(
 
 
 @pytest.mark.conforms("W4")
-def test_a_stream_that_is_lent_again_is_read_again(session: Session, reader: Reader, agent: Agent) -> None:
+def test_a_stream_that_is_granted_again_is_read_again(session: Session, reader: Reader, agent: Agent) -> None:
     reader.gone = {STREAM: PositionGone(STREAM, 0, 5)}
 
     def lend(number: int) -> None:

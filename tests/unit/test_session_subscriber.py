@@ -333,7 +333,7 @@ def test_a_batch_is_bounded_by_bytes() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_who_subscribes_to_a_lost_node_is_told_once() -> None:
+def test_who_subscribes_to_a_lost_node_learns_it_once() -> None:
     harness = connected(("news", "k"))
     harness.poll_fails()
     harness.wait()
@@ -358,7 +358,7 @@ def test_who_subscribes_to_a_lost_node_is_told_once() -> None:
 
 
 @pytest.mark.conforms("R9")
-def test_a_final_loss_is_told_after_a_loss() -> None:
+def test_a_final_loss_is_reported_after_a_loss() -> None:
     harness = connected(("news", "k"))
     harness.poll_fails()
     harness.wait()

@@ -68,7 +68,7 @@ def test_a_broken_rule_is_named(settings: SettingsBase, rule: CrossSettingRule) 
 
 @pytest.mark.conforms("E10", "E11", "E16")
 @pytest.mark.parametrize("name", ["eviction_timeout_s", "reclaim_grace_s", "revoke_deadline_s"])
-def test_a_leaders_word_ends_before_streams_are_taken(name: str) -> None:
+def test_a_lease_ends_before_streams_are_taken(name: str) -> None:
     """Before whatever gives a stream to others by force."""
     settings = replace(LeaderSettings(), **{name: 7.5}).check()
     assert settings.ping_timeout_s < settings.ping_valid_for_s < 7.5 * 0.9
@@ -92,7 +92,7 @@ def test_scaled_settings_keep_their_proportions(factor: float) -> None:
     assert (notify.hello_interval_s, notify.max_sends_per_s) == (5.0 / factor, 200.0 * factor)
 
 
-def test_every_setting_says_what_it_is() -> None:
+def test_every_setting_is_described() -> None:
     tree = ast.parse(inspect.getsource(LeaderSettings))
     body = next(node for node in tree.body if isinstance(node, ast.ClassDef)).body
     for field, text in itertools.pairwise(body):

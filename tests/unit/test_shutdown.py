@@ -27,7 +27,7 @@ def test_what_takes_longer_is_left_and_named(caplog: pytest.LogCaptureFixture) -
     assert "closing the door takes longer than 0.01 s" in caplog.text
 
 
-def test_what_fails_is_over_and_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_fails_is_over_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     def fails() -> None:
         raise ValueError("ajar")
 

@@ -12,7 +12,7 @@ from sublet.demo.local_spark import local_session
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.spark.job import cluster_checks
-from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check_cluster
+from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning, check_cluster, check_policy
 from sublet_borrower.spark.job.consumption import consume
 from sublet_protocol.domain.errors import (
     InvalidFilter,
@@ -22,6 +22,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     Unavailable,
 )
+from sublet_protocol.domain.subscriptions import Subscription
 
 IDLE = "spark.sql.execution.pyspark.udf"
 
@@ -165,3 +166,8 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         cluster_checks.check_cluster(Spark("local[2,1000]"), work, 1)
     with pytest.raises(Unavailable, match=r"pyspark is not installed.*pip install 'sublet\[spark\]'"):
         local_session("x", 1)
+
+
+def test_records_need_not_be_dead_lettered() -> None:
+    for policy in (None, RetryPolicy(max_attempts=2)):
+        check_policy(Subscription.parse("$share/g/orders/#"), policy)

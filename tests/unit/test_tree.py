@@ -136,7 +136,7 @@ def test_no_folder_has_more_than_a_dozen_entries() -> None:
     assert not many
 
 
-def test_every_folder_says_what_is_in_it() -> None:
+def test_every_folder_describes_what_is_in_it() -> None:
     silent = [
         name for name, path in folders().items() if not ast.get_docstring(ast.parse((path / "__init__.py").read_text()))
     ]

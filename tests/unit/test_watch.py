@@ -128,7 +128,7 @@ def test_a_leader_is_not_followed_over_two_addresses(monkeypatch: pytest.MonkeyP
     assert watch.leads("localhost:1", "n1", "n1", "127.0.0.1:1") == ["localhost:1", "localhost:2"]
 
 
-def test_who_leads_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leads_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(monkeypatch)
     for leader in ("n1", "n2", None):
         watch.leads("n1:1", "n1", leader)
@@ -185,7 +185,7 @@ def test_a_line_moves_no_cursor(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_a_gap_says_how_much_was_lost(
+def test_a_gap_has_how_much_was_lost(
     monkeypatch: pytest.MonkeyPatch, as_json: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Script(monkeypatch, GroupEventsDropped(7)).show(as_json=as_json)

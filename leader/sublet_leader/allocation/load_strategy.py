@@ -209,8 +209,9 @@ class _Relief:
             _, giver = heapq.heappop(givers)
             if giver not in left:
                 left[giver] = self._lightest_last(movable[giver])
-            if left[giver] and levels.count[giver] > 1:
+            if left[giver]:
                 self._move(left[giver].pop(), giver, taker)
+            if left[giver] and levels.count[giver] > 1:
                 heapq.heappush(givers, (-levels.load_of(giver), giver))
 
     def _thin(self, movable: Mapping[str, list[int]]) -> None:

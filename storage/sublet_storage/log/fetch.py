@@ -308,9 +308,9 @@ def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tupl
     """Those that follow on one another and lie alike, if they have fewer messages than that on average; the others one
     by one."""
     parts = []
-    for (codec, is_here), group in groupby(blocks, lambda row: (row[2], row[4] is not None)):
+    for (codec, _), group in groupby(blocks, lambda row: (row[2], row[4] is not None)):
         part = list(group)
-        if is_here and not has_one_epoch(codec) and sum(row[1] for row in part) < few * len(part):
+        if not has_one_epoch(codec) and sum(row[1] for row in part) < few * len(part):
             parts.append(part)
         else:
             parts += [[row] for row in part]
