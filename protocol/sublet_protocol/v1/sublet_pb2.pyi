@@ -44,16 +44,18 @@ END_DENIED: EndReason
 END_DONE: EndReason
 
 class CommandBatch(_message.Message):
-    __slots__ = ("protocol_version", "subscriber_id", "number", "commands")
+    __slots__ = ("protocol_version", "subscriber_id", "number", "commands", "agent_key")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_KEY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     subscriber_id: str
     number: int
     commands: _containers.RepeatedCompositeFieldContainer[Command]
-    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., number: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+    agent_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., number: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., agent_key: _Optional[bytes] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("subscribe", "unsubscribe", "message", "group_event")
@@ -98,18 +100,20 @@ class CommandError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("protocol_version", "subscriber_id", "acknowledged", "incarnation", "hold_ms")
+    __slots__ = ("protocol_version", "subscriber_id", "acknowledged", "incarnation", "hold_ms", "agent_key")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_ID_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_KEY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     subscriber_id: str
     acknowledged: int
     incarnation: str
     hold_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., acknowledged: _Optional[int] = ..., incarnation: _Optional[str] = ..., hold_ms: _Optional[int] = ...) -> None: ...
+    agent_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., acknowledged: _Optional[int] = ..., incarnation: _Optional[str] = ..., hold_ms: _Optional[int] = ..., agent_key: _Optional[bytes] = ...) -> None: ...
 
 class PollReply(_message.Message):
     __slots__ = ("protocol_version", "incarnation", "unknown_subscriber", "messages")
