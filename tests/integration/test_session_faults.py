@@ -211,7 +211,7 @@ def test_bad_bytes_harm_their_sender_only() -> None:
 def test_what_the_owner_refuses_goes_back() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
-            wanted = LeaderWanted("b", "agent", "$queue/g/a")
+            wanted = LeaderWanted("b", "$queue/g/a")
             agent.node.send(wanted)
             agent.node.send(Ping(("b",), 2.0))
             await until(lambda: agent.refused and agent.seen)

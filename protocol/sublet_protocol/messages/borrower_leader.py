@@ -102,7 +102,6 @@ class LeaderWanted:
     """
 
     borrower_id: str
-    agent: str
     subscription: str
     group_id: int | None = None
     weight: float = 1.0
