@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -77,3 +79,25 @@ def test_a_key_is_in_no_repr_and_no_pickle() -> None:
         with pytest.raises(TypeError, match="stays in its process") as refusal:
             dump(key)
         assert key.reveal().hex() not in str(refusal.value)
+
+
+FORKING = """
+import os
+from sublet_borrower.util.owner_process import new_agent_key
+
+before = new_agent_key()
+if os.fork() == 0:
+    print(before.agent_id, new_agent_key().agent_id, os.getpid(), flush=True)
+    os._exit(0)
+os.wait()
+print(before.agent_id, new_agent_key().agent_id, os.getpid())
+"""
+
+
+def test_a_fork_is_another_agent() -> None:
+    """And its id shows people in which process it runs."""
+    output = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True).stdout
+    child, parent = (line.split() for line in output.splitlines())
+    assert len({child[0], child[1], parent[1]}) == 3
+    for agent_id, pid in (child[1:], parent[1:]):
+        assert agent_id.split(":")[1] == pid
