@@ -22,6 +22,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
@@ -87,7 +88,10 @@ async def serve(file: Path) -> None:
 async def session(address: str, agents: int) -> Spread:
     """One session for each agent."""
     node_connection.CHANNEL_OPTIONS = (*node_connection.CHANNEL_OPTIONS, *OWN_CONNECTION)
-    nodes = {number: NodeConnection(address, f"agent-{number}", lambda delivery: None) for number in _numbers(agents)}
+    nodes = {
+        number: NodeConnection(address, AgentKey(f"agent-{number}"), lambda delivery: None)
+        for number in _numbers(agents)
+    }
 
     async def spread(first: int, end: int) -> None:
         for number, node in nodes.items():

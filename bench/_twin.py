@@ -85,8 +85,7 @@ class Twin:
         groups = [f"$share/g{number}/#" for number in range(self.size.groups)]
         for agent in (f"agent-{number}" for number in range(self.size.agents)):
             wanted = [
-                LeaderWanted(f"{agent}/{n}", agent, group, starting_position="earliest")
-                for n, group in enumerate(groups)
+                LeaderWanted(f"{agent}/{n}", group, starting_position="earliest") for n, group in enumerate(groups)
             ]
             self.give([AgentMessageReceived(agent, each) for each in wanted])
         self.now += SETTINGS.rebalance_debounce_s + 0.001

@@ -158,9 +158,7 @@ def _times(small: _Words, large: _Words) -> list[Beside]:
 def _bytes(small: Twin, wide: Twin, large: Twin) -> list[Beside]:
     """From small to wide only the borrowers are more, from wide to large only the lendings."""
     row = footprint(large.rows()) / large.size.lendings
-    asked = [
-        LeaderWanted(f"agent-{n}/0", f"agent-{n}", "$share/g0/#", starting_position="earliest") for n in range(1000)
-    ]
+    asked = [LeaderWanted(f"agent-{n}/0", "$share/g0/#", starting_position="earliest") for n in range(1000)]
     held = [_reconnecting(twin) for twin in (small, wide, large)]
     borrower = (held[1] - held[0]) / (wide.size.borrowers - small.size.borrowers)
     lending = (held[2] - held[1]) / (large.size.lendings - wide.size.lendings)

@@ -46,6 +46,7 @@ from sublet_leader.observe.node_view import NodeView
 from sublet_leader.settings import LeaderSettings
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
+from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
@@ -294,7 +295,7 @@ class NodeServer:
         if isinstance(message, GroupEvent):
             self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return
-        agent = subscriber_id.rpartition(".")[0]
+        agent = agent_of(subscriber_id)
         self._subscribers[agent] = subscriber_id
         self._handle(AgentMessageReceived(agent, message))
 

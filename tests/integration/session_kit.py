@@ -14,7 +14,8 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import UndeclaredQueue
-from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping, PingResponse
+from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
@@ -158,7 +159,7 @@ class Agent:
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,
-            name,
+            AgentKey(name),
             self.seen.append,
             self.lost.append,
             on_refused=lambda command, text: self.refused.append((command, text)),
@@ -183,6 +184,16 @@ async def an_agent(
         assert agent.node.find_leaks() == ()
     finally:
         await agent.node.close(timeout_s=0)
+
+
+def proven(name: str) -> dict[str, Any]:
+    """What every request of one agent has, for clients written with the proto alone."""
+    key = AgentKey(name)
+    return {
+        "protocol_version": PROTOCOL_VERSION,
+        "subscriber_id": f"{key.agent_id}.1",
+        "agent_key": key.reveal(),
+    }
 
 
 def event(number: int) -> GroupEvent:

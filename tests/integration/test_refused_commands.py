@@ -60,7 +60,7 @@ def test_refusals_are_logged_seldom_and_in_short(caplog: pytest.LogCaptureFixtur
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
             for number in range(40):
-                agent.node.send(LeaderWanted(f"b{number}", "a", "$queue/g/" + "a" * 5_000, session="s" * 50_000))
+                agent.node.send(LeaderWanted(f"b{number}", "$queue/g/" + "a" * 5_000, session="s" * 50_000))
             await until(lambda: len(agent.refused) == 40)
 
     caplog.set_level(logging.WARNING, "sublet_protocol.pubsub.node_connection")

@@ -12,12 +12,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import Ping, PingResponse
 from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import a_node, an_agent, event, run, until
+from tests.integration.session_kit import a_node, an_agent, event, proven, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -91,19 +91,18 @@ def test_a_message_without_a_poll_waits_for_the_next() -> None:
 
     async def test() -> None:
         async with a_node(hold_s=600.0) as node, grpc.aio.insecure_channel(node.address) as channel:
-            stub = sublet_pb2_grpc.SessionStub(channel)
-            request = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="early", hold_ms=500_000)
+            stub, early, late = sublet_pb2_grpc.SessionStub(channel), proven("early"), proven("late")
+            request = pb.PollRequest(**early, hold_ms=500_000)
             held = asyncio.ensure_future(stub.Poll(request))
             await until(lambda: node.sessions.held_polls == 1)
-            for name in ("early", "late"):
+            for one in (early, late):
                 subject = pb.Subject(channel=pb.CHANNEL_GROUP, key="k")
-                batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id=name, number=1)
+                batch = pb.CommandBatch(**one, number=1)
                 batch.commands.add(subscribe=subject)
                 await stub.Commands(batch)
             node.sessions.publish(Channel.GROUP, "k", event(1))
             assert [one.group_event for one in (await held).messages] == [b"1"]
-            request.subscriber_id = "late"
-            reply = await stub.Poll(request)
+            reply = await stub.Poll(pb.PollRequest(**late))
             assert [one.group_event for one in reply.messages] == [b"1"]
 
     run(test)

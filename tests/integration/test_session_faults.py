@@ -19,7 +19,7 @@ from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
+from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, run, until
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,8 +51,8 @@ def test_a_repeat_is_answered_when_the_first_is_done() -> None:
         async with a_node() as node, grpc.aio.insecure_channel(node.address) as channel:
             gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             node.gate = gate
-            stub = sublet_pb2_grpc.SessionStub(channel)
-            batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="a", number=1)
+            stub, one = sublet_pb2_grpc.SessionStub(channel), proven("a")
+            batch = pb.CommandBatch(**one, number=1)
             batch.commands.add(message=pb.ToLeader(ping=pb.Ping(borrower_ids=["b"], sent_at=1.0)))
             batch.commands.add()
             first = asyncio.ensure_future(stub.Commands(batch))
@@ -60,7 +60,7 @@ def test_a_repeat_is_answered_when_the_first_is_done() -> None:
             again = asyncio.ensure_future(stub.Commands(batch))
             await until(lambda: node.calls.count("Commands") == 2)
             for _ in range(20):  # whoever does not wait for the first has been answered by then
-                await stub.Poll(pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="a"))
+                await stub.Poll(pb.PollRequest(**one))
             assert not again.done()
             gate.set_result(None)
             assert [error.index for error in (await first).errors] == [1]
@@ -116,12 +116,12 @@ def test_a_restarted_node_is_subscribed_to_again() -> None:
 def test_the_forgotten_are_notified() -> None:
     async def test() -> None:
         async with a_node(hold_s=0.05) as node, grpc.aio.insecure_channel(node.address) as channel:
-            stub = sublet_pb2_grpc.SessionStub(channel)
-            batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="a", number=1)
+            stub, one = sublet_pb2_grpc.SessionStub(channel), proven("a")
+            batch = pb.CommandBatch(**one, number=1)
             reply = await stub.Commands(batch)
             assert not reply.unknown_subscriber
-            await until(lambda: node.expired == ["a"])
-            poll = pb.PollRequest(protocol_version=PROTOCOL_VERSION, subscriber_id="a", incarnation=reply.incarnation)
+            await until(lambda: node.expired == [one["subscriber_id"]])
+            poll = pb.PollRequest(**one, incarnation=reply.incarnation)
             assert (await stub.Poll(poll)).unknown_subscriber
             batch.number = 2
             assert (await stub.Commands(batch)).unknown_subscriber
@@ -133,11 +133,12 @@ def test_the_forgotten_are_notified() -> None:
 
 KILLED_AGENT = """
     import asyncio
+    from sublet_protocol.messages.agent_key import AgentKey
     from sublet_protocol.pubsub.node_connection import NodeConnection
     from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
 
     async def main():
-        node = NodeConnection("{address}", "victim", print, settings=AgentSideSettings(hold_s=0.4))
+        node = NodeConnection("{address}", AgentKey("victim"), print, settings=AgentSideSettings(hold_s=0.4))
         for number in range(100):
             node.subscribe("stream", str(number))
         await asyncio.sleep(600)
@@ -162,7 +163,7 @@ def test_a_killed_agent_is_gone_and_a_quiet_one_stays() -> None:
                 victim.kill()
                 victim.wait()
             await until(lambda: len(node.subscriptions()) == 1, 30)
-            assert node.expired == ["victim.1"]
+            assert [one.partition(":")[0] for one in node.expired] == ["victim"]
             polls = node.calls.count("Poll")
             await until(lambda: node.calls.count("Poll") > polls + 5)
             assert node.subscriptions() == [(Channel.GROUP, "k")]
@@ -179,8 +180,8 @@ def test_bad_bytes_harm_their_sender_only() -> None:
         async with a_node() as node, an_agent(node.address, "good") as good:
             good.node.subscribe(Channel.GROUP, "k")
             async with grpc.aio.insecure_channel(node.address) as channel:
-                stub = sublet_pb2_grpc.SessionStub(channel)
-                batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="bad", number=1)
+                stub, bad = sublet_pb2_grpc.SessionStub(channel), proven("bad")
+                batch = pb.CommandBatch(**bad, number=1)
                 batch.commands.add()
                 batch.commands.add(subscribe=pb.Subject(channel=77, key="k"))  # type: ignore[arg-type]
                 batch.commands.add(message=pb.ToLeader(ping=pb.Ping(sent_at=float("nan"))))
@@ -192,7 +193,7 @@ def test_bad_bytes_harm_their_sender_only() -> None:
 
                 raw = channel.unary_unary("/sublet.v1.Session/Commands")
                 big = b"\x12" + b"\xff\xff\xff\x07" + b"x" * (9 << 20)
-                many = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="bad", number=2)
+                many = pb.CommandBatch(**bad, number=2)
                 many.commands.extend([pb.Command()] * 10_001)
                 nameless = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, number=1)
                 for hostile in (b"\xff" * 100, big, many.SerializeToString(), nameless.SerializeToString()):
@@ -210,7 +211,7 @@ def test_bad_bytes_harm_their_sender_only() -> None:
 def test_what_the_owner_refuses_goes_back() -> None:
     async def test() -> None:
         async with a_node() as node, an_agent(node.address) as agent:
-            wanted = LeaderWanted("b", "agent", "$queue/g/a")
+            wanted = LeaderWanted("b", "$queue/g/a")
             agent.node.send(wanted)
             agent.node.send(Ping(("b",), 2.0))
             await until(lambda: agent.refused and agent.seen)

@@ -8,13 +8,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.session_kit import a_node, an_agent, event, run, until
+from tests.integration.session_kit import a_node, an_agent, event, proven, run, until
 
 
 class Slow:
@@ -23,10 +22,11 @@ class Slow:
     def __init__(self, channel: Any, *subjects: pb.Subject) -> None:
         self._stub = sublet_pb2_grpc.SessionStub(channel)
         self._subjects = subjects
+        self.one = proven("slow")
         self._acknowledged = 0
 
     async def subscribe(self) -> None:
-        batch = pb.CommandBatch(protocol_version=PROTOCOL_VERSION, subscriber_id="slow", number=1)
+        batch = pb.CommandBatch(**self.one, number=1)
         for subject in self._subjects:
             batch.commands.add(subscribe=subject)
         reply = await self._stub.Commands(batch)
@@ -36,9 +36,7 @@ class Slow:
         """All that waits for it by now."""
         seen: list[Any] = []
         while True:
-            request = pb.PollRequest(
-                protocol_version=PROTOCOL_VERSION, subscriber_id="slow", acknowledged=self._acknowledged
-            )
+            request = pb.PollRequest(**self.one, acknowledged=self._acknowledged)
             messages = (await self._stub.Poll(request)).messages
             if not messages:
                 return seen
@@ -74,7 +72,7 @@ def test_one_that_holds_no_poll_slows_nobody(limits: MailboxLimits, payload: byt
                 node.sessions.publish(Channel.STREAM, str(number % 10), StreamHead(number % 10, number), number)
                 if number % 100 == 99:  # what the others have, while nobody has taken what waits for the slow one
                     await until(lambda number=number: len(fast.seen) == number + 1)  # type: ignore[misc]
-                    assert "slow" in node.sessions.publisher.subscriber_ids
+                    assert slow.one["subscriber_id"] in node.sessions.publisher.subscriber_ids
             assert [int(body.payload.split()[0]) for body in fast.bodies() if isinstance(body, GroupEvent)] == list(
                 range(2_000)
             )

@@ -69,7 +69,6 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
         LeaderWanted,
         ID,
         ID,
-        ID,
         st.none() | NATURAL,
         st.floats(1e-6, 1e6),
         st.none() | ID,
@@ -192,7 +191,7 @@ def test_any_bytes_are_a_command_or_an_error(payload: bytes) -> None:
     assert isinstance(wire.decode_command(parsed), Subscribe | Unsubscribe | MessageToNode | UndecodableCommand)
 
 
-MINIMAL = {"borrower_id": "b", "agent": "a", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}
+MINIMAL = {"borrower_id": "b", "subscription": "$share/g/a", "weight": 1.0, "starting_position": "latest"}
 
 
 @pytest.mark.conforms("X4")

@@ -121,7 +121,6 @@ class Ids:
                 weight = draw(st.one_of(st.just(1.0), FLOATS))
                 return LeaderWanted(
                     who,
-                    draw(AGENTS),
                     draw(SUBSCRIPTIONS),
                     group_id,
                     weight,

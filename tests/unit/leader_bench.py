@@ -142,7 +142,7 @@ class Bench:
     def join(self, borrower_id: str = BORROWER, agent: str | None = None, **wanted: object) -> None:
         """Ask for the leader; nobody waits for the streams yet."""
         asker = agent or borrower_id.partition("/")[0]
-        message = LeaderWanted(borrower_id, asker, str(SUBSCRIPTION))
+        message = LeaderWanted(borrower_id, str(SUBSCRIPTION))
         self.receive(replace(message, **wanted), asker)  # type: ignore[arg-type]
 
     def joined(self, *borrower_ids: str) -> None:

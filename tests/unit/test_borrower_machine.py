@@ -58,7 +58,7 @@ ME, NODE, TERM, GROUP = "a/1", "n1:1", 100, 7
 SETTINGS = BorrowerSettings()
 GOOD_S = 8.5
 """For how long its leader's answer to a ping is good."""
-WANTS = SubscriptionRequest("a", "$share/g/#", 2.0, "stable", "earliest")
+WANTS = SubscriptionRequest("$share/g/#", 2.0, "stable", "earliest")
 GRANT = Grant(ME, TERM, 5, 50, 10, 1, 0, 99, "#")
 CONNECTED = LeaderConnectResponse(ME, TERM, GROUP)
 
@@ -229,7 +229,7 @@ def test_one_that_leaves_refuses_new_work() -> None:
 @pytest.mark.conforms("E4")
 def test_it_asks_again_until_a_leader_answers() -> None:
     play = connecting()
-    wanted = LeaderWanted(ME, "a", "$share/g/#", None, 2.0, "stable", False, (), "earliest", None)
+    wanted = LeaderWanted(ME, "$share/g/#", None, 2.0, "stable", False, (), "earliest", None)
     assert play.said(LeaderWanted) == [wanted]
     assert play.last.wake_at == SETTINGS.leader_lookup_interval_s
     assert play.do(Tick(), 0.99).sends == ()

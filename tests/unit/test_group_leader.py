@@ -681,7 +681,7 @@ def test_nobody_can_speak_of_an_unwritten_grant(last: bool) -> None:
     assert bench.row().position == 0
 
 
-@pytest.mark.conforms("E10", "X4")
+@pytest.mark.conforms("E10", "X4", "X5")
 def test_no_agent_reports_for_anothers_borrower() -> None:
     bench = granted()
     before = bench.row()

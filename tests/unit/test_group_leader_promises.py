@@ -40,7 +40,7 @@ class Talk:
 
     def __init__(self) -> None:
         self.bench = Bench(1, options=GroupOptions(StartingPosition.EARLIEST))
-        wants = SubscriptionRequest(AGENT, str(SUBSCRIPTION), session="worker", session_epoch=1)
+        wants = SubscriptionRequest(str(SUBSCRIPTION), session="worker", session_epoch=1)
         self.holder = Borrower(BORROWER, wants, BorrowerSettings())
         self.receives: tuple[type, ...] = EVERYTHING
         self._say(self.holder.start(self.bench.now))
@@ -186,7 +186,7 @@ def test_a_fenced_process_that_answers_is_done() -> None:
 def test_a_forced_revoke_costs_no_other_stream() -> None:
     bench = granted(2)
     bench.revoke(1)
-    borrower = Borrower(BORROWER, SubscriptionRequest(AGENT, str(SUBSCRIPTION)), BorrowerSettings())
+    borrower = Borrower(BORROWER, SubscriptionRequest(str(SUBSCRIPTION)), BorrowerSettings())
     borrower.start(0.0)
     borrower.decide(LeaderMessageReceived(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
     for stream in (1, 2):

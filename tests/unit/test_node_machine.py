@@ -93,7 +93,7 @@ class Play:
     def want(self, borrower_id: str = "a/1", **wanted: object) -> None:
         """Somebody asks for the leader."""
         agent = borrower_id.partition("/")[0]
-        message = LeaderWanted(borrower_id, agent, SUBSCRIPTION, starting_position="earliest")
+        message = LeaderWanted(borrower_id, SUBSCRIPTION, starting_position="earliest")
         self.receive(replace(message, **wanted), agent)  # type: ignore[arg-type]
 
     def answer(self) -> NodeOutcome:
@@ -283,11 +283,26 @@ def test_an_unknown_borrower_is_invalidated() -> None:
     ]
 
 
-@pytest.mark.conforms("E10", "X4")
+@pytest.mark.conforms("X5")
+def test_a_borrower_is_named_by_its_agent_only() -> None:
+    """Also one that is not there yet: whoever came first with the next name would keep its agent out."""
+    play = leading()
+    for taken in ("a/1", "a/2", "a", "evil"):
+        play.receive(LeaderWanted(taken, SUBSCRIPTION, predecessor="a/1"), "evil")
+        ((to, refusal),) = play.sent
+        assert (to, type(refusal)) == ("evil", Invalidate)
+        assert isinstance(refusal, Invalidate)
+        assert (refusal.borrower_id, refusal.reason) == (taken, BorrowerEndReason.DENIED)
+        assert "evil/" in refusal.detail
+        play.sent.clear()
+    play.want("a/2", predecessor="a/1")
+    assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/2"]
+
+
+@pytest.mark.conforms("E10", "X4", "X5")
 def test_agents_do_not_meet_over_borrower_ids() -> None:
     play = leading()
-    evil = LeaderWanted("a/1", "evil", "$share/other/#")
-    play.receive(evil, "evil")
+    play.receive(LeaderWanted("a/1", "$share/other/#"), "evil")
     play.settle()
     play.sent.clear()
     play.receive(Ping(("a/1",), 1.0), "a")

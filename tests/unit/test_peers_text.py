@@ -17,7 +17,6 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 WANTED = pb.LeaderWanted(
     borrower_id="b",
-    agent="a",
     subscription="$share/g/a",
     weight=1.0,
     starting_position="latest",

@@ -32,7 +32,7 @@ from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.owner_process import new_agent_id
+from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
@@ -53,7 +53,8 @@ class AgentLoop:
     """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
 
     def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
-        self.agent_id = new_agent_id()
+        self._key = new_agent_key()
+        self.agent_id = self._key.agent_id
         self._find_nodes = find_nodes
         self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
         self._loop = network_loop()
@@ -187,7 +188,7 @@ class AgentLoop:
         if connection is None:
             connection = NodeConnection(
                 address,
-                self.agent_id,
+                self._key,
                 lambda delivery: self._delivered(address, delivery),
                 lambda lost: self._lost(address, lost),
                 on_refused=lambda command, text: self._refused(address, command, text),

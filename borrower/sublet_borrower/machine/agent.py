@@ -143,9 +143,7 @@ class Agent:
         match event:
             case OpenSubscription():
                 e = event
-                request = SubscriptionRequest(
-                    self.agent_id, e.subscription, e.weight, e.session, e.starting_position, e.session_epoch
-                )
+                request = SubscriptionRequest(e.subscription, e.weight, e.session, e.starting_position, e.session_epoch)
                 self._make(event.handle, request, None, now)
             case CloseSubscription():
                 self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)

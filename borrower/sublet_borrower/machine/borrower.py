@@ -68,7 +68,6 @@ _KINDS: dict[type, BorrowerEventKind] = {
 class SubscriptionRequest:
     """The parameters of a subscription, the same for every borrower made for it. See `LeaderWanted` for the fields."""
 
-    agent: str
     subscription: str
     weight: float = 1.0
     session: str | None = None
@@ -229,7 +228,6 @@ class Borrower:
         self._send(
             LeaderWanted(
                 self.borrower_id,
-                w.agent,
                 w.subscription,
                 self.group_id,
                 w.weight,

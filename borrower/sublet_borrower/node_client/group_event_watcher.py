@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.owner_process import new_agent_id
+from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -94,7 +94,7 @@ class GroupEventWatcher:
 
     def __init__(self, subscription: str, waiting: int = WAITING) -> None:
         self._subscription, self._waiting = subscription, waiting
-        self._agent = new_agent_id()
+        self._key = new_agent_key()
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}
@@ -144,7 +144,7 @@ class GroupEventWatcher:
     def _connect(self, address: str) -> None:
         connection = NodeConnection(
             address,
-            self._agent,
+            self._key,
             lambda delivery: self._delivered(address, delivery),
             lambda lost: self._lost(address, lost.detail),
             on_refused=lambda command, text: self._lost(address, text),

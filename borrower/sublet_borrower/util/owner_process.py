@@ -9,10 +9,10 @@ are silent there: their threads are the parent's.)
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.messages.agent_key import AgentKey
 
 ADVICE = (
     "Make one in this process, which must not be forked from one that has had a session: start it with "
@@ -40,6 +40,6 @@ class OwnerProcess:
             )
 
 
-def new_agent_id() -> str:
-    """Make the name of an agent's life in this process, which shows people where it runs."""
-    return f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(6)}".replace(".", "-")
+def new_agent_key() -> AgentKey:
+    """Draw the key of an agent in this process, whose id shows people where it runs: HOST:PID:HASH."""
+    return AgentKey(f"{socket.gethostname()[:40]}:{os.getpid()}".replace(".", "-"))

@@ -51,6 +51,7 @@ from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.agent_key import is_borrower_of
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -234,6 +235,10 @@ class Node:
 
     def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
         """Lead the group, find out which node does, or deny the request."""
+        if not is_borrower_of(received.agent, wanted.borrower_id):
+            problem = f"borrower id {wanted.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
+            self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, problem))
+            return
         try:
             subscription = Subscription.parse(wanted.subscription)
             start = StartingPosition.parse(wanted.starting_position)

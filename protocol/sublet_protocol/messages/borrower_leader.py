@@ -13,7 +13,7 @@ from enum import StrEnum
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
 MAX_ID = 512
@@ -102,7 +102,6 @@ class LeaderWanted:
     """
 
     borrower_id: str
-    agent: str
     subscription: str
     group_id: int | None = None
     weight: float = 1.0

@@ -109,7 +109,6 @@ def _leader_wanted(message: LeaderWanted) -> Any:
     )
     return pb.LeaderWanted(
         borrower_id=message.borrower_id,
-        agent=message.agent,
         subscription=message.subscription,
         group_id=message.group_id,
         weight=message.weight,
@@ -157,7 +156,6 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
     _check_number("reclaim", len(wire.reclaim), MAX_STREAMS)
     return LeaderWanted(
         borrower_id=_id("borrower_id", wire.borrower_id),
-        agent=_id("agent", wire.agent),
         subscription=_text("subscription", wire.subscription),
         group_id=_natural("group_id", wire.group_id) if wire.HasField("group_id") else None,
         weight=wire.weight,

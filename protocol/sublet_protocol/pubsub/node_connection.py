@@ -18,6 +18,7 @@ from typing import Any, assert_never
 import grpc
 import grpc.aio
 
+from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
@@ -82,7 +83,7 @@ def truncate(text: str) -> str:
 
 
 class NodeConnection:
-    """One agent's session with one node. Made and used on one event loop.
+    """One agent's session with one node. Made and used on one event loop. `key` is the agent's, for all its nodes.
 
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
@@ -94,7 +95,7 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        agent: str,
+        key: AgentKey,
         on_message: OnDelivery,
         on_lost: OnLost = lambda lost: None,
         *,
@@ -107,8 +108,9 @@ class NodeConnection:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address
+        self._key = key
         self._channels = channels
-        self._machine = AgentSideMachine(agent, settings, channels=channels, size_of=self._size_of)
+        self._machine = AgentSideMachine(key.agent_id, settings, channels=channels, size_of=self._size_of)
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
@@ -300,7 +302,7 @@ class NodeConnection:
             return wire.decode_batch_reply(batch, reply, random.random())
 
         def encode() -> Any:
-            return wire.encode_batch_request(batch, self._channels)
+            return wire.encode_batch_request(batch, self._key, self._channels)
 
         timeout = self._answer_within_s
         self._decide(
@@ -314,7 +316,7 @@ class NodeConnection:
             return wire.decode_poll_reply(poll, reply, random.random(), self._channels)
 
         def encode() -> Any:
-            return wire.encode_poll_request(poll)
+            return wire.encode_poll_request(poll, self._key)
 
         timeout = poll.hold_s + self._answer_within_s
         self._decide(

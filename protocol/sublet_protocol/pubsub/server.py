@@ -42,6 +42,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 )
 """What a `grpc.aio.server` that serves sessions is made with."""
 
+NOT_THE_AGENT = (
+    "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
+    "has drawn the key can send and receive for it."
+)
+"""Answered as UNAUTHENTICATED, whether or not there is such an agent."""
+
 OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
 OnInterest = Callable[[str, str | None, bool], None]
@@ -242,7 +248,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
 
 async def _checked(request: Any, context: Any) -> str:
-    """Return the subscriber id of a request of our version that has one."""
+    """Return the subscriber id of a request of our version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
         text = (
             f"protocol version {request.protocol_version}: this node speaks {PROTOCOL_VERSION}, "
@@ -250,9 +256,12 @@ async def _checked(request: Any, context: Any) -> str:
         )
         await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
     try:
-        return wire.check_subscriber_id(request.subscriber_id)
+        subscriber_id = wire.check_subscriber_id(request.subscriber_id)
     except MalformedMessage as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if not wire.take_agent_key(request):
+        await _abort(context, grpc.StatusCode.UNAUTHENTICATED, NOT_THE_AGENT)
+    return subscriber_id
 
 
 async def _abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import Any, assert_never
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages import codec
+from sublet_protocol.messages.agent_key import AgentKey, is_key_of
 from sublet_protocol.messages.borrower_leader import (
     MAX_ID,
     PROTOCOL_VERSION,
@@ -59,17 +60,18 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_request(batch: SendCommands, channels: ChannelTable = CHANNELS) -> Any:
+def encode_batch_request(batch: SendCommands, key: AgentKey, channels: ChannelTable = CHANNELS) -> Any:
     """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
         subscriber_id=batch.subscriber_id,
         number=batch.number,
         commands=[encode_command(command, channels) for command in batch.commands],
+        agent_key=key.reveal(),
     )
 
 
-def encode_poll_request(poll: CallPoll) -> Any:
+def encode_poll_request(poll: CallPoll, key: AgentKey) -> Any:
     """Return a `PollRequest`."""
     return pb.PollRequest(
         protocol_version=PROTOCOL_VERSION,
@@ -77,6 +79,7 @@ def encode_poll_request(poll: CallPoll) -> Any:
         acknowledged=poll.acknowledged,
         incarnation=poll.node_incarnation,
         hold_ms=round(poll.hold_s * 1000),
+        agent_key=key.reveal(),
     )
 
 
@@ -85,6 +88,13 @@ def check_subscriber_id(text: str) -> str:
     if not 0 < len(text) <= MAX_ID or "\0" in text:
         raise MalformedMessage(f"subscriber_id {text[:40]!r}: 1 to {MAX_ID} characters, without NUL")
     return text
+
+
+def take_agent_key(request: Any) -> bool:
+    """Whether the request is from the agent that it names. Its key is removed from it: nothing after this needs it."""
+    key: bytes = request.agent_key
+    request.ClearField("agent_key")
+    return is_key_of(key, request.subscriber_id)
 
 
 # --- commands -------------------------------------------------------------------------------------------------------

@@ -44,16 +44,18 @@ END_DENIED: EndReason
 END_DONE: EndReason
 
 class CommandBatch(_message.Message):
-    __slots__ = ("protocol_version", "subscriber_id", "number", "commands")
+    __slots__ = ("protocol_version", "subscriber_id", "number", "commands", "agent_key")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_ID_FIELD_NUMBER: _ClassVar[int]
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_KEY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     subscriber_id: str
     number: int
     commands: _containers.RepeatedCompositeFieldContainer[Command]
-    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., number: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ...) -> None: ...
+    agent_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., number: _Optional[int] = ..., commands: _Optional[_Iterable[_Union[Command, _Mapping]]] = ..., agent_key: _Optional[bytes] = ...) -> None: ...
 
 class Command(_message.Message):
     __slots__ = ("subscribe", "unsubscribe", "message", "group_event")
@@ -98,18 +100,20 @@ class CommandError(_message.Message):
     def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ...) -> None: ...
 
 class PollRequest(_message.Message):
-    __slots__ = ("protocol_version", "subscriber_id", "acknowledged", "incarnation", "hold_ms")
+    __slots__ = ("protocol_version", "subscriber_id", "acknowledged", "incarnation", "hold_ms", "agent_key")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIBER_ID_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     HOLD_MS_FIELD_NUMBER: _ClassVar[int]
+    AGENT_KEY_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     subscriber_id: str
     acknowledged: int
     incarnation: str
     hold_ms: int
-    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., acknowledged: _Optional[int] = ..., incarnation: _Optional[str] = ..., hold_ms: _Optional[int] = ...) -> None: ...
+    agent_key: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., subscriber_id: _Optional[str] = ..., acknowledged: _Optional[int] = ..., incarnation: _Optional[str] = ..., hold_ms: _Optional[int] = ..., agent_key: _Optional[bytes] = ...) -> None: ...
 
 class PollReply(_message.Message):
     __slots__ = ("protocol_version", "incarnation", "unknown_subscriber", "messages")
@@ -250,9 +254,8 @@ class StreamProgress(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., delivered_end: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., read_error: _Optional[str] = ..., poison: _Optional[int] = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
-    __slots__ = ("borrower_id", "agent", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number")
+    __slots__ = ("borrower_id", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
-    AGENT_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
@@ -264,7 +267,6 @@ class LeaderWanted(_message.Message):
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BORROWER_NUMBER_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
-    agent: str
     subscription: str
     group_id: int
     weight: float
@@ -275,7 +277,7 @@ class LeaderWanted(_message.Message):
     predecessor: str
     session_epoch: int
     borrower_number: int
-    def __init__(self, borrower_id: _Optional[str] = ..., agent: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[HeldGrant, _Mapping]]] = ..., starting_position: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., borrower_number: _Optional[int] = ...) -> None: ...
+    def __init__(self, borrower_id: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[HeldGrant, _Mapping]]] = ..., starting_position: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., borrower_number: _Optional[int] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("borrower_ids", "sent_at")

@@ -16,6 +16,7 @@ from typing import Self
 
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
+from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
@@ -66,7 +67,7 @@ class DriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, self._session, self._received, settings=AgentSideSettings(hold_s=2 * REPORT_S)
+            self._address, AgentKey(), self._received, settings=AgentSideSettings(hold_s=2 * REPORT_S)
         )
         received_at, reported = time.monotonic(), False
         while not self._over:

@@ -1,0 +1,62 @@
+"""Agent keys: with every request an agent proves to any node that its id is its own.
+
+An agent draws random bits, its key, and its id ends in their hash. So the id may be shown to everybody, and a node
+needs neither a registry nor a memory to find out whether a request is from that agent.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import secrets
+from typing import NoReturn
+
+KEY_BYTES = 32
+ID_CHARACTERS = 26
+"""Of the hash: 130 bits of it."""
+
+
+class AgentKey:
+    """The key of one agent, for one life of its process. `label` is for people: where the agent runs.
+
+    It is drawn and never stored: a process that is forked or started again makes another, and is another agent.
+    """
+
+    __slots__ = ("_key", "agent_id")
+
+    def __init__(self, label: str = "") -> None:
+        self._key = secrets.token_bytes(KEY_BYTES)
+        proven = derive_agent_id(self._key)
+        self.agent_id = f"{label}:{proven}" if label else proven
+
+    def reveal(self) -> bytes:
+        """Return the key, to be put into a request."""
+        return self._key
+
+    def __repr__(self) -> str:
+        return f"AgentKey of {self.agent_id}"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an agent key stays in its process; make an AgentKey in the other one, which is another agent")
+
+
+def derive_agent_id(key: bytes) -> str:
+    """Return what an agent's id ends in: the hash of its key, in lower case base32."""
+    return base64.b32encode(hashlib.sha256(key).digest()).decode().lower()[:ID_CHARACTERS]
+
+
+def agent_of(subscriber_id: str) -> str:
+    """Return the id of the agent that has this subscriber id, which is one per life of its connection to a node."""
+    return subscriber_id.rpartition(".")[0]
+
+
+def is_key_of(key: bytes, subscriber_id: str) -> bool:
+    """Whether the subscriber id is that of the agent with this key."""
+    claimed = agent_of(subscriber_id).rpartition(":")[2]
+    return len(key) == KEY_BYTES and hmac.compare_digest(derive_agent_id(key).encode(), claimed.encode())
+
+
+def is_borrower_of(agent_id: str, borrower_id: str) -> bool:
+    """Whether only this agent may name the borrower so."""
+    return borrower_id.startswith(f"{agent_id}/")
