@@ -25,8 +25,7 @@ class WriteOptions:
     url: str | None = None
     """The database, as postgresql://USER@HOST/DATABASE, without a password (default: SUBLET_DATABASE_URL, or what is in
     the file SUBLET_DATABASE_URL_FILE, as they were when Spark was started, else the embedded server of `dataDir`, which
-    must have been made). Driver and executors
-    have to reach it."""
+    must have been made). Driver and executors have to reach it."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     space: str | None = None
