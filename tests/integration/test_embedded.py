@@ -284,7 +284,7 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     def use(data_dir: Path, system: Path) -> subprocess.CompletedProcess[str]:
         elsewhere = "from sublet_storage.bootstrap.embedded import location; import pathlib, sys\n"
         elsewhere += "location.SYSTEM_DATA_DIR = pathlib.Path(sys.argv[2])\n"
-        command = [sys.executable, "-c", elsewhere + USER, data_dir, system]
+        command = [sys.executable, "-c", elsewhere + USER, str(data_dir), str(system)]
         return subprocess.run(
             command, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
         )
