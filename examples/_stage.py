@@ -183,9 +183,9 @@ def a_stage(speed: float = 2.5) -> Iterator[Stage]:
         home.chmod(0o755)  # Postgres runs as somebody else if we are root
         with (
             connect(data_dir=home / "postgres") as database,
-            psycopg.connect(database.url, autocommit=True) as connection,
+            psycopg.connect(database.url.reveal(), autocommit=True) as connection,
             connect_to(database.url) as own_connection,
-            ChildProcesses(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url}) as processes,
+            ChildProcesses(home, {**os.environ, **settings, "SUBLET_DATABASE_URL": database.url.reveal()}) as processes,
         ):
             yield Stage(database.url, home, processes, connection, own_connection)
 

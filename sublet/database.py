@@ -11,7 +11,7 @@ from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.session import Session
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect as connect_to
-from sublet_storage.db.connect import redact
+from sublet_storage.db.database_url import format_url
 from sublet_storage.producer import AsyncPublisher, Publisher
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import list_spaces
@@ -63,7 +63,7 @@ class Database:
         self.close()
 
     def __repr__(self) -> str:
-        return f"Database({redact(self.url)!r})"
+        return f"Database({format_url(self.url)!r})"
 
 
 def connect(url: str | None = None, data_dir: Path | str | None = None) -> Database:

@@ -43,8 +43,16 @@ GENERAL = (
         "`--database-url`, `url=`",
         "none: the embedded server",
         "The Postgres to use, 15 or later: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`. It is never migrated "
-        "unasked: run `sublet migrate`, or `sublet leader --migrate`. Prefer the variable to the option: other users "
-        "of a machine can read a command's options.",
+        "unasked: run `sublet migrate`, or `sublet leader --migrate`. The option takes none with a password, as other "
+        "users of a machine can read a command's options; nor does Spark's option `url`.",
+    ),
+    Setting(
+        "SUBLET_DATABASE_URL_FILE",
+        "",
+        "none",
+        "A file with that URL alone. It is read anew for each connection, so that [a new password](deploy.md#secrets) "
+        "takes effect without a restart. Setting both is refused, and so is a file that is missing, empty, or may be "
+        "written by others.",
     ),
     Setting(
         "SUBLET_DATA_DIR",
@@ -72,7 +80,8 @@ GENERAL = (
         "",
         "none: read only",
         "With it, whoever sends it may act over that port: pause, resume, create, delete, weigh and reset groups, move "
-        "their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable characters.",
+        "their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable characters. Or "
+        "SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
     ),
     Setting(
         "SUBLET_LOG_FORMAT",

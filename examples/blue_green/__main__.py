@@ -48,7 +48,7 @@ def stored(stage: Stage) -> str:
 def deploy(stage: Stage, version: str, share: int) -> None:
     """Start a version, and wait until it has its share of the streams."""
     checkpoint = str(stage.home / f"{version}-checkpoint")
-    stage.application(version, "examples.blue_green.query", stage.url, checkpoint, version)
+    stage.application(version, "examples.blue_green.query", checkpoint, version)
     stage.wait_for(
         f"{version} to have {share} streams",
         lambda: stage.holders(SUBSCRIPTION).get(version) == share,

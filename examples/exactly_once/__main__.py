@@ -68,7 +68,7 @@ def main() -> int:
     source = flights_of(asked.days)
     with a_stage() as stage:
         stage.connection.execute(TABLE)
-        stage.application("application", "examples.exactly_once.application", stage.url)
+        stage.application("application", "examples.exactly_once.application")
         killer = Killer(stage)
         stage.wait_for("the tasks to share the streams", lambda: len(stage.holders(SUBSCRIPTION)) == TASKS)
         with publishing(stage.url, source, 4.0 * (asked.kills + 1)) as published:

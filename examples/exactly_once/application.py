@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import Any
 
@@ -31,12 +30,12 @@ def store(batch: Batch) -> None:
         time.sleep(WORK_S)
 
 
-def start(spark: Any, url: str) -> sublet.spark.Consumption:
+def start(spark: Any) -> sublet.spark.Consumption:
     """As many consumers as tasks. A task whose worker dies is started again by Spark, and is a new consumer."""
     return sublet.spark.consume(
-        spark, SUBSCRIPTION, store, tasks=TASKS, url=url, starting_position="earliest", max_batch_bytes=BATCH_BYTES
+        spark, SUBSCRIPTION, store, tasks=TASKS, starting_position="earliest", max_batch_bytes=BATCH_BYTES
     )
 
 
 if __name__ == "__main__":
-    run_tasks("exactly once", TASKS, lambda spark: start(spark, sys.argv[1]))
+    run_tasks("exactly once", TASKS, start)

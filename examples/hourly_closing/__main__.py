@@ -69,7 +69,7 @@ class Cast:
     def _start(self) -> str:
         self._started += 1
         name = f"consumer-{self._started}"
-        self._stage.processes.start(name, "examples.hourly_closing.consumer", self._stage.url, name)
+        self._stage.processes.start(name, "examples.hourly_closing.consumer", name)
         return name
 
 

@@ -1,4 +1,4 @@
-"""Adds up the flights of each hour, and closes the hours: `python -m examples.hourly_closing.consumer URL NAME`.
+"""Adds up the flights of each hour, and closes the hours: `python -m examples.hourly_closing.consumer NAME`.
 
 Any number of these share the work. What one adds is committed together with the group's progress; an hour that the
 group has consumed is closed by whoever hears of it first.
@@ -7,6 +7,7 @@ group has consumed is closed by whoever hears of it first.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections import Counter
 
@@ -44,15 +45,15 @@ def add(batch: Batch) -> None:
         connection.cursor().executemany(ADD, rows)
 
 
-def consume(url: str, name: str) -> None:
+def consume(name: str) -> None:
     """Until the process ends, in whatever way."""
-    closing = psycopg.connect(url, autocommit=True)
+    closing = psycopg.connect(os.environ["SUBLET_DATABASE_URL"], autocommit=True)
 
     def close_hours(group: GroupFrontier) -> None:
         for (hour,) in group.consumed.least:
             closing.execute(CLOSE, (name, hour))
 
-    with Session(SUBSCRIPTION, url, whole_epochs=True, on_epochs_consumed=close_hours) as session:
+    with Session(SUBSCRIPTION, whole_epochs=True, on_epochs_consumed=close_hours) as session:
         for batch in session:
             add(batch)
 

@@ -59,7 +59,7 @@ def main() -> int:
     source = flights_of(arguments("publish_from_query", __doc__, 14).parse_args().days)
     with a_stage() as stage, connect(stage.url) as connection:
         checkpoint = stage.home / "checkpoint"
-        query = "examples.publish_from_query.query", stage.url, str(checkpoint)
+        query = "examples.publish_from_query.query", str(checkpoint)
         stage.command("spaces", "create", SPACE, OUTPUT, "--shards", "4")
         output = Output(connection)
         stage.application("query", *query)

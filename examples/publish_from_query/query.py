@@ -1,4 +1,4 @@
-"""Publishes each flight to the topic of its route: `python -m examples.publish_from_query.query URL CHECKPOINT`.
+"""Publishes each flight to the topic of its route: `python -m examples.publish_from_query.query CHECKPOINT`.
 
 Start it again with the same checkpoint, however it ended: it goes on, and nothing is published twice.
 """
@@ -14,11 +14,11 @@ SUBSCRIPTION = "$share/routes/flights/#"
 OUTPUT = "routes/#"
 
 
-def start(spark: Any, url: str, checkpoint: str) -> Any:
+def start(spark: Any, checkpoint: str) -> Any:
     """The query, under way."""
     flights = (
         spark.readStream.format("sublet")
-        .options(url=url, subscription=SUBSCRIPTION, sessionName="routes-1", startingPosition="earliest")
+        .options(subscription=SUBSCRIPTION, sessionName="routes-1", startingPosition="earliest")
         .option("maxOffsetsPerTrigger", 1000)
         .schema("value binary")
         .load()
@@ -29,7 +29,7 @@ def start(spark: Any, url: str, checkpoint: str) -> Any:
         "flight[1] as key",
         "concat_ws(',', flight[0], flight[6] * 1.609344) as value",  # the distance in kilometres
     )
-    return routes.writeStream.format("sublet").option("url", url).option("checkpointLocation", checkpoint).start()
+    return routes.writeStream.format("sublet").option("checkpointLocation", checkpoint).start()
 
 
 if __name__ == "__main__":

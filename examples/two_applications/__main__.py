@@ -51,7 +51,7 @@ def main() -> int:
     with a_stage() as stage:
         stage.connection.execute(TABLE)
         for name, weight in WEIGHTS.items():
-            stage.application(name, "examples.two_applications.application", stage.url, name, str(weight))
+            stage.application(name, "examples.two_applications.application", name, str(weight))
         stage.wait_for("a share of 3 to 1", lambda: shares(stage) == SHARES and len(sessions(stage)) == 2 * TASKS)
         show(stage)
         with publishing(stage.url, source, PUBLISH_S) as published:

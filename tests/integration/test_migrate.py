@@ -131,7 +131,7 @@ def test_a_given_database_is_checked_and_not_migrated(empty_database: str, datab
         pass
     assert tables(empty_database) == set()
     with open_database(database) as opened:
-        assert opened.url == database
+        assert opened.url.reveal() == database
         assert not opened.embedded
     with pytest.raises(DatabaseUnreachable), open_database("postgresql://localhost:1/none"):
         pass
@@ -145,7 +145,7 @@ def test_the_embedded_server_migrates_itself_and_stops(
     """It is used where a directory is named, or nothing in the environment names a database."""
     monkeypatch.setenv("SUBLET_DATABASE_URL", database)
     with open_database() as opened:
-        assert opened.url == database
+        assert opened.url.reveal() == database
     with open_database(data_dir=server_home / "data") as opened:
         assert opened.embedded
     monkeypatch.delenv("SUBLET_DATABASE_URL")

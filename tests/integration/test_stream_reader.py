@@ -425,4 +425,3 @@ def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connectio
     else:
         offsets = [offset for batch in read_task(partition, schema) for offset in batch.column("offset").to_pylist()]
         assert offsets == list(range(3, 10))
-    assert database not in repr(partition)

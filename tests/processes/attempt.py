@@ -62,7 +62,7 @@ def main(url: str, subscription: str, file: str, work: str, seconds: str) -> Non
     task = TaskSpec(
         subscription,
         function,
-        url=url,
+        address=url,
         driver=control.address,
         token=control.token,
         driver_host="here",

@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from sublet_leader.http.settings import HttpOptions
+from sublet_leader.http.settings import HttpOptions, admin_token
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_leader.server import NodeServer
@@ -37,7 +37,7 @@ def main(url: str, name: str, file: str = "") -> None:
 
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
-    port = HttpOptions(listen, MetricsSettings.from_env(), os.environ.get("SUBLET_ADMIN_TOKEN"))
+    port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
     http = port if "SUBLET_HTTP" in os.environ else None
     node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http)
     asyncio.run(node.run())

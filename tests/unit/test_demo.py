@@ -26,6 +26,7 @@ from sublet.demo.delivery_check import (
 from sublet.demo.display import DemoDisplay
 from sublet.demo.holding_intervals import holding_intervals
 from sublet.demo.takeover_reporter import TakeoverReporter
+from sublet_protocol.domain.secret import Secret
 from sublet_storage.groups.model.records import HistoryRecord
 from sublet_storage.groups.status.overview_model import GroupOverview
 
@@ -129,7 +130,7 @@ class Performance:
         publisher = SimpleNamespace(publish_batch=lambda batch: None, flush=lambda: None)
         stubs: dict[str, object] = {
             "TASKS": 2,
-            "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url="url")),
+            "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url=Secret("url"))),
             "ChildProcesses": lambda *_: contextlib.nullcontext(Processes(application=application, n1=node)),
             "DemoGroupReader": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, history=list)),
             "Publisher": lambda url: contextlib.nullcontext(publisher),

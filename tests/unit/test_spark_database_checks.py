@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from sublet_borrower.spark.common.columns import all_columns
+from sublet_borrower.spark.common.credentials import driver_url
 from sublet_borrower.spark.common.database import check_database_exists
 from sublet_borrower.spark.common.options import stream_options
 from sublet_borrower.spark.sink.writer import batch_writer
@@ -59,4 +60,4 @@ def test_a_database_that_is_named_is_left_to_be_found(bare: Path, monkeypatch: p
     monkeypatch.setenv("SUBLET_DATA_DIR", str(bare / "other"))
     check_database_exists("postgresql://db/app", None)
     monkeypatch.setenv("SUBLET_DATABASE_URL", "postgresql://db/app")
-    check_database_exists(None, None)
+    check_database_exists(driver_url(None, None, "env"), None)

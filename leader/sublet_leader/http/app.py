@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sublet_leader.http.auth import AdminTokenGuard, validate_token
+from sublet_leader.http.auth import AdminTokenGuard
 from sublet_leader.http.group_actions import GroupActionsApi
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActionsApi, NodesApi
@@ -38,7 +38,7 @@ class HttpPort:
     """
 
     def __init__(self, options: HttpOptions, database_url: str) -> None:
-        self._url, self._settings, self._token = database_url, options.settings, validate_token(options.admin_token)
+        self._url, self._settings, self._token = database_url, options.settings, options.admin_token
         self._registry = CollectorRegistry()
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None

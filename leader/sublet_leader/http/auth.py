@@ -16,33 +16,19 @@ from starlette.responses import Response
 
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.secret import Secret
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
-
-MIN_TOKEN = 16
 
 Action = Callable[[JsonBody], Response]
 """Does what the body says; may block."""
 
 
-def validate_token(token: str | None) -> str | None:
-    """The token, if there is one. Raises `InvalidSetting`, which does not show it."""
-    if token is None or token == "":
-        return None
-    if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
-        raise InvalidSetting(
-            f"SUBLET_ADMIN_TOKEN has {len(token)} characters, or some that cannot be sent: give at least "
-            f"{MIN_TOKEN} of ASCII without blanks, such as those of `openssl rand -hex 16`."
-        )
-    return token
-
-
 class AdminTokenGuard:
     """Guards actions."""
 
-    def __init__(self, token: str | None) -> None:
+    def __init__(self, token: Secret | None) -> None:
         self._token = token
         self._quiet = LogThrottle()
 
@@ -53,7 +39,9 @@ class AdminTokenGuard:
             if self._token is None:
                 return error_response(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
             scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(sent.strip().encode(), self._token.encode()):
+            if scheme.lower() != "bearer" or not hmac.compare_digest(
+                sent.strip().encode(), self._token.reveal().encode()
+            ):
                 return self._unknown(request)
             body: JsonBody = {}
             status = 500  # unless it is answered

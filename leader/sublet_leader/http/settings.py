@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.secret import Secret, secret_setting
 
 MAX_CONNECTIONS = 256
 """At a time; whoever comes then is turned away."""
@@ -18,6 +20,7 @@ MAX_BODY = 65_536
 MAX_FIELDS = 20
 GRACE_S = 1
 """For what is being answered when it is closed."""
+MIN_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,4 +29,20 @@ class HttpOptions:
 
     listen: ListenAddress
     settings: MetricsSettings = field(default_factory=MetricsSettings)
-    admin_token: str | None = field(default=None, repr=False)
+    admin_token: Secret | None = None
+
+
+def admin_token() -> Secret | None:
+    """Return what SUBLET_ADMIN_TOKEN, or SUBLET_ADMIN_TOKEN_FILE, gives. Raises `InvalidSetting`, without it."""
+    token = secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
+    if token is not None:
+        _check_token(token.reveal())
+    return token
+
+
+def _check_token(token: str) -> None:
+    if len(token) < MIN_TOKEN or not (token.isascii() and token.isprintable()) or " " in token:
+        raise InvalidSetting(
+            f"SUBLET_ADMIN_TOKEN has {len(token)} characters, or some that cannot be sent: give at least "
+            f"{MIN_TOKEN} of ASCII without blanks, such as those of `openssl rand -hex 16`."
+        )

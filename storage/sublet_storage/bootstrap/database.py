@@ -15,14 +15,16 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
-from sublet_storage.db.connect import check_schema, connect, database_url, redact
+from sublet_protocol.domain.secret import Secret
+from sublet_storage.db.connect import check_schema, connect
+from sublet_storage.db.database_url import as_secret, database_url, format_url
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLocation:
     """A database that is there and of the right version. `data_dir` is that of the embedded server, else None."""
 
-    url: str
+    url: Secret
     data_dir: Path | None = None
 
     @property
@@ -31,33 +33,32 @@ class DatabaseLocation:
         return self.data_dir is not None
 
     def __str__(self) -> str:
-        return redact(self.url)
+        return format_url(self.url)
 
 
 @contextmanager
 def open_database(
     url: str | None = None, data_dir: Path | str | None = None, migrate_embedded: bool = True
 ) -> Iterator[DatabaseLocation]:
-    """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL, else the default data directory's.
+    """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else the
+    default data directory's.
 
     The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
     `EmbeddedDirectoryUnusable`, and `InvalidSetting` for two databases at once.
     """
     if url and data_dir:
-        raise InvalidSetting(
-            f"both a database URL ({redact(url)}) and a data directory ({data_dir}) are given. Give one of them."
-        )
+        raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
     given = url if data_dir else database_url(url)
     if given:
         check_database(given)
-        yield DatabaseLocation(given)
+        yield DatabaseLocation(as_secret(given))
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
 
     with EmbeddedPostgres(Path(data_dir) if data_dir else usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
-        yield DatabaseLocation(server.url, server.data_dir)
+        yield DatabaseLocation(as_secret(server.url), server.data_dir)
 
 
 @contextmanager

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from sublet_protocol.domain.secret import hide_secrets
 from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.database_url import as_secret, format_url, parse_url
 
 SCHEMA_VERSION = "0100"
 """The alembic revision this program is made for. It works with later ones that say so: see `check_schema`."""
@@ -44,13 +46,13 @@ select current_setting('default_transaction_isolation'), pg_is_in_recovery(),
          || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
 _READ_SETTING = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
 
-_SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
-_URI_PASSWORD = re.compile(r"^(\w[\w+.-]*://[^:/?#@]*):(.*)@", re.DOTALL)
-_NAMED_PASSWORD = re.compile(r"(\b(?:ssl)?password\s*=\s*)('(?:\\.|[^'\\])*'|[^\s&]+)", re.IGNORECASE)
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _HINTS = (
     ("password authentication failed", "Correct the user or the password in the URL"),
-    ("no password supplied", "Give the password in the URL, in PGPASSWORD or in ~/.pgpass"),
+    (
+        "no password supplied",
+        "Give the password in SUBLET_DATABASE_URL or the file SUBLET_DATABASE_URL_FILE, in PGPASSWORD or ~/.pgpass",
+    ),
     ("no pg_hba.conf entry", "Allow this user and address in the server's pg_hba.conf"),
     ("does not exist", "Create the database or the role, or correct the URL"),
     ("too many c", "Close other clients, or raise the server's max_connections"),
@@ -85,8 +87,9 @@ def connect(
 
     Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
     `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
-    written. No message contains the password.
+    written. No message contains the password. The URL of a file is read anew, from its file.
     """
+    url = as_secret(url)
     timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
     search_path = schema_name(schema) if own_search_path else None
     conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
@@ -112,25 +115,15 @@ def _check(connection: BoundedConnection, url: str) -> None:
         connection.close()
     if is_standby:
         raise DatabaseUnreachable(
-            f"{redact(url)} is a standby, on which nothing can be written. Give the address of the primary, or all "
+            f"{format_url(url)} is a standby, on which nothing can be written. Give the address of the primary, or all "
             "addresses as HOST,HOST and target_session_attrs=read-write; or wait until it is promoted."
         )
     if level != ISOLATION:
         raise InvalidSetting(
-            f"a connection to {redact(url)} has the isolation level {level} although {ISOLATION} was asked for, and "
-            "all that is promised rests on that: a pooler in between drops startup options. Let it pass `options` "
+            f"a connection to {format_url(url)} has the isolation level {level} although {ISOLATION} was asked for, "
+            "and all that is promised rests on that: a pooler in between drops startup options. Let it pass `options` "
             f"on, or say `alter role ... set default_transaction_isolation to '{ISOLATION}'`."
         )
-
-
-def redact(url: str) -> str:
-    """Return the URL (or key=value string) with every password replaced by `***`; works on malformed ones too."""
-    return _NAMED_PASSWORD.sub(r"\1***", _URI_PASSWORD.sub(r"\1:***@", url))
-
-
-def database_url(explicit: str | None) -> str | None:
-    """Return the given URL, else SUBLET_DATABASE_URL, else None (which means the embedded server)."""
-    return explicit or os.environ.get("SUBLET_DATABASE_URL") or None
 
 
 def schema_name(explicit: str | None = None) -> str:
@@ -219,7 +212,7 @@ def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | N
 def _conninfo(
     url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
 ) -> str:
-    given = _parse(url)
+    given = parse_url(url)
     settings = [_ISOLATION, "-c timezone=UTC"]
     if search_path is not None:
         settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
@@ -243,42 +236,13 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _parse(url: str) -> dict[str, Any]:
-    try:
-        given = dict(conninfo_to_dict(url))
-    except psycopg.ProgrammingError as error:
-        raise _malformed(url, _without_values(str(error).strip())) from None
-    for port in str(given.get("port") or "").split(","):
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
-            raise _malformed(url, f"port {port!r} is not a number from 1 to 65535")
-    return given
-
-
-def _malformed(url: str, reason: str) -> InvalidSetting:
-    return InvalidSetting(
-        f"database URL {redact(url)!r} is malformed ({reason}). Write it as {_SHAPE}; for SQLAlchemy's "
-        "postgresql+psycopg://, drop the +psycopg."
-    )
-
-
-def _without_values(reason: str) -> str:
-    """libpq quotes what it could not read, which may be a piece of the password: only option names stay."""
-    options = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    return re.sub(r'"([^"]*)"', lambda quoted: quoted[0] if quoted[1] in options else '"..."', reason)
-
-
 def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
     text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
-    return DatabaseUnreachable(f"cannot connect to {redact(url)}: {_hide(url, text)}. {_hint(url, text)}.")
-
-
-def _hide(url: str, text: str) -> str:
-    password = conninfo_to_dict(url).get("password")
-    return text.replace(str(password), "***") if password and len(str(password)) > 3 else text
+    return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_hint(url, text)}.")
 
 
 def _hint(url: str, text: str) -> str:
-    host = str(conninfo_to_dict(url).get("host") or "")
+    host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         return (
             "That is the Unix socket of a server (an embedded one, perhaps) on another machine, or of "

@@ -25,6 +25,7 @@ import typer
 from sublet.cli.base import lazy_commands
 from sublet.cli.base.output import Output, escape_control_characters
 from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
+from sublet_protocol.domain.secret import Secret, SecretFilter, hide_secrets
 
 if TYPE_CHECKING:
     import psycopg
@@ -42,12 +43,32 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable,
 _ENDINGS = {"deleted": 3, "fenced": 4}
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
+
+def _url_without_password(text: str) -> str:
+    """One that is malformed is refused where it is used; an empty one is that of the environment."""
+    from sublet_storage.db.database_url import SETTING, secret_parts
+
+    try:
+        found = secret_parts(text)
+    except UsageError:
+        return Secret(text)
+    if found:
+        raise typer.BadParameter(
+            f"it has a {', '.join(sorted(found))}, and other users of this machine can read a command's options. Give "
+            f"the URL in {SETTING}, or in a file that {SETTING}_FILE names; or leave that part out, and give it in "
+            "PGPASSWORD or in ~/.pgpass."
+        )
+    return text
+
+
 DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Postgres to use: postgresql://USER@HOST/DATABASE. Default: $SUBLET_DATABASE_URL (which, unlike an "
-        "option, other users of this machine cannot see), else the embedded server of --data-dir.",
+        parser=_url_without_password,
+        help="Postgres to use: postgresql://USER@HOST/DATABASE, without a password: other users of this machine can "
+        "read options. Default: $SUBLET_DATABASE_URL, or what is in the file $SUBLET_DATABASE_URL_FILE, else the "
+        "embedded server of --data-dir.",
     ),
 ]
 
@@ -185,6 +206,7 @@ def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
     """Run a command to its exit code; every error is one sentence on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingLogFormatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(SecretFilter())
     logging.basicConfig(level=logging.INFO if cli.debug else logging.WARNING, handlers=[handler])
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -203,13 +225,18 @@ def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
             cli.log.critical("%s", text, exc_info=cli.debug)
             return code
         if cli.debug:
-            traceback.print_exc()
+            sys.stderr.write(hide_secrets(traceback.format_exc()))
         cli.print_error(text, code)
         return code
 
 
 def explain_error(error: Exception) -> tuple[str, int]:
     """Return an error as one sentence without secrets, and its exit code."""
+    text, code = _explain(error)
+    return hide_secrets(text), code
+
+
+def _explain(error: Exception) -> tuple[str, int]:
     import psycopg
 
     if isinstance(error, SubscriptionEnded):

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 from sublet.cli.base.output import escape_json
+from sublet_protocol.domain.secret import SecretFilter
 
 EVENTS = "sublet.events"
 """The logger of the events of groups, where they are enabled."""
@@ -39,7 +40,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            reported["traceback"] = self.formatException(record.exc_info)
+            reported["traceback"] = record.exc_text or self.formatException(record.exc_info)
         return escape_json(json.dumps({**getattr(record, "fields", {}), **reported}, ensure_ascii=False, default=str))
 
 
@@ -48,6 +49,7 @@ def configure_json_logging(node: str) -> Callable[[str], None]:
     operator, which go there too."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node))
+    handler.addFilter(SecretFilter())
     logging.getLogger().handlers[:] = [handler]
     logging.getLogger(EVENTS).setLevel(logging.INFO)
     log = logging.getLogger("sublet_leader.server")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 from collections.abc import Callable
@@ -72,7 +71,7 @@ def leader(
       sublet leader --http 127.0.0.1:7480
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
     """
-    from sublet_leader.http.settings import HttpOptions
+    from sublet_leader.http.settings import HttpOptions, admin_token
     from sublet_leader.listen_address import ListenAddress
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
@@ -87,7 +86,7 @@ def leader(
     where = ListenAddress.parse(listen, insecure=insecure)
     at = None if http is None else ListenAddress.parse(http, insecure=insecure)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
-    port = None if at is None else HttpOptions(at, bounds, os.environ.get("SUBLET_ADMIN_TOKEN"))
+    port = None if at is None else HttpOptions(at, bounds, admin_token())
     logging.getLogger("sublet_leader").setLevel(logging.INFO)
     if migrate_first:
         _bring_up_to_date(cli)
@@ -135,7 +134,8 @@ def _bring_up_to_date(
     """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade
     from sublet_storage.bootstrap.migrate import migrate as upgrade
-    from sublet_storage.db.connect import database_url, schema_name
+    from sublet_storage.db.connect import schema_name
+    from sublet_storage.db.database_url import database_url
 
     def change(url: str) -> tuple[str | None, str | None, str]:
         before = current_version(url)

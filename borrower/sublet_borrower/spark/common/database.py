@@ -11,11 +11,10 @@ import os
 import socket
 from pathlib import Path
 
-from psycopg.conninfo import conninfo_to_dict
-
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.bootstrap.database import DatabaseLocation, open_database
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.db.database_url import parse_url
 
 
 def check_database_exists(url: str | None, data_dir: str | None) -> None:
@@ -23,9 +22,8 @@ def check_database_exists(url: str | None, data_dir: str | None) -> None:
     environment in which Spark was started, so a database that is named later would be replaced by an empty one,
     silently."""
     from sublet_storage.bootstrap.embedded import has_cluster, usable_data_dir
-    from sublet_storage.db.connect import database_url
 
-    if url or (data_dir is None and database_url(None)):
+    if url:
         return
     directory = Path(data_dir).resolve() if data_dir else usable_data_dir()
     if has_cluster(directory):
@@ -44,7 +42,7 @@ def check_database_exists(url: str | None, data_dir: str | None) -> None:
 
 def check_socket_reachable(url: str, driver: str) -> None:
     """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
-    host = str(conninfo_to_dict(url).get("host") or "")
+    host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         raise InvalidSetting(
             f"the executor on {socket.gethostname()} was given a database that only {driver} can reach: the "

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.credentials import ADVICE, SECRET_WORDS, check_url
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -34,9 +35,10 @@ class StreamOptions:
     """The name of this query in its group. It must be its own, and stay the same when the query is started again from
     its checkpoint: what was in doubt then comes back to it. A second query of that name takes the place of the
     first."""
-    url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
-    was started, else the embedded server of `dataDir`, which must have been made)."""
+    url: str | None = None
+    """The database, as postgresql://USER@HOST/DATABASE, without a password (default: SUBLET_DATABASE_URL, or what is in
+    the file SUBLET_DATABASE_URL_FILE, as they were when Spark was started, else the embedded server of `dataDir`, which
+    must have been made)."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     nodes: tuple[str, ...] | None = None
@@ -72,6 +74,10 @@ class StreamOptions:
     """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
     that were there when it began. Then it fails and names those that were not granted to it; what other members have by
     then is left to them. Seconds, or with a unit."""
+    credentials: str = "env"
+    """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
+    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
+    `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
 
     def settings(self) -> BorrowerSettings:
         """Return the session's timers, from the driver's environment."""
@@ -93,7 +99,7 @@ def stream_options(given: Mapping[str, str]) -> StreamOptions:
     options = StreamOptions(**found)
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)
-    check_database(options.url, options.data_dir)
+    check_database(options.url, options.data_dir, options.credentials)
     check_partitions(options.min_partitions, options.max_partitions)
     check_arguments(
         weight=options.weight, starting_position=options.starting_position, max_batch_bytes=1, nodes=options.nodes
@@ -111,8 +117,12 @@ def check_option_name(option: str, name: str) -> None:
         raise InvalidSetting(f"option {option}: {problem}") from None
 
 
-def check_database(url: str | None, data_dir: str | None) -> None:
-    """Raise `InvalidSetting` for two of them."""
+def check_database(url: str | None, data_dir: str | None, credentials: str) -> None:
+    """Raise `InvalidSetting` for two of them, and for a URL that has a secret."""
+    try:
+        check_url(url, credentials)
+    except InvalidSetting as problem:
+        raise InvalidSetting(f"option {problem}") from None
     if url is not None and data_dir is not None:
         raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
 
@@ -134,6 +144,8 @@ def read_options(
     found = {}
     for name, text in given.items():
         field = names.get(name.lower())
+        if field is None and any(word in name.lower() for word in SECRET_WORDS):
+            raise InvalidSetting(f"option {name!r} is refused. {ADVICE}")
         if field is None:
             known = ", ".join(to_camel_case(field.name) for field in fields(kind))
             raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")

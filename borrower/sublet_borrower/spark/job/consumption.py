@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.consumer.runner import RetryPolicy, UserFunction
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address
 from sublet_borrower.spark.job import cluster_checks
 from sublet_borrower.spark.job.exception_transport import unpack
 from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
@@ -55,6 +56,7 @@ def consume(
     tasks: int,
     url: str | None = None,
     data_dir: Path | str | None = None,
+    credentials: str = FROM_ENVIRONMENT,
     nodes: Sequence[str] | None = None,
     name: str | None = None,
     weight: float = 1.0,
@@ -69,7 +71,9 @@ def consume(
     """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.
 
     `url`, `nodes`, `weight`, `starting_position`, `max_batch_bytes`, `whole_epochs`: as for a `Session`; a database
-    that is not given is looked for, or started, on the driver. `name`: begins the sessions' names, for operators.
+    that is not given is looked for, or started, on the driver. `url` has no password: `credentials` says where driver
+    and executors find it, `env` (their SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE), `file:PATH`, or
+    `class:MODULE.NAME` of something that is called there. `name`: begins the sessions' names, for operators.
     `policy`: how often a raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts
     as raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
     `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
@@ -91,14 +95,15 @@ def consume(
     parsed = Subscription.parse(subscription)
     cluster_checks.check_policy(parsed, retry_policy)
     with contextlib.ExitStack() as opened:
-        database = opened.enter_context(open_database(url, data_dir))
+        database = opened.enter_context(open_database(driver_url(url, data_dir, credentials), data_dir))
         consumption = Consumption(spark, tasks)
         opened.callback(consumption._close)
         control = consumption._serve(driver_host)
         work = TaskSpec(
             str(parsed),
             fn,
-            url=database.url,
+            address=task_address(database.url),
+            credentials=credentials,
             driver=control.address,
             token=control.token,
             driver_host=_this_host(),

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, UserFunction
 from sublet_borrower.consumer.runner import run as run_function
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
 from sublet_borrower.spark.common.database import check_socket_reachable
 from sublet_borrower.spark.job.exception_transport import UserCodeExited, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
@@ -62,7 +63,7 @@ class TaskSpec:
 
     subscription: str
     fn: UserFunction
-    url: str = field(repr=False)
+    address: str
     driver: str
     token: str = field(repr=False)
     driver_host: str
@@ -76,6 +77,7 @@ class TaskSpec:
     settings: BorrowerSettings
     schema: str | None
     on_attempt: Callable[[TaskAttempt], Any] | None
+    credentials: str = FROM_ENVIRONMENT
 
 
 def run(work: TaskSpec) -> TaskSummary:
@@ -141,7 +143,7 @@ class _Task:
             session.leave()
 
     def _consume(self, ending: ShutdownSignals) -> None:
-        check_socket_reachable(self._work.url, self._work.driver_host)
+        check_socket_reachable(self._work.address, self._work.driver_host)
         if self._work.on_attempt is not None:
             with _no_exit(ending, "on_attempt"):
                 self._work.on_attempt(self._attempt)
@@ -165,7 +167,7 @@ class _Task:
                 return None
             return Session(
                 work.subscription,
-                work.url,
+                task_url(work.address, work.credentials),
                 nodes=work.nodes,
                 name=self._attempt.session,
                 is_name_stable=False,

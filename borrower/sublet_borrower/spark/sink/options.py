@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from sublet_borrower.spark.common.options import check_database, check_option_name, parse_index, read_options
 from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
@@ -22,10 +22,10 @@ class WriteOptions:
 
     topic: str | None = None
     """The topic of rows that have none: where there is no column `topic`, it must be given."""
-    url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
-    was started, else the embedded server of `dataDir`, which must have been made). Driver and executors
-    have to reach it."""
+    url: str | None = None
+    """The database, as postgresql://USER@HOST/DATABASE, without a password (default: SUBLET_DATABASE_URL, or what is in
+    the file SUBLET_DATABASE_URL_FILE, as they were when Spark was started, else the embedded server of `dataDir`, which
+    must have been made). Driver and executors have to reach it."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     space: str | None = None
@@ -36,6 +36,10 @@ class WriteOptions:
     batch_id: int | None = None
     """The number of the batch, in `foreachBatch` that which Spark gives. Under one name they grow; a lower one than the
     last is refused."""
+    credentials: str = "env"
+    """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
+    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
+    `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
@@ -66,7 +70,7 @@ def stream_write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def _checked(options: WriteOptions) -> WriteOptions:
-    check_database(options.url, options.data_dir)
+    check_database(options.url, options.data_dir, options.credentials)
     if options.topic is not None:
         try:
             check_topic(options.topic)

@@ -6,12 +6,13 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psycopg
 
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address, task_url
 from sublet_borrower.spark.common.database import check_database_exists, check_socket_reachable
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_protocol.domain.errors import InvalidSetting
@@ -23,26 +24,28 @@ RECEIVE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class SinkDatabase:
-    """A URL, or the directory of an embedded server on the machine `driver_host`."""
+    """An address and credentials (see `task_url`), or the directory of an embedded server on the machine
+    `driver_host`."""
 
-    url: str | None = field(repr=False)
+    address: str | None
     data_dir: Path | None
     schema_name: str | None
     driver_host: str
+    credentials: str = FROM_ENVIRONMENT
 
     @classmethod
     def of(cls, options: WriteOptions) -> SinkDatabase:
         """Read it from the options and the driver's environment. Raises `InvalidSetting` where there is no database
         yet."""
         from sublet_storage.bootstrap.embedded import usable_data_dir
-        from sublet_storage.db.connect import database_url
 
-        check_database_exists(options.url, options.data_dir)
-        given = None if options.data_dir else database_url(options.url)
+        given = driver_url(options.url, options.data_dir, options.credentials)
+        check_database_exists(given, options.data_dir)
         data_dir = None
         if given is None:
             data_dir = Path(options.data_dir).resolve() if options.data_dir else usable_data_dir()
-        return cls(given, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname())
+        address = None if given is None else task_address(given)
+        return cls(address, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname(), options.credentials)
 
     @contextmanager
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
@@ -66,9 +69,9 @@ class SinkDatabase:
     def _url(self, stack: ExitStack) -> str:
         from sublet_storage.bootstrap.database import open_database
 
-        if self.url is not None:
-            check_socket_reachable(self.url, self.driver_host)
-            return self.url
+        if self.address is not None:
+            check_socket_reachable(self.address, self.driver_host)
+            return task_url(self.address, self.credentials)
         if socket.gethostname() != self.driver_host:
             raise InvalidSetting(
                 f"the executor on {socket.gethostname()} was given a database that only {self.driver_host} can "

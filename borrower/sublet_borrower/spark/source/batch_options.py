@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 
 from sublet_borrower.spark.common.options import (
     StreamOptions,
@@ -33,9 +33,10 @@ class BatchQueryOptions:
 
     filter: str = "#"
     """A topic filter, such as orders/#: which messages are read."""
-    url: str | None = field(default=None, repr=False)
-    """The database, as postgresql://USER@HOST/DATABASE (default: SUBLET_DATABASE_URL as it was when Spark
-    was started, else the embedded server of `dataDir`, which must have been made)."""
+    url: str | None = None
+    """The database, as postgresql://USER@HOST/DATABASE, without a password (default: SUBLET_DATABASE_URL, or what is in
+    the file SUBLET_DATABASE_URL_FILE, as they were when Spark was started, else the embedded server of `dataDir`, which
+    must have been made)."""
     data_dir: str | None = None
     """The directory of the embedded server, on this machine."""
     space: str | None = None
@@ -62,6 +63,10 @@ class BatchQueryOptions:
     push_down_predicate: bool = False
     """Whether a `where` on topic, space, stream, offset or timestamp decides what is read at all. Needs
     `spark.sql.python.filterPushdown.enabled`, and a `load()` of its own for each set of filters."""
+    credentials: str = "env"
+    """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
+    SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
+    `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
 
     @property
     def start(self) -> StartingPosition:
@@ -88,7 +93,7 @@ def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchQueryOptions(**read_options(given, BatchQueryOptions, "read", epoch))
     TopicFilter.parse(options.filter)
-    check_database(options.url, options.data_dir)
+    check_database(options.url, options.data_dir, options.credentials)
     check_partitions(options.min_partitions, options.max_partitions)
     _check_position("startingPosition", options.starting_position, "earliest")
     _check_position("endingPosition", options.ending_position, "latest")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from sublet_borrower.spark.common.columns import to_arrow_schema
+from sublet_borrower.spark.common.credentials import driver_url, task_address
 from sublet_borrower.spark.common.database import check_database_exists, resolve_database
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_borrower.spark.source.pushdown import NO_FILTERS, split_filters
@@ -43,8 +44,9 @@ class SubletBatchReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return the tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
         o = self._options
-        check_database_exists(o.url, o.data_dir)
-        found = resolve_database(o.url, o.data_dir)
+        url = driver_url(o.url, o.data_dir, o.credentials)
+        check_database_exists(url, o.data_dir)
+        found = resolve_database(url, o.data_dir)
         tasks = [self._task(offset_range, found) for offset_range in self._pushed.prune(self._offset_ranges(found))]
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
@@ -69,7 +71,8 @@ class SubletBatchReader(DataSourceReader):
             end=offset_range.end,
             filter=self._options.filter,
             space=offset_range.space,
-            url=database.url,
+            address=task_address(database.url),
+            credentials=self._options.credentials,
             schema_name=os.environ.get("SUBLET_SCHEMA"),
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,

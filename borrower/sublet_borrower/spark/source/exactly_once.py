@@ -28,6 +28,7 @@ import psycopg
 
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, check_url, driver_url
 from sublet_borrower.spark.source import checkpoint_reader
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, MicroBatchFenced, UnknownOutcome, UsageError
@@ -47,16 +48,28 @@ RECEIVE_TIMEOUT_S = 600.0
 
 class Guard:
     """Of one query: `checkpoint` is its `checkpointLocation`, `url` or `data_dir` the database that its source reads
-    from. For the driver; not thread-safe."""
+    from, `credentials` where its password is. For the driver; not thread-safe."""
 
-    def __init__(self, checkpoint: Path | str, url: str | None = None, *, data_dir: Path | str | None = None) -> None:
+    def __init__(
+        self,
+        checkpoint: Path | str,
+        url: str | None = None,
+        *,
+        data_dir: Path | str | None = None,
+        credentials: str = FROM_ENVIRONMENT,
+    ) -> None:
+        check_url(url, credentials)
         self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
+        self._credentials = credentials
         self._opened = contextlib.ExitStack()
         self._reconnecting = ReconnectingConnection(self._connect)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Spark Connect runs `foreachBatch` in another process: it opens a connection of its own."""
-        return partial(type(self), data_dir=self._data_dir), (self._checkpoint, self._url)
+        return partial(type(self), data_dir=self._data_dir, credentials=self._credentials), (
+            self._checkpoint,
+            self._url,
+        )
 
     @contextlib.contextmanager
     def __call__(self, batch_id: int) -> Iterator[Connection]:
@@ -116,8 +129,9 @@ class Guard:
 
     def _connect(self) -> BoundedConnection:
         self._opened.close()
+        url = driver_url(self._url, self._data_dir, self._credentials)
         return connect(
-            self._opened.enter_context(open_database(self._url, self._data_dir)).url,
+            self._opened.enter_context(open_database(url, self._data_dir)).url,
             application_name="sublet guard",
             idle_in_transaction_timeout_s=consumer_progress.idle_limit_s(
                 BorrowerSettings.from_env().max_poll_interval_s

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from heapq import heappop, heappush
 from itertools import chain, pairwise
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import InputPartition
 
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
 from sublet_borrower.spark.common.database import check_socket_reachable, keep_server_running
 from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
@@ -43,8 +44,9 @@ FREED_BYTES = 31 * 1024 * 1024
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `driver_host`: the
-    machine that named the database. `fail_on_data_loss`: whether messages that retention has taken are an error.
+    """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `address`, `credentials`:
+    of the database, see `task_url`; `driver_host`: the machine that named it. `fail_on_data_loss`: whether messages
+    that retention has taken are an error.
 
     `predicate`: only these of them. `data_dir`: of the embedded server that the task needs and keeps running.
     """
@@ -55,13 +57,14 @@ class RangePartition(InputPartition):
     end: int
     filter: str
     space: str
-    url: str = field(repr=False)
+    address: str
     schema_name: str | None
     driver_host: str
     fail_on_data_loss: bool
     step: EpochStep | None = None
     predicate: MessagePredicate | None = None
     data_dir: str | None = None
+    credentials: str = FROM_ENVIRONMENT
 
     @property
     def max_messages(self) -> int:
@@ -147,7 +150,7 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
     from sublet_borrower.spark.common.columns import to_output_batches
 
     keep_server_running(partition.data_dir, partition.driver_host)
-    check_socket_reachable(partition.url, partition.driver_host)
+    check_socket_reachable(partition.address, partition.driver_host)
     if partition.schema_name is not None:
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
     _keep_freed_memory()
@@ -176,7 +179,7 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
         log.warning("what is to be done again was not all looked at before: %s", problem)
     finally:
         for partition in partitions:
-            _connection(partition.url).close()
+            _connection(partition).close()
     return found
 
 
@@ -222,7 +225,7 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
     from sublet_storage.log import fetch as message_log
 
     def attempt() -> LogPage:
-        with _connection(partition.url) as connection:
+        with _connection(partition) as connection:
             return message_log.fetch(
                 connection,
                 partition.stream_id,
@@ -240,16 +243,21 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
     return page
 
 
-def _connection(url: str) -> ReconnectingConnection:
-    return _reconnecting(os.getpid(), url, os.environ.get("SUBLET_SCHEMA"))
+def _connection(partition: RangePartition) -> ReconnectingConnection:
+    return _reconnecting(os.getpid(), partition.address, partition.credentials, os.environ.get("SUBLET_SCHEMA"))
 
 
 @cache
-def _reconnecting(pid: int, url: str, schema: str | None) -> ReconnectingConnection:
-    """By process, URL and schema."""
+def _reconnecting(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
+    """By process, database and schema."""
     from sublet_storage.db.connect import connect
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
     return ReconnectingConnection(
-        lambda: connect(url, schema=schema, application_name="sublet spark", silence_s=DATABASE_TIMEOUT_S)
+        lambda: connect(
+            task_url(address, credentials),
+            schema=schema,
+            application_name="sublet spark",
+            silence_s=DATABASE_TIMEOUT_S,
+        )
     )

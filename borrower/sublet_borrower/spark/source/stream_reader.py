@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, StartedRange
 from sublet_borrower.spark.common.columns import to_arrow_schema
+from sublet_borrower.spark.common.credentials import driver_url, task_address
 from sublet_borrower.spark.common.database import check_database_exists
 from sublet_borrower.spark.common.options import StreamOptions
 from sublet_borrower.spark.source.offsets import (
@@ -140,10 +141,11 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
             _heed_sigterm()
             o = self._options
-            check_database_exists(o.url, o.data_dir)
+            url = driver_url(o.url, o.data_dir, o.credentials)
+            check_database_exists(url, o.data_dir)
             self._planner = MicroBatchPlanner(
                 o.subscription,
-                o.url,
+                url,
                 name=o.session_name,
                 hold_s=o.in_doubt_timeout,
                 data_dir=o.data_dir,
@@ -204,7 +206,8 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end=one.planned.end,
                 filter=one.filter,
                 space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as the read will raise
-                url=planner.url,
+                address=task_address(planner.url),
+                credentials=o.credentials,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,

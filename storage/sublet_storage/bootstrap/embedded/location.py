@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -14,6 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
+from sublet_storage.bootstrap.embedded.trusted_path import (
+    check_directory,
+    give_to,
+    make_private_directory,
+    user_name,
+)
 
 DEFAULT_DATA_DIR = Path(".sublet")
 SYSTEM_DATA_DIR = Path("/var/lib/sublet")
@@ -79,19 +86,48 @@ def server_user(data_dir: Path) -> ServerUser | None:
     Raises `EmbeddedDirectoryUnusable`, naming the directory, or the file, that bars the way.
     """
     _check_no_file(data_dir)
+    with naming(data_dir):
+        if (data_dir / "pg").is_symlink():
+            raise PermissionError(f"{data_dir / 'pg'} is a symbolic link. Name the directory it leads to, or remove it")
     owner = _cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
             raise EmbeddedDirectoryUnusable(
-                f"data directory {data_dir} belongs to user {_user_name(owner)}. Run as that user, or choose another "
+                f"data directory {data_dir} belongs to user {user_name(owner)}. Run as that user, or choose another "
                 "directory (--data-dir, SUBLET_DATA_DIR)."
             )
+        check_trusted(data_dir, None)
         return None
     users = list(_candidates(data_dir, owner))
     for user in users:
         if find_inaccessible(user, data_dir) is None:
+            check_trusted(data_dir, user)
             return user
     raise _unusable(data_dir, users)
+
+
+def check_trusted(data_dir: Path, user: ServerUser | None) -> None:
+    """Raise `EmbeddedDirectoryUnusable` where others can replace what is run, read or handed to the server's user."""
+    with naming(data_dir):
+        check_directory(data_dir, owners_beside_us(user))
+        check_directory(data_dir / "pg", owners_beside_us(user))
+
+
+@contextlib.contextmanager
+def naming(data_dir: Path) -> Iterator[None]:
+    """Turn what the system refuses into an error that names the data directory."""
+    try:
+        yield
+    except OSError as error:
+        text = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise EmbeddedDirectoryUnusable(
+            f"data directory {data_dir}: {text}. Or choose another directory (--data-dir, SUBLET_DATA_DIR)."
+        ) from None
+
+
+def owners_beside_us(user: ServerUser | None) -> tuple[int, ...]:
+    """Return who else may own what is in a data directory."""
+    return () if user is None else (user.uid,)
 
 
 def _check_no_file(data_dir: Path) -> None:
@@ -116,36 +152,29 @@ def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
 
 def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
     """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
+    uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.uid, user.gid)
     directory = data_dir / "socket"
     if _fits(directory):
-        directory.mkdir(mode=0o700, exist_ok=True)
-        chown_to(directory, user)
+        with naming(data_dir):
+            make_private_directory(directory, uid, gid)
         return directory
-    parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
+    parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp").resolve()
     name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
     if not _fits(parent / name) or not parent.is_dir():
-        parent = Path("/tmp")
-    return _private(parent / name, user)
+        parent = Path("/tmp").resolve()
+    try:
+        make_private_directory(parent / name, uid, gid)
+    except OSError:  # the name is taken
+        directory = Path(tempfile.mkdtemp(prefix="sublet-", dir="/tmp"))
+        chown_to(directory, user)
+        return directory
+    return parent / name
 
 
 def chown_to(path: Path, user: ServerUser | None) -> None:
     """Hand a path of ours to the server's user."""
     if user is not None:
-        os.chown(path, user.uid, user.gid)
-
-
-def _private(directory: Path, user: ServerUser | None) -> Path:
-    """Return the directory, made or found to be the server's alone; another, new one if its name is taken."""
-    try:
-        directory.mkdir(mode=0o700)
-        chown_to(directory, user)
-    except FileExistsError:
-        status = directory.lstat()
-        uid = os.geteuid() if user is None else user.uid
-        if not stat.S_ISDIR(status.st_mode) or status.st_uid != uid or stat.S_IMODE(status.st_mode) != 0o700:
-            directory = Path(tempfile.mkdtemp(prefix="sublet-", dir="/tmp"))
-            chown_to(directory, user)
-    return directory
+        give_to(path, user.uid, user.gid)
 
 
 def _fits(directory: Path) -> bool:
@@ -163,7 +192,7 @@ def _search_bit(user: ServerUser, status: os.stat_result) -> int:
 
 def _cluster_owner(data_dir: Path) -> int | None:
     try:
-        return (data_dir / "pg").stat().st_uid
+        return (data_dir / "pg").lstat().st_uid
     except OSError:
         return None
 
@@ -186,11 +215,6 @@ def _entry(who: int | str) -> pwd.struct_passwd | None:
         return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
     except KeyError:
         return None
-
-
-def _user_name(uid: int) -> str:
-    entry = _entry(uid)
-    return str(uid) if entry is None else entry.pw_name
 
 
 def _unusable(data_dir: Path, users: list[ServerUser]) -> EmbeddedDirectoryUnusable:

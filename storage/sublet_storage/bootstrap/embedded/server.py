@@ -24,9 +24,12 @@ from sublet_storage.bootstrap.embedded.location import (
     ServerUser,
     chown_to,
     default_data_dir,
+    naming,
+    owners_beside_us,
     server_user,
     socket_directory,
 )
+from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
 from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_TIMEOUT_S, environment, is_zombie, remove_stale_lock_files
 
 LOCK_TIMEOUT_S = 120.0
@@ -76,7 +79,7 @@ class EmbeddedPostgres:
         Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
         self._user = server_user(self.data_dir)
-        _make(self.data_dir)
+        _make(self.data_dir, self._user)
         with self._server_lock():
             self._join()
             try:
@@ -99,12 +102,18 @@ class EmbeddedPostgres:
                 directory = self._socket_directory()
                 self._command(self._stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
-                    directory.rmdir()
+                    if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
+                        directory.rmdir()
 
     def _join(self) -> None:
         if self._users is None:
-            self._users = os.open(self.data_dir / "users.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            self._users = self._open("users.lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._users, fcntl.LOCK_SH)
+
+    def _open(self, name: str, flags: int) -> int:
+        """Open a file in the data directory that nobody else can have put there."""
+        with naming(self.data_dir):
+            return open_file(self.data_dir / name, flags, owners_beside_us(self._user))
 
     def _leave(self) -> None:
         """Closing, not unlocking: a forked child must not take its parent's lock away."""
@@ -114,7 +123,7 @@ class EmbeddedPostgres:
 
     def _alone(self) -> bool:
         """Whether no other process uses the server. The watchdog may hold the lock for a moment: then look again."""
-        users = os.open(self.data_dir / "users.lock", os.O_RDWR)
+        users = self._open("users.lock", os.O_RDWR)
         try:
             for _ in range(3):
                 with contextlib.suppress(BlockingIOError):
@@ -127,7 +136,7 @@ class EmbeddedPostgres:
 
     @contextlib.contextmanager
     def _server_lock(self) -> Iterator[None]:
-        lock = os.open(self.data_dir / "server.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = self._open("server.lock", os.O_RDWR | os.O_CREAT)
         try:
             _lock_within(lock, self.data_dir, LOCK_TIMEOUT_S)
             yield
@@ -148,7 +157,7 @@ class EmbeddedPostgres:
         if code != 0:
             shutil.rmtree(making, ignore_errors=True)
             raise EmbeddedDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
-        with (making / "postgresql.conf").open("a") as settings:
+        with open(self._open(f"{making.name}/postgresql.conf", os.O_WRONLY | os.O_APPEND), "a") as settings:
             settings.write(SETTINGS)
             settings.flush()
             os.fsync(settings.fileno())
@@ -194,7 +203,7 @@ class EmbeddedPostgres:
 
     def _watch(self) -> None:
         """Ensure that there is a watchdog: the process that gets its lock starts one, which inherits the lock."""
-        lock = os.open(self.data_dir / "watchdog.lock", os.O_RDWR | os.O_CREAT, 0o600)
+        lock = self._open("watchdog.lock", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             subprocess.run(
@@ -270,24 +279,20 @@ class EmbeddedPostgres:
         return self._cluster / LOG
 
     def _log_tail(self) -> str:
-        with contextlib.suppress(OSError):
-            return "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
+        with (
+            contextlib.suppress(EmbeddedDirectoryUnusable),
+            open(self._open(f"pg/{LOG}", os.O_RDONLY), errors="replace") as log,
+        ):
+            return "".join(log.readlines()[-12:]).rstrip()
         return ""
 
 
-def _make(data_dir: Path) -> None:
+def _make(data_dir: Path, user: ServerUser | None) -> None:
     """Create the directory if it is missing, accessible for the server's user; one that exists is left as it is."""
-    try:
-        missing = [path for path in (data_dir, *data_dir.parents) if not path.exists()]
-        data_dir.mkdir(parents=True, exist_ok=True)
-        for path in missing:
-            path.chmod(0o755)
+    with naming(data_dir):
+        os.close(open_directory(data_dir, owners_beside_us(user), make=True))
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no right to write in {data_dir}")
-    except OSError as error:
-        raise EmbeddedDirectoryUnusable(
-            f"data directory {data_dir}: {error}. Choose one that can be written (--data-dir, SUBLET_DATA_DIR)."
-        ) from None
 
 
 def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:

@@ -39,8 +39,8 @@ def main(spec: dict[str, Any]) -> None:
     if os.fork() != 0:
         os._exit(0)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    users = os.open(spec["users"], os.O_RDWR)
-    server = os.open(spec["server"], os.O_RDWR)
+    users = os.open(spec["users"], os.O_RDWR | os.O_NOFOLLOW)
+    server = os.open(spec["server"], os.O_RDWR | os.O_NOFOLLOW)
     threading.Thread(target=_revive, args=(spec,), daemon=True).start()
     while not _stopped(spec, users, server):
         pass
@@ -71,8 +71,8 @@ def _stopped(spec: dict[str, Any], users: int, server: int) -> bool:
 
 def _revive(spec: dict[str, Any]) -> None:
     """Start the server whenever it is found dead while it is used; a thread, which ends with the process."""
-    users = os.open(spec["users"], os.O_RDWR)
-    server = os.open(spec["server"], os.O_RDWR)
+    users = os.open(spec["users"], os.O_RDWR | os.O_NOFOLLOW)
+    server = os.open(spec["server"], os.O_RDWR | os.O_NOFOLLOW)
     pause_s, started_at = 0.0, time.monotonic()
     while True:
         time.sleep(POLL_INTERVAL_S)
@@ -142,7 +142,11 @@ def _notify(log: int, text: str) -> None:
 def _log(spec: dict[str, Any]) -> Iterator[int]:
     """The server's log, or nothing, if it cannot be written: that must not keep the server down."""
     try:
-        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND)
+        log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
+        status = os.fstat(log)
+        if status.st_nlink > 1 or status.st_uid != os.stat(spec["cluster"], follow_symlinks=False).st_uid:
+            os.close(log)
+            raise PermissionError
     except OSError:
         log = os.open(os.devnull, os.O_WRONLY)
     try:

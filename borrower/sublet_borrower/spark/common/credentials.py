@@ -1,0 +1,156 @@
+"""How a query's processes are given the database: where it is, by the plan; its password, by themselves.
+
+Spark pickles, logs, stores and shows what is in plans, options and closures. So these have the address alone, and
+`credentials` says where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
+that process), `file:PATH`, or `class:MODULE.NAME`, a function or class that is called without arguments. Each gives a
+URL, or a part of one such as password=...
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from psycopg.conninfo import make_conninfo
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.secret import Secret, SecretFile
+from sublet_storage.db.database_url import as_secret, database_url, format_url, parse_url
+
+FROM_ENVIRONMENT = "env"
+ADVICE = (
+    "Nothing secret goes into a query's options or a job's closure, which Spark logs, stores and shows. Have the "
+    "processes of driver and executors find it themselves: in SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, or by "
+    "credentials file:PATH or class:MODULE.NAME (docs/spark-cluster.md)."
+)
+SECRET_WORDS = ("password", "token", "key")
+"""An option whose name has one of them is refused."""
+
+_ADDRESS = ("host", "hostaddr", "port", "dbname")
+_PUBLIC = set(
+    re.findall(
+        r"\w+",
+        """
+    host hostaddr port dbname user service passfile application_name client_encoding connect_timeout tcp_user_timeout
+    keepalives keepalives_idle keepalives_interval keepalives_count target_session_attrs load_balance_hosts
+    sslmode sslnegotiation sslcert sslkey sslcertmode sslrootcert sslcrl sslcrldir sslsni ssl_min_protocol_version
+    ssl_max_protocol_version channel_binding require_auth requirepeer gssencmode krbsrvname gsslib""",
+    )
+)
+"""What of a URL may be in a plan: names, files' paths and times."""
+
+
+def check_url(url: str | None, credentials: str) -> None:
+    """Raise `InvalidSetting` for a URL with parts that are, or may be, secret, and for what are no credentials."""
+    _parse_credentials(credentials)
+    others = {} if url is None else {name: value for name, value in parse_url(url).items() if name not in _PUBLIC}
+    if others:
+        raise InvalidSetting(f"url has a part that does not belong there: {', '.join(sorted(others))}. {ADVICE}")
+
+
+def driver_url(url: str | None, data_dir: object, credentials: str) -> Secret | None:
+    """Return the database of a query, for the driver: that of `url`, else of the driver's environment, else of the
+    credentials; None where it is an embedded one. Raises `InvalidSetting`."""
+    check_url(url, credentials)
+    if data_dir is not None:
+        return None
+    if url is not None:
+        return task_url(url, credentials)
+    return database_url(None) or (None if credentials == FROM_ENVIRONMENT else _read(credentials))
+
+
+def task_address(url: str) -> str:
+    """Return the parts of a URL that may be in a plan."""
+    return make_conninfo("", **{name: value for name, value in parse_url(url).items() if name in _PUBLIC})
+
+
+def task_url(address: str, credentials: str) -> Secret:
+    """Return the database of an address, with the credentials that this process finds now, and at each connection
+    anew."""
+    return as_secret(_TaskUrl(address, _read(credentials), credentials))
+
+
+@dataclass(frozen=True)
+class _TaskUrl:
+    """Puts a URL together, at each call. `found`: that of the credentials, if there is one."""
+
+    address: str
+    found: Secret | None
+    credentials: str
+
+    def __call__(self) -> str:
+        address, found = parse_url(self.address), {} if self.found is None else parse_url(self.found)
+        is_env = self.credentials == FROM_ENVIRONMENT
+        if _differ(address, found, (*_ADDRESS, "user") if is_env else _ADDRESS):
+            if not is_env:
+                assert self.found is not None
+                raise InvalidSetting(
+                    f"credentials {self.credentials!r} are for {format_url(self.found)}, and the database is "
+                    f"{format_url(self.address)}. Correct one of them, or leave host, port and database out of the "
+                    "credentials."
+                )
+            found = {}
+        user = found.get("user") or address.get("user")
+        return make_conninfo("", **{**found, **address, **({"user": user} if user else {})})
+
+
+def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ...]) -> bool:
+    """Whether `found` names another one in any of these."""
+    port = {"port": "5432"}
+    return any(found.get(name) and str(found[name]) != str({**port, **address}.get(name)) for name in names)
+
+
+def _read(credentials: str) -> Secret | None:
+    kind, value = _parse_credentials(credentials)
+    if kind == "env":
+        return database_url(None)
+    if kind == "file":
+        return as_secret(SecretFile(value, f"credentials {credentials!r}", parse_url))
+    return as_secret(_function(credentials, value))
+
+
+def _parse_credentials(credentials: str) -> tuple[str, str]:
+    kind, _, value = credentials.partition(":") if isinstance(credentials, str) else ("", "", "")
+    if (
+        credentials == FROM_ENVIRONMENT
+        or (kind == "file" and Path(value).is_absolute())
+        or (kind == "class" and all(part.isidentifier() for part in value.split(".")) and "." in value)
+    ):
+        return kind, value
+    shown = f"{kind}:..." if kind in ("file", "class") else "none of these"  # it may be a password itself
+    raise InvalidSetting(
+        f"credentials are {shown}: they are env, file:PATH with an absolute path, or class:MODULE.NAME of something to "
+        "call. Correct them."
+    )
+
+
+def _function(credentials: str, path: str) -> Callable[[], str]:
+    module, _, name = path.rpartition(".")
+    try:
+        found: Callable[[], str] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise InvalidSetting(
+            f"credentials {credentials!r}: {error}, in process {os.getpid()}. Correct the name, or install the module "
+            "where driver and executors run."
+        ) from None
+    return _Called(found, credentials)
+
+
+@dataclass(frozen=True)
+class _Called:
+    function: Callable[[], Any]
+    credentials: str
+
+    def __call__(self) -> str:
+        found = self.function()
+        if not isinstance(found, str):
+            raise InvalidSetting(
+                f"credentials {self.credentials!r}: the call returned a {type(found).__name__}. Return a URL such as "
+                "postgresql://USER:PASSWORD@HOST/DATABASE, or password=... alone."
+            )
+        return found.reveal() if isinstance(found, Secret) else found

@@ -1,0 +1,111 @@
+"""The URL of a database: where it comes from, what it consists of, and what of it may be shown.
+
+It is a secret, as it may contain a password. It is parsed as libpq does it, and what is shown is made of the parts that
+are found; of one that cannot be parsed nothing is shown, since nobody knows where in it the password is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection
+from functools import cache
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.secret import Secret, secret_setting
+
+SETTING = "SUBLET_DATABASE_URL"
+_SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
+_SCHEME = re.compile(r"\w[\w+.-]*://")
+_HOST = re.compile(r"[\w.:%-]*|[/@].*")
+_SHOWN = re.compile(r"[\w.$@ +-]*")
+"""What a user or database that is shown consists of: another one may be a URL itself."""
+
+
+def database_url(explicit: str | None) -> Secret | None:
+    """Return the given URL, else that of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else None (which means the
+    embedded server). Raises `InvalidSetting`."""
+    return as_secret(explicit) if explicit else secret_setting(SETTING, _secret_texts, parse_url)
+
+
+def as_secret(url: str | Callable[[], str]) -> Secret:
+    """Return a URL, or what reads one, as a secret; one that is so already as it is."""
+    return url if isinstance(url, Secret) else Secret(url, _secret_texts)
+
+
+def parse_url(url: str) -> dict[str, Any]:
+    """Return the parts of a URL, or a key=value string, by libpq's names. Raises `InvalidSetting`."""
+    text = url.reveal() if isinstance(url, Secret) else url
+    try:
+        parts = dict(conninfo_to_dict(text))
+    except psycopg.ProgrammingError as error:
+        raise _malformed(_without_values(str(error).strip())) from None
+    if _has_stray_at(text):
+        raise _malformed("an @ in it is not percent-encoded, as %40")
+    if not all(_HOST.fullmatch(host) for host in str(parts.get("host") or "").split(",")):
+        raise _malformed("its host has characters that no host has")
+    for port in str(parts.get("port") or "").split(","):
+        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+            raise _malformed("its port is not a number from 1 to 65535")
+    return parts
+
+
+def format_url(url: str) -> str:
+    """Return user@host:port/database, as far as the URL has them. Raises `InvalidSetting`."""
+    parts = {name: str(value) for name, value in parse_url(url).items() if value}
+    hosts = (parts.get("host") or parts.get("hostaddr") or "").split(",")
+    ports = parts.get("port", "").split(",")
+    ports = ports * len(hosts) if len(ports) == 1 else [*ports, *[""] * len(hosts)]
+    where = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
+    user, database = _shown(parts.get("user", "")), _shown(parts.get("dbname", ""))
+    return (f"{user}@" if user else "") + where + (f"/{database}" if database else "")
+
+
+def secret_parts(url: str) -> dict[str, str]:
+    """Return the parts that are secret. Raises `InvalidSetting`."""
+    return {name: str(value) for name, value in parse_url(url).items() if value and name in _secret_names()}
+
+
+@cache
+def _secret_names() -> set[str]:
+    """Return those that libpq would not show as they are typed, and two of its keys."""
+    options = psycopg.pq.Conninfo.get_defaults()
+    hidden = {option.keyword.decode() for option in options if option.dispchar == b"*"}
+    return hidden | {"scram_client_key", "scram_server_key"}
+
+
+def _secret_texts(text: str) -> Collection[str]:
+    """Return what of a URL must not be shown: all of one that cannot be parsed, else secrets, also encoded."""
+    try:
+        found = secret_parts(text).values()
+    except InvalidSetting:
+        return (text,)
+    return [text, *found, *(quote(each, safe="") for each in found)] if found else ()
+
+
+def _has_stray_at(text: str) -> bool:
+    """Whether a URL has another @ than that behind the user: the password may have it, and reach further than libpq
+    takes it to."""
+    scheme = _SCHEME.match(text)
+    before, mark, behind = text[scheme.end() :].partition("@") if scheme else ("", "", "")
+    return bool(mark) and ("/" in before or "@" in behind)
+
+
+def _shown(text: str) -> str:
+    return text if _SHOWN.fullmatch(text) else "..."
+
+
+def _malformed(reason: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"the database URL is malformed: {reason}. Write it as {_SHAPE}; for SQLAlchemy's postgresql+psycopg://, drop "
+        "the +psycopg."
+    )
+
+
+def _without_values(reason: str) -> str:
+    """libpq quotes what it could not read, which may be a piece of the password: it is left out from there on."""
+    return reason.replace('missing "="', "missing =").partition('"')[0].strip(" :")

