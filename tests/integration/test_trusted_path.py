@@ -29,7 +29,7 @@ def home(server_home: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o757])
-def test_a_directory_that_others_may_write_to_is_refused(home: Path, mode: int) -> None:
+def test_a_directory_others_may_write_to_is_refused(home: Path, mode: int) -> None:
     """Also above the data directory; a sticky one is no danger to what lies in it."""
     shared = home / "shared"
     shared.mkdir()

@@ -29,6 +29,7 @@ REVEALED = {
     "leader/sublet_leader/http/settings.py": 1,  # checked
     "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
     "examples/_stage.py": 2,  # the same
+    "protocol/sublet_protocol/pubsub/wire.py": 2,  # of an agent's key, into the requests that it proves
 }
 """How often each file takes the value out of a secret: whoever adds one says here why."""
 

@@ -44,8 +44,10 @@ _ENDINGS = {"deleted": 3, "fenced": 4}
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _url_without_password(text: str) -> str:
+def _url_without_password(text: str | None) -> str | None:
     """One that is malformed is refused where it is used; an empty one is that of the environment."""
+    if not text:
+        return text
     from sublet_storage.db.database_url import SETTING, secret_parts
 
     try:
@@ -65,7 +67,7 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        parser=_url_without_password,
+        callback=_url_without_password,
         help="Postgres to use: postgresql://USER@HOST/DATABASE, without a password: other users of this machine can "
         "read options. Default: $SUBLET_DATABASE_URL, or what is in the file $SUBLET_DATABASE_URL_FILE, else the "
         "embedded server of --data-dir.",
