@@ -28,7 +28,7 @@ def main(subscription: str, tasks: str = "2") -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: leave.set())
     spark = SparkSession.builder.appName("sublet").master(f"local[{tasks},1000]").getOrCreate()
-    running = sublet.spark.consume(spark, subscription, work, tasks=int(tasks), start="earliest")
+    running = sublet.spark.consume(spark, subscription, work, tasks=int(tasks), starting_position="earliest")
     while running.running and not leave.wait(0.5):
         pass
     done = running.drain() if leave.is_set() else running.result()
