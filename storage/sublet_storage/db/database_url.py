@@ -44,8 +44,8 @@ def parse_url(url: str) -> dict[str, Any]:
         parts = dict(conninfo_to_dict(text))
     except psycopg.ProgrammingError as error:
         raise _malformed(_without_values(str(error).strip())) from None
-    except UnicodeDecodeError:
-        raise _malformed("what is percent-encoded in it is not UTF-8") from None
+    except UnicodeError:
+        raise _malformed("it is not UTF-8") from None
     if _has_stray_at(text):
         raise _malformed("an @ in it is not percent-encoded, as %40")
     if not all(_HOST.fullmatch(host) for host in str(parts.get("host") or "").split(",")):
