@@ -21,13 +21,18 @@ _MAX_GENERATIONS: Final = 1_000
 _may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
 
 
+def partition_name(generation_id: int) -> str:
+    """Return the name of the table that holds the blocks of a generation."""
+    return f"block_{generation_id}"
+
+
 def read_blocks(
     conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any], generation_id: int
 ) -> list[tuple[Any, ...]]:
     """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
     if _names_partition(conn, generation_id):
         try:
-            partition = statement.replace("{block}", f"block_{generation_id}")
+            partition = statement.replace("{block}", partition_name(generation_id))
             return conn.execute(partition, parameters, binary=True).fetchall()
         except (UndefinedTable, InsufficientPrivilege):  # dropped by retention, or a user who may read the table only
             _may_name[conn][generation_id] = False

@@ -20,6 +20,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
+from sublet_storage.log.partition_reads import partition_name
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.space_queries import read_generation_filters
 
@@ -153,7 +154,7 @@ class IdleProducerCleaner:
 
 
 def _failure_text(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
-    what = "; ".join(f"block_{generation_id}: {str(error).strip()}" for generation_id, error in failed[:3])
+    what = "; ".join(f"{partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3])
     more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (
         f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {what}{more}. See to these tables."

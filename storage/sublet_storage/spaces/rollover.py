@@ -15,6 +15,7 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.log.partition_reads import partition_name
 from sublet_storage.spaces.routing import HashRange, Space, moves_topics, ranges_overlap, split_ring
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -116,7 +117,7 @@ def create_partition(conn: psycopg.Connection[Any], generation_id: int) -> None:
 
 def partition_table(generation_id: int) -> sql.Identifier:
     """Return the table that holds the blocks of a generation."""
-    return sql.Identifier(f"block_{generation_id}")
+    return sql.Identifier(partition_name(generation_id))
 
 
 def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:

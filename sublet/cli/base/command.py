@@ -25,7 +25,7 @@ import typer
 from sublet.cli.base import lazy_commands
 from sublet.cli.base.output import Output, escape_control_characters
 from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
-from sublet_protocol.domain.secret import Secret, SecretFilter, hide_secrets
+from sublet_protocol.domain.secret import SecretFilter, hide_secrets
 
 if TYPE_CHECKING:
     import psycopg
@@ -48,12 +48,12 @@ def _url_without_password(text: str | None) -> str | None:
     """One that is malformed is refused where it is used; an empty one is that of the environment."""
     if not text:
         return text
-    from sublet_storage.db.database_url import SETTING, secret_parts
+    from sublet_storage.db.database_url import SETTING, as_secret, secret_parts
 
     try:
         found = secret_parts(text)
     except UsageError:
-        return Secret(text)
+        return as_secret(text)
     if found:
         raise typer.BadParameter(
             f"it has a {', '.join(sorted(found))}, and other users of this machine can read a command's options. Give "

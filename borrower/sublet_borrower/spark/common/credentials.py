@@ -107,7 +107,7 @@ def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ..
 
 def _read(credentials: str) -> Secret | None:
     kind, value = _parse_credentials(credentials)
-    if kind == "env":
+    if kind == FROM_ENVIRONMENT:
         return database_url(None)
     if kind == "file":
         return as_secret(SecretFile(value, f"credentials {credentials!r}", parse_url))

@@ -9,7 +9,7 @@ from typing import Any
 
 from sublet_borrower.consumer.arguments import check_arguments, check_name
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.credentials import ADVICE, SECRET_WORDS, check_url
+from sublet_borrower.spark.common.credentials import ADVICE, FROM_ENVIRONMENT, SECRET_WORDS, check_url
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.subscriptions import Subscription
 
@@ -74,7 +74,7 @@ class StreamOptions:
     """With the trigger `availableNow`: how long the query waits, with nothing else to do, for streams with messages
     that were there when it began. Then it fails and names those that were not granted to it; what other members have by
     then is left to them. Seconds, or with a unit."""
-    credentials: str = "env"
+    credentials: str = FROM_ENVIRONMENT
     """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
     SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
     `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""

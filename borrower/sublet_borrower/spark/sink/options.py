@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.options import check_database, check_option_name, parse_index, read_options
 from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
 from sublet_protocol.domain.topics import check_topic
@@ -36,7 +37,7 @@ class WriteOptions:
     batch_id: int | None = None
     """The number of the batch, in `foreachBatch` that which Spark gives. Under one name they grow; a lower one than the
     last is refused."""
-    credentials: str = "env"
+    credentials: str = FROM_ENVIRONMENT
     """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
     SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
     `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.options import (
     StreamOptions,
     check_database,
@@ -63,7 +64,7 @@ class BatchQueryOptions:
     push_down_predicate: bool = False
     """Whether a `where` on topic, space, stream, offset or timestamp decides what is read at all. Needs
     `spark.sql.python.filterPushdown.enabled`, and a `load()` of its own for each set of filters."""
-    credentials: str = "env"
+    credentials: str = FROM_ENVIRONMENT
     """Where driver and executors find what the URL has no place for, the password above all: `env`, which is
     SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of their own environments, if it names the same user and database;
     `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
