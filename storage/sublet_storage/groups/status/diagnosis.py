@@ -22,6 +22,7 @@ SILENT_MEMBER_S = 20.0
 # What holders say of a block that cannot be had, or be decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
 # that is away has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
+_LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,9 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
         return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
+    if head := _LOWER_HEAD.search(stream.blocked_reason or ""):
+        there = _reset(group, stream, f"--to-offset {head[1]}")
+        return f"From offset {head[1]} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
     if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")
