@@ -26,7 +26,7 @@ from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.cli_kit import Shell
 from tests.integration.epoch_kit import A, Story
-from tests.integration.feed_kit import address_of
+from tests.integration.feed_kit import address_of, serving
 from tests.integration.http_kit import Http
 from tests.integration.log_kit import Connection, put
 from tests.integration.query_kit import Checkpoint, Run
@@ -233,15 +233,21 @@ def test_what_only_a_query_saw_is_blocked(database: str, conn: Connection, serve
 
 
 @pytest.mark.conforms("P10")
-@pytest.mark.usefixtures("streams")
-def test_a_quiet_feed_ends_by_name(conn: Connection, served: Fleet, streams: list[int]) -> None:
-    with Feed(address_of(served.nodes["n1"])) as feed, feed.follow(starting_position="earliest") as reader:
+def test_a_quiet_feed_ends_by_name(database: str, conn: Connection, streams: list[int]) -> None:
+    with (
+        serving(database) as served,
+        Feed(served.address) as feed,
+        feed.follow(starting_position="earliest") as reader,
+    ):
         count = 0
         while count < 20:
             table = reader.read(WAIT_S)
             assert table is not None
             count += table.num_rows
         assert reader.read(0.0) is None
+        eventually(
+            lambda: {s: h.head for s, h in served.feed.watch._heads.items()} == dict.fromkeys(streams, 10), WAIT_S
+        )
         lower_head(conn, streams[0])
         with pytest.raises(PositionBeyondHead, match=f"stream {streams[0]}: {REASON}"):
             reader.read(WAIT_S)
