@@ -122,6 +122,7 @@ def test_a_quiet_holders_stream_is_blocked(
         assert f"sublet groups reset '{GROUP}' --stream {lowered} --to-offset 5" in str(stalled.hint)
         (finding,) = [each for each in run_checks(conn, 0.0, PROTOCOL_VERSION) if each.check == "streams"]
         assert REASON in finding.detail
+        assert f"{lowered} --to-offset 5 lets it go on" in str(finding.hint)
         for command in ("why", "describe"):
             assert REASON in shell.run("groups", command, GROUP, "--json").out
         http = Http.of(served.nodes["n1"])
