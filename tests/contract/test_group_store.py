@@ -451,7 +451,7 @@ def test_a_sync_blocks_rows_beyond_a_lowered_head(world: World) -> None:
 
 
 @pytest.mark.conforms("P10")
-def test_what_a_holder_found_beyond_the_head_is_blocked(world: World) -> None:
+def test_a_holders_report_beyond_the_head_blocks(world: World) -> None:
     """Others have appended since, so that only its holder can know."""
     group, term, stream, row = world.granted(10)
     found = ReleaseStream(stream, row.grant_id, 8, "offset 8 is beyond the head 3", is_beyond_head=True)
