@@ -74,7 +74,7 @@ def test_at_a_bad_block_final_progress_waits(given_up: bool) -> None:
     play = Play()
     first = play.give(3)
     poison = PoisonBlock(7, (FROM + 3, FROM + 5), "is garbage.")
-    assert [play.handler.poisoned(play.granted, poison) for _ in range(2)] == [True, False]
+    assert [play.handler.end_unreadable(play.granted, poison) for _ in range(2)] == [True, False]
     play.handler.release_read(play.granted)
     assert (play.reports, play.granted.may_have_more) == ([], False)
     if given_up:
