@@ -120,15 +120,29 @@ class PlanLedger:
             }
 
     def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says."""
+        """(stream, head), as the log says. One before what is planned of its stream has it be polled again."""
         with self.changed:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
                 if granted is not None:
-                    if head < granted.known_end:
-                        granted.beyond_head = beyond_head_error(stream_id, granted.known_end, head)
-                    granted.head, granted.has_head_hint = max(head, granted.head or 0, granted.known_end), False
+                    granted.has_head_hint = head < granted.known_end
+                    granted.head = max(head, granted.head or 0, granted.known_end)
                     granted.initial_head = granted.head if granted.initial_head is None else granted.initial_head
+
+    def known_ends(self, stream_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return {stream: (grant id, how far it is planned)}, for `end_beyond_head`."""
+        with self.changed:
+            held = {stream_id: self._granted[stream_id] for stream_id in stream_ids if stream_id in self._granted}
+            return {stream_id: (granted.grant.grant_id, granted.known_end) for stream_id, granted in held.items()}
+
+    def end_beyond_head(self, heads: Iterable[tuple[int, int]], before: Mapping[int, tuple[int, int]]) -> None:
+        """Plan no more of streams that end before what was planned of them. `before`: `known_ends`, taken before the
+        heads were read; a grant or a plan that came meanwhile may be further than these."""
+        with self.changed:
+            for stream_id, head in heads:
+                grant_id, known_end = before.get(stream_id, (0, 0))
+                if head < known_end and (granted := self._under(stream_id, grant_id)) is not None:
+                    granted.beyond_head = beyond_head_error(stream_id, known_end, head)
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as somebody says who may be wrong: only what the log has is planned."""
