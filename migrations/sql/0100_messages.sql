@@ -75,12 +75,12 @@ create index stream_parents on stream using gin (parents);
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 create index stream_to_tier on stream (space_id) where is_to_tier;
 
--- A block covers the offsets [end_offset - count, end_offset). One partition per generation, made by LIKE + ATTACH.
+-- A block covers the offsets [end_offset - count, end_offset). It is no larger than what readers decode. One partition per generation, made by LIKE + ATTACH.
 create table block (
   generation_id bigint not null,
   stream_id bigint not null,
   end_offset bigint not null,
-  count integer not null check (count > 0),
+  count integer not null check (count between 1 and 100000),
   first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
   last_timestamp timestamptz not null,
   appended_at timestamptz not null default clock_timestamp(),
@@ -98,7 +98,10 @@ create table block (
   piece_starts integer[],
   piece_times timestamptz[],
   primary key (generation_id, stream_id, end_offset),
-  check ((payload is null) <> (uri is null))
+  check ((payload is null) <> (uri is null)),
+  check (octet_length(payload) <= 34603008),
+  check (topics is null or (array_ndims(topics) = 1 and cardinality(topics) <= 8 and array_position(topics, null) is null
+                            and octet_length(array_to_string(topics, '')) <= 524288))
 ) partition by list (generation_id);
 alter table block alter payload set storage external;
 
