@@ -39,7 +39,7 @@ NUMBERS = (0, 1, -1, 2, 7, 127, 255, 1 << 15, 1 << 30, (1 << 31) - 1, -(1 << 31)
 class Case:
     """Bytes, and how they are decoded: as a `block` with this codec and number of messages, `published`, or `page`."""
 
-    way: str
+    kind: str
     payload: bytes
     codec: int = 0
     count: int = 0
@@ -51,13 +51,13 @@ def execute(seed: int, number: int) -> bool:
     else happens."""
     case = case_of(seed, number)
     try:
-        found = _WAYS[case.way](case)
+        found = _DECODERS[case.kind](case)
     except (PoisonBlock, MalformedMessage, UsageError) as refused:
         if not str(refused).isprintable():
             raise ValueError("a refusal that cannot be printed") from refused
         return False
     use(found)
-    if case.way == "block":
+    if case.kind == "block":
         compact(found)
     return True
 
@@ -70,7 +70,7 @@ def case_of(seed: int, number: int) -> Case:
         return case
     mutate = dice.choice((_anywhere, _anywhere, _in_a_buffer, _in_a_buffer, _in_the_header))
     case = mutate(case, dice)
-    if case.way == "block":
+    if case.kind == "block":
         if not dice.randrange(8):
             case = replace(case, codec=dice.choice([each.codec for each in corpus()]))
         case = replace(case, count=_count(case, dice))
@@ -159,7 +159,7 @@ def _in_the_header(case: Case, dice: random.Random) -> Case:
 
 def _in_a_buffer(case: Case, dice: random.Random) -> Case:
     """The content of a buffer or two changed, under an envelope that fits; of a page any bytes."""
-    if case.way == "page":
+    if case.kind == "page":
         return _anywhere(case, dice)
     message = pa.ipc.read_message(case.payload)
     given, body = message.metadata.to_pybytes(), message.body.to_pybytes()
@@ -272,7 +272,7 @@ def _count(case: Case, dice: random.Random) -> int:
         return case.count
 
 
-_WAYS: dict[str, Callable[[Case], Any]] = {
+_DECODERS: dict[str, Callable[[Case], Any]] = {
     "block": lambda case: decode_block(case.codec, case.payload, 1, case.count, case.count),
     "published": lambda case: decode_batch(case.payload),
     "page": lambda case: decode_messages(case.payload),
