@@ -21,7 +21,6 @@ from sublet_protocol.domain.errors import (
     SubletError,
     Unavailable,
     UnknownOutcome,
-    ValueTooLarge,
 )
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
@@ -115,10 +114,7 @@ class Sender(threading.Thread):
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
         try:
-            packed, appends = self._packed(loads)
-            if loads and not packed:
-                return
-            loads = packed
+            appends = [self._append(load) for load in loads]
             answers = self._until_answered(appends, self._buffer.due_advance(loads))
         except SubletError as error:
             self._buffer.fail_batches(loads, error)
@@ -139,18 +135,6 @@ class Sender(threading.Thread):
             self._reroute(outcomes[AppendOutcome.CLOSED])
         if outcomes[AppendOutcome.FENCED]:
             self._stop_fenced(outcomes[AppendOutcome.FENCED])
-
-    def _packed(self, loads: list[PendingBlock]) -> tuple[list[PendingBlock], list[BlockAppend]]:
-        """Return the loads that can be packed, and what to append. The others fail: their one message makes a block
-        that no reader would decode."""
-        packed, appends = list[PendingBlock](), list[BlockAppend]()
-        for load in loads:
-            try:
-                appends.append(self._append(load))
-                packed.append(load)
-            except ValueTooLarge as error:
-                self._buffer.fail_batches([load], error)
-        return packed, appends
 
     def _append(self, load: PendingBlock) -> BlockAppend:
         block = load.pack(self._buffer.routes.compression(load.stream_id))

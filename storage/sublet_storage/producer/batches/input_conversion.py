@@ -24,6 +24,11 @@ Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
 MESSAGE_OVERHEAD_BYTES = 32
 """What a message counts for in the buffer beyond its topic, key, value and headers."""
 
+HEADER_OVERHEAD_BYTES = 9
+MAX_HEADERS_BYTES = 14 << 20
+"""What the headers of a message need in a block beside what `size_of` counts: for each, and if its name is not ASCII.
+With the largest message it makes less than a block."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
@@ -54,14 +59,20 @@ def as_bytes(what: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`."""
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, and `ValueTooLarge` for
+    more than a block can hold."""
     if headers is None:
         return None
     if isinstance(headers, Mapping):
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
-    return [_as_header(pair) for pair in headers] or None
+    pairs = [_as_header(pair) for pair in headers]
+    beyond = sum(HEADER_OVERHEAD_BYTES + (0 if name.isascii() else 3 * len(name)) for name, _ in pairs)
+    check_size(
+        beyond, MAX_HEADERS_BYTES, f"what {len(pairs)} headers need beside their bytes", "give it fewer headers."
+    )
+    return pairs or None
 
 
 def as_timestamp_us(timestamp: object) -> int:
