@@ -91,7 +91,7 @@ create table block (
   codec smallint not null,
   payload bytea,
   uri text,
-  uri_bytes bigint,                                    -- of the payload that lies there
+  uri_bytes bigint check (uri_bytes <= 34603008),      -- of the payload that lies there
   -- Of a block that was merged, a window by time of which holds the same messages for ever: where in it, counted from its first
   -- message, those begin that were appended later than all before them, and when. The first begins at 0, the last was
   -- appended at the time in the block's row. Null: it is of one time.

@@ -21,6 +21,7 @@ from sublet_storage.log.record_batch_decoder import (
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
     decode_block,
+    validate_block,
 )
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
@@ -115,12 +116,21 @@ def test_a_row_no_reader_reckons_with_is_refused(conn: Connection, stream: int, 
     assert conn.execute("select head from stream where stream_id = %s", (stream,)).fetchone() == (0,)
 
 
-def test_a_large_payload_of_an_older_row_is_not_read(conn: Connection, stream: int) -> None:
+def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever owns the table may have put it there."""
     append(conn, [BlockAppend(stream, pack(batch([b"1"])))])
     conn.execute("alter table block drop constraint block_payload_check")
-    conn.execute("update block set payload = %s", (bytes(MAX_PAYLOAD_BYTES + 2),))
+    conn.execute("update block set payload = %s", (bytes(2 * MAX_PAYLOAD_BYTES),))
+    fetched = list[int]()
+
+    def watched(codec: int, payload: Any, *where: int) -> Any:
+        fetched.append(len(payload))
+        return validate_block(codec, payload, *where)
+
+    monkeypatch.setattr(message_log, "validate_block", watched)
     with pytest.raises(PoisonBlock, match=f"more than {MAX_PAYLOAD_BYTES} bytes"):
         fetch(conn, stream, 0)
+    assert fetched == [MAX_PAYLOAD_BYTES + 1]
 
 
 def test_a_page_is_bounded_by_what_it_becomes(conn: Connection, stream: int) -> None:
