@@ -70,7 +70,7 @@ def _measure(count: int, shape: str, compression: str, rounds: int) -> Beside:
         return column_encoding.restore_columns(flags, pa.ipc.read_record_batch(pa.py_buffer(payload), schema))
 
     validated, plain = _medians_us(rounds, lambda: decode_block(codec, payload, 1, count, count), unseen)
-    what = f"{count:,} messages {SHAPES[shape]}, {'plain' if compression == 'none' else compression}"
+    what = f"{count:,} message{'s' * (count > 1)} {SHAPES[shape]}, {'plain' if compression == 'none' else compression}"
     return Beside(what, validated, "us", "without validation", plain)
 
 

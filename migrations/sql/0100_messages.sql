@@ -75,7 +75,21 @@ create index stream_parents on stream using gin (parents);
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 create index stream_to_tier on stream (space_id) where is_to_tier;
 
--- A block covers the offsets [end_offset - count, end_offset). It is no larger than what readers decode. One partition per generation, made by LIKE + ATTACH.
+-- Whether these are the epochs of a block as readers expect them: two antichains of up to 1000, all of as many numbers.
+create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql immutable strict as $$
+  select coalesce(
+    jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
+      && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000', '{}', true)
+    and not jsonb_path_exists(p_bounds,
+      'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*] ? (@.type() != "array" || @.size() != $.least[0].size())',
+      '{}', true)
+    and not jsonb_path_exists(p_bounds,
+      'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*][*]
+         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false)
+$$;
+
+-- A block covers the offsets [end_offset - count, end_offset). Its row has no more, and nothing else, than readers expect. One
+-- partition per generation, made by LIKE + ATTACH.
 create table block (
   generation_id bigint not null,
   stream_id bigint not null,
@@ -86,8 +100,8 @@ create table block (
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null when there are more than a few
   lower_frontier jsonb,                                -- the space's, before this block
-  epoch_bounds jsonb,                                  -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
-                                                       -- "has_unset": with messages without an epoch
+  epoch_bounds jsonb check (are_epoch_bounds(epoch_bounds)), -- {"least": antichain, "greatest": antichain} of those in it,
+                                                       -- and whether it is "has_unset": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,6 +115,39 @@ def test_a_row_no_reader_reckons_with_is_refused(conn: Connection, stream: int, 
             (stream, row["count"], row["topics"], block.codec, row["payload"]),
         )
     assert conn.execute("select head from stream where stream_id = %s", (stream,)).fetchone() == (0,)
+
+
+BOUNDS = {"least": [[1, 2], [2, 1]], "greatest": [[5, 6]], "has_unset": False}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"least": 5},
+        {"least": []},
+        {"least": [5]},
+        {"least": [[]]},
+        {"least": [[1]]},
+        {"least": [[1, 2], {"a": 1}]},
+        {"greatest": {"a": [[1, 2]]}},
+        {"greatest": []},
+        {"greatest": [[1, "x"]]},
+        {"greatest": [[1, None]]},
+        {"greatest": [[1, 1.5]]},
+        {"greatest": [[1, 2**63 - 1]]},
+        {"greatest": [[1, [2]]]},
+        {"greatest": [[1, 2]] * 1001},
+        {"least": [[1] * 9], "greatest": [[1] * 9]},
+        {"has_unset": 1},
+        {"has_unset": None},
+    ],
+    ids=lambda changes: str(changes)[:40],
+)
+def test_epochs_no_reader_reckons_with_are_refused(conn: Connection, stream: int, changes: dict[str, Any]) -> None:
+    append(conn, [BlockAppend(stream, pack(batch([b"1"])))])
+    conn.execute("update block set epoch_bounds = %s", (json.dumps(BOUNDS),))
+    with pytest.raises(psycopg.errors.CheckViolation):
+        conn.execute("update block set epoch_bounds = %s", (json.dumps({**BOUNDS, **changes}),))
 
 
 def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
