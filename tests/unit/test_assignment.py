@@ -255,4 +255,4 @@ def test_a_transaction_while_another_acknowledges() -> None:
     play.granted.outstanding = Acknowledging.outstanding = {Acknowledging(first): first, second: second, third: third}
     batch = Batch(pa.table({"offset": [first]}), first, first + 3, play.granted, play.handler.mark_acknowledged)
     batch.join_transaction([batch])
-    assert batch.began
+    assert batch.has_uncommitted_transaction
