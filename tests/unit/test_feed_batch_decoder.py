@@ -66,7 +66,7 @@ def test_a_batch_that_grows_by_being_read_is_refused() -> None:
         (b"\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 16, MalformedMessage, "not an Arrow|header"),
         (BLOCK_SCHEMA.serialize().to_pybytes(), MalformedMessage, "schema"),
         (record_batch(0).serialize().to_pybytes(), MalformedMessage, "1 to 10000"),
-        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 of them"),
+        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 messages"),
         (pa.record_batch({"topic": ["t"]}).serialize().to_pybytes(), MalformedMessage, "not an Arrow"),
         (record_batch(1, topic=None).serialize().to_pybytes(), SubletError, "null|not an Arrow"),
         (record_batch(1, timestamp=2**62).serialize().to_pybytes(), UsageError, "years 1 to 9999"),

@@ -14,7 +14,9 @@ import pyarrow.compute as pc
 
 from sublet_protocol.domain.epochs import MAX_DIMENSIONS, Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
+from sublet_storage.log.block import MAX_PACKED_BYTES
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
@@ -22,10 +24,13 @@ Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
 MESSAGE_OVERHEAD_BYTES = 32
 """What a message counts for in the buffer beyond its topic, key, value and headers."""
 
+HEADER_OVERHEAD_BYTES = 9
+MAX_HEADERS_BYTES = 14 << 20
+"""What the headers of a message need in a block beside what `size_of` counts: for each, and if its name is not ASCII.
+With the largest message it makes less than a block."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
 _HEADERS_RULE = "headers are names with bytes, text or None each. Give a mapping, or pairs of (name, value)."
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -54,14 +59,20 @@ def as_bytes(what: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`."""
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, and `ValueTooLarge` for
+    more than a block can hold."""
     if headers is None:
         return None
     if isinstance(headers, Mapping):
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
-    return [_as_header(pair) for pair in headers] or None
+    pairs = [_as_header(pair) for pair in headers]
+    beyond = sum(HEADER_OVERHEAD_BYTES + (0 if name.isascii() else 3 * len(name)) for name, _ in pairs)
+    check_size(
+        beyond, MAX_HEADERS_BYTES, f"what {len(pairs)} headers need beside their bytes", "give it fewer headers."
+    )
+    return pairs or None
 
 
 def as_timestamp_us(timestamp: object) -> int:
@@ -118,6 +129,7 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
         topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
+        check_size(row.nbytes, MAX_PACKED_BYTES, f"message {index} of the batch", "give it fewer headers.")
 
 
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
@@ -297,8 +309,8 @@ def _shown(value: object) -> str:
 
 
 def _check_span(first_us: int, last_us: int) -> None:
-    if first_us < _FIRST_US or last_us > _LAST_US:
+    if first_us < FIRST_US or last_us > LAST_US:
         raise UsageError(
-            f"timestamp {first_us if first_us < _FIRST_US else last_us}: outside of the years 1 to 9999. "
+            f"timestamp {first_us if first_us < FIRST_US else last_us}: outside of the years 1 to 9999. "
             "Timestamps are in microseconds since 1970."
         )
