@@ -11,22 +11,17 @@ before one of these begins later.
 
 from __future__ import annotations
 
-import functools
 import json
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_protocol.domain.limits import LARGEST_EPOCH, MAX_DIMENSIONS, SMALLEST_EPOCH
 
 Epoch = tuple[int, ...]
-
-MAX_DIMENSIONS = 8
-"""Of one epoch."""
-
-SMALLEST, LARGEST = -(2**63), 2**63 - 2
-"""Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 
 
 def check_epoch(value: object, numbers: int | None = None) -> Epoch:
@@ -41,8 +36,8 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     parts = [operator.index(part) for part in given]
     if not 1 <= len(parts) <= MAX_DIMENSIONS:
         raise _refused(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
-    if not all(SMALLEST <= part <= LARGEST for part in parts):
-        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST}", "Take others")
+    if not all(SMALLEST_EPOCH <= part <= LARGEST_EPOCH for part in parts):
+        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST_EPOCH}", "Take others")
     if numbers is not None and len(parts) != numbers:
         rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
         raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
@@ -204,11 +199,15 @@ def lower_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> LowerFro
     return None if stored is None else LowerFrontier.from_epochs(tuple(epoch) for epoch in stored)
 
 
-@functools.lru_cache(maxsize=1024)
 def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
     """Return the same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each
     time."""
-    return None if stored is None else lower_frontier_from_json(json.loads(stored))
+    return None if stored is None else _parsed_frontiers.get(stored)
+
+
+_parsed_frontiers = BoundedCache(
+    lambda stored: LowerFrontier.from_epochs(tuple(epoch) for epoch in json.loads(stored)), max_entries=1024
+)
 
 
 def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
@@ -228,7 +227,7 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     return [
         (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
         for dimension, bound in enumerate(greatest)
-        if bound <= LARGEST
+        if bound <= LARGEST_EPOCH
     ]
 
 

@@ -17,8 +17,9 @@ from typing import Any, NoReturn
 import grpc
 
 from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.limits import ENVELOPE_BYTES, MAX_PUBLISH_BYTES
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, CommandError
@@ -35,7 +36,7 @@ from sublet_protocol.v1 import sublet_pb2_grpc
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", wire.MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_PUBLISH_BYTES + ENVELOPE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
@@ -137,9 +138,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Execute a batch of commands, once."""
         subscriber_id = await _checked(request, context)
-        if len(request.commands) > wire.MAX_COMMANDS:
-            text = f"{len(request.commands)} commands in a batch: the limit is {wire.MAX_COMMANDS}; send several"
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
+        try:
+            wire.check_batch(request)
+        except MalformedMessage as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
         return await asyncio.shield(self._begin_in_turn(subscriber_id, request))
 
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
@@ -256,7 +258,7 @@ async def _checked(request: Any, context: Any) -> str:
         )
         await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
     try:
-        subscriber_id = wire.check_subscriber_id(request.subscriber_id)
+        subscriber_id = wire.check_request(request)
     except MalformedMessage as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if not wire.take_agent_key(request):

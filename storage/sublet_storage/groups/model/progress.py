@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
 from sublet_protocol.domain.in_doubt import latest_in_doubt
+from sublet_protocol.domain.limits import SMALLEST_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
@@ -60,7 +61,7 @@ def initial_frontier(
         return lower.after_completing(begun)
     if not begun.greatest:
         return None
-    return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).after_completing(begun)
+    return LowerFrontier(((SMALLEST_EPOCH,) * len(begun.greatest[0]),)).after_completing(begun)
 
 
 def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
