@@ -65,8 +65,8 @@ def initial_frontier(
 
 
 def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
-    if furthest_offset(change) > stream.head:
-        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    if impossible := find_impossible(change, row, stream, now_us):
+        return impossible
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
@@ -105,10 +105,27 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
     return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
 
 
-def furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
-    """The furthest offset that it speaks of."""
+def find_impossible(
+    change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
+) -> LendingTransition | None:
+    """Return the answer to a change that speaks of what is not there: it is its sender's fault, and leaves the row as
+    it is. Where the row itself is beyond the head, the stream has lost messages."""
+    furthest = _furthest_offset(change)
+    doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
+    if furthest > stream.head:
+        problem = beyond_head_reason(furthest, stream)
+        if row.position > stream.head:
+            return block(row, problem, now_us, redelivery_end(row, stream))
+    elif doubt is not None and doubt.grant_id > row.grant_id:
+        problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
+    else:
+        return None
+    return LendingTransition(ChangeOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
+
+
+def _furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
     furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
     if isinstance(change, ReleaseStream):
-        return max(furthest, change.poison)
+        return max(furthest, change.poison, change.delivered_end)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     return furthest if doubt is None else max(furthest, doubt.end)
