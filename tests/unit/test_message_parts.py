@@ -54,7 +54,7 @@ def merged(messages: list[Disconnect] | list[LeaderWanted]) -> object:
 
 
 @pytest.mark.conforms("E16")
-def test_a_reclaim_of_very_many_streams_arrives_whole() -> None:
+def test_a_large_reclaim_arrives_complete() -> None:
     play = Play(Borrower(ME, WANTS, SETTINGS, holding(MANY).machine.successor_state()))
     play.begin()
     wanted = play.said(LeaderWanted)
@@ -66,7 +66,7 @@ def test_a_reclaim_of_very_many_streams_arrives_whole() -> None:
     assert entire == replace(wanted[-1], reclaim=play.machine.streams.held())
 
 
-def test_a_disconnect_of_very_many_streams_arrives_whole() -> None:
+def test_a_large_disconnect_arrives_complete() -> None:
     play = holding(MANY)
     play.do(LeaveRequested(), at=play.now)
     for number in range(1, MANY + 1):
@@ -89,7 +89,7 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
         assert [stream for part in parts for stream in part] == streams
         for part in parts:
             is_held = isinstance(part[0], HeldGrant)
-            message = LeaderWanted("a/1", "$share/g/#", reclaim=part) if is_held else Disconnect("a/1", 1, part)  # type: ignore[arg-type]
+            message = LeaderWanted("a/1", "$share/g/#", reclaim=part) if is_held else Disconnect("a/1", 1, part)
             assert fits(message)
             assert len(part) <= MAX_STREAMS
     assert list(split_into_parts(())) == []
@@ -107,7 +107,7 @@ def test_a_part_that_is_repeated_counts_once() -> None:
     assert parts.merge("a", last, 0.0) == replace(last, reclaim=(*first.reclaim, *last.reclaim))
 
 
-def test_parts_without_an_end_are_bounded_and_forgotten() -> None:
+def test_unfinished_parts_are_bounded_and_forgotten() -> None:
     parts, streams = MessageParts(), tuple(HeldGrant(number, 1, 1) for number in range(1, MAX_STREAMS + 1))
     part = LeaderWanted("a/1", "$share/g/#", reclaim=streams, more=True)
     for number in range(MAX_STREAMS_OF_AGENT // MAX_STREAMS):

@@ -369,7 +369,7 @@ class GroupLeader:
     def _end_as_invalid(
         self, entry: StreamEntry, change: ReclaimStream | AdvancePosition | ReleaseStream, problem: str, now: float
     ) -> None:
-        """End the borrower that has sent what cannot be: it hears why, and its streams go to others. The grant is in
+        """End the borrower that has sent what cannot be, with the reason; its streams go to others. The grant is in
         force still; where its borrower has gone meanwhile, or waits for its end, that is still to be written."""
         held = entry.assignment
         from_holder = held is not None and held.grant_id == change.grant_id and not isinstance(change, ReclaimStream)

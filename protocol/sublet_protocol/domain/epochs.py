@@ -12,6 +12,7 @@ before one of these begins later.
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import Any, SupportsIndex
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_protocol.domain.limits import LARGEST_EPOCH, MAX_DIMENSIONS, SMALLEST_EPOCH
+from sublet_protocol.domain.limits import LARGEST_EPOCH, MAX_ANTICHAIN, MAX_DIMENSIONS, SMALLEST_EPOCH
 
 Epoch = tuple[int, ...]
 
@@ -53,7 +54,23 @@ def at_or_before(one: Epoch, other: Epoch) -> bool:
     """Product order. Not the order in which Python sorts tuples."""
     if len(one) == 1 == len(other):
         return one[0] <= other[0]
-    return all(a <= b for a, b in zip(one, other, strict=True))
+    return all(map(operator.le, one, other)) if len(one) == len(other) else _refuse_dimensions(one, other)
+
+
+def _least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | None:
+    """Return the least of the epochs, sorted; None where that takes more comparisons."""
+    least: list[Epoch] = []
+    for epoch in sorted(epochs):  # what is at or before another comes before it in this order, too
+        comparisons -= len(least)
+        if comparisons < 0:
+            return None
+        if not any(at_or_before(earlier, epoch) for earlier in least):
+            least.append(epoch)
+    return least
+
+
+def _refuse_dimensions(one: Epoch, other: Epoch) -> bool:
+    raise ValueError(f"epochs {one} and {other}: they have not as many dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +86,7 @@ class LowerFrontier:
         given = set(epochs)
         if len(given) == 1:
             return cls(tuple(given))
-        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(o, e) for o in given))))
+        return cls(tuple(_least(given, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
         """Whether messages of the epoch may still be published."""
@@ -94,10 +111,19 @@ class LowerFrontier:
         """Merge frontiers of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.least)
 
+    def meet_within(self, comparisons: int, others: Iterable[LowerFrontier]) -> LowerFrontier | None:
+        """Return the same as `meet`; None where that takes more comparisons, as of epochs that are made up."""
+        given = {epoch for each in (self, *others) for epoch in each.least}
+        least = None if len(given) > comparisons else _least(given, comparisons)
+        return None if least is None else LowerFrontier(tuple(least))
+
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
-        """Return what may come according to both."""
+        """Return what may come according to both. Of two large ones of which neither could become the other, as no
+        consumer has them, this one: what may come according to both may come according to it too."""
         if self == other:
             return self
+        if len(self.least) * len(other.least) > MAX_ANTICHAIN:
+            return other if self.is_at_or_before(other) else self
         return LowerFrontier.from_epochs(tuple(map(max, one, two)) for one in self.least for two in other.least)
 
 

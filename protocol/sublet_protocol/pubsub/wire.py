@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from sublet_protocol.domain.errors import UsageError
@@ -15,6 +15,7 @@ from sublet_protocol.domain.limits import (
     MAX_ITEMS,
     MAX_REQUEST_BYTES,
     MAX_SUBSCRIPTION_BYTES,
+    SLICE_ITEMS,
 )
 from sublet_protocol.messages import codec
 from sublet_protocol.messages.agent_key import AgentKey, is_key_of
@@ -168,6 +169,28 @@ def _read_subject(wire: Any, channels: ChannelTable) -> tuple[str, str | None]:
 
 def _key(key: str) -> str:
     return check_text("key", key, MAX_SUBSCRIPTION_BYTES)
+
+
+def slices(message: object) -> Iterator[tuple[object, int]]:
+    """Yield a message in parts that mean the same one after the other, and of how many items each is. A message that
+    counts as one is not divided."""
+    match message:
+        case Ping(borrower_ids, sent_at) if len(borrower_ids) > SLICE_ITEMS:
+            for start in range(0, len(borrower_ids), SLICE_ITEMS):
+                ids = borrower_ids[start : start + SLICE_ITEMS]
+                yield Ping(ids, sent_at), len(ids)
+        case UpdateProgress(borrower_id, term, streams) if len(streams) > SLICE_ITEMS:
+            for start in range(0, len(streams), SLICE_ITEMS):
+                part = streams[start : start + SLICE_ITEMS]
+                yield UpdateProgress(borrower_id, term, part), len(part)
+        case Ping(borrower_ids):
+            yield message, 1 + len(borrower_ids)
+        case LeaderWanted(reclaim=reclaim):
+            yield message, 1 + len(reclaim)
+        case UpdateProgress(streams=streams) | Disconnect(streams=streams):
+            yield message, 1 + len(streams)
+        case _:
+            yield message, 1
 
 
 # --- replies --------------------------------------------------------------------------------------------------------

@@ -30,6 +30,9 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 
+MAX_COMPARISONS = 400_000
+"""Of epochs with each other, a tenth of a second: a group's frontier that takes more waits until less is held back."""
+
 
 def merge_consumed_frontier(
     before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
@@ -43,7 +46,9 @@ def merge_consumed_frontier(
     if lower is None or not all(each is not None and have_same_dimensions(each, lower) for each in frontiers):
         return before  # one that is not alike no honest consumer has reported
     everything = lower if before is None else before.intersect(lower)
-    reached = everything.meet(*(each for each in frontiers if each is not None))
+    reached = everything.meet_within(MAX_COMPARISONS, (each for each in frontiers if each is not None))
+    if reached is None:
+        return before
     return reached if before is None else before.intersect(reached)
 
 
