@@ -31,7 +31,8 @@ that nothing is stored that is refused later. What can be split is split by its 
 - A call is refused as `INVALID_ARGUMENT`, a single command of a batch by an error of its own, an argument in Python
   by an `InvalidSetting`, `InvalidTopic`, `ValueTooLarge` or another `UsageError`.
 - A node that is busy, or serves as many as it can, answers `RESOURCE_EXHAUSTED` with `sublet-retry-after-ms`.
-- Progress beyond the end of its stream, or under a grant id that was never given, changes nothing: its sender is denied, and the group goes on.
+- Progress beyond the end of its stream changes nothing, and its sender is over, as `denied` with the reason. Under a
+  grant id that was never given it is answered by `revoked`. The group goes on.
 - `hold_ms` of a poll is cut to the node's own `SUBLET_POLL_HOLD_S`.
 - Producers on a node (`PublishRequest`) count `number` from 1 in each incarnation. An incarnation may be the time in
   seconds since 1970: its first one is below the greatest step.

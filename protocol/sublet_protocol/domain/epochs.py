@@ -45,6 +45,13 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     return tuple(parts)
 
 
+def check_count(epochs: Sequence[Epoch]) -> None:
+    """Raise `InvalidEpoch` for more epochs than a frontier may have."""
+    if len(epochs) > MAX_ANTICHAIN:
+        rule = f"{len(epochs)} epochs at a time, and the limit is {MAX_ANTICHAIN}"
+        raise InvalidEpoch(f"{rule}. Name fewer: what is at or after one of them may be published too.")
+
+
 def _is_index(part: object) -> bool:
     """Whether it is an integer of numpy's, say."""
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)

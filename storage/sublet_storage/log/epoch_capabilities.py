@@ -19,6 +19,7 @@ from sublet_protocol.domain.epochs import (
     Epoch,
     LowerFrontier,
     UpperFrontier,
+    check_count,
     check_epoch,
     format_epoch,
     format_frontier,
@@ -69,6 +70,7 @@ def hold(
     `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
     wanted = LowerFrontier.from_epochs(map(check_epoch, least))
+    check_count(wanted.least)
     return _hold(conn, space_id, who, wanted, lease_s)[0]
 
 
