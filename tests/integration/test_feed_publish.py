@@ -239,6 +239,22 @@ def test_bytes_that_wait_are_bounded(database: str, conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("X4")
+def test_a_producers_numbers_grow_by_steps(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    """From nothing, or from the last batch; the first of an incarnation counts from 0. A refused one stores nothing."""
+    step, message = 2**32, {"topic": "t", "value": b"v"}
+    good = [(step, step), (step, 2 * step), (2 * step, 1), (2 * step, step + 1)]
+    bad = [(step + 1, 1), (1, step + 1)], [(2 * step + 1, 1)], [(step, 3 * step + 1)], [(3 * step + 1, 1)]
+    for (incarnation, number), refused in zip(good, bad, strict=True):
+        for too_far in refused:
+            with pytest.raises(grpc.RpcError) as error:
+                publish(server.address, too_far[1], message, incarnation=too_far[0])
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "grows by at most 4294967296 at a time" in str(error.value.details())
+        assert not publish(server.address, number, message, incarnation=incarnation).is_duplicate
+    assert len(list(stored(conn).elements())) == len(good)
+
+
+@pytest.mark.conforms("X4")
 def test_malformed_batches_are_refused_with_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
     good = batch({"topic": "t", "value": b"v"})
     named: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "producer": "p", "incarnation": 1, "number": 1}
