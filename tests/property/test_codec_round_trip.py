@@ -73,9 +73,8 @@ IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, st.floats(0, MAX_HOLD_S), CONSUM
 )
 HELD = st.builds(HeldGrant, NATURAL, NATURAL, NATURAL, CONSUMED)
 HELD_GRANTS = distinct(HELD)
-ONE_PROGRESS = st.builds(
-    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED, IN_DOUBT
-)
+_PLAIN = (NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL)
+ONE_PROGRESS = st.builds(StreamProgress, *_PLAIN, CONSUMED, IN_DOUBT, TEXT, NATURAL, st.booleans())
 PROGRESS = distinct(ONE_PROGRESS)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 

@@ -166,6 +166,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             in_doubt=_in_doubt(one.in_doubt),
             read_error=_cut(one.read_error) or None,
             poison=one.poison,
+            beyond_head=one.beyond_head,
         )
         for one in streams
     ]
@@ -229,6 +230,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             consumed=_read_consumed(one),
             in_doubt=_read_in_doubt(one),
             read_error=check_explanation("read_error", one.read_error),
+            beyond_head=one.beyond_head,
         )
         for one in streams
     )

@@ -10,6 +10,7 @@ back. So the rules that the simulator runs a thousand times are the very rules t
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
 - a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
+- a stream that its holder found to end before what it had read blocks the row, though others have appended since;
 - what names offsets beyond the head, or a grant that is to come, is invalid and changes nothing.
 """
 
@@ -141,6 +142,8 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
         return impossible
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
+    if change.is_beyond_head:
+        return block(replace(row, position=position), change.reason, now_us, redelivery_end(row, stream))
     if change.poison > position:
         return _poisoned(change, replace(row, position=position), stream, now_us)
     if is_consumed(position, stream):

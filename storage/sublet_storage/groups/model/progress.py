@@ -114,12 +114,13 @@ def find_impossible(
     change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
 ) -> LendingTransition | None:
     """Return the answer to a change that speaks of what is not there: it is its sender's fault, and leaves the row as
-    it is. Where the row itself is beyond the head, the stream has lost messages."""
+    it is. Where the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
     furthest = _furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:
         problem = beyond_head_reason(furthest, stream)
-        if row.position > stream.head:
+        is_found = isinstance(change, ReleaseStream) and change.is_beyond_head
+        if is_found or row.furthest_offset > stream.head:
             return block(row, problem, now_us, redelivery_end(row, stream))
     elif doubt is not None and doubt.grant_id > row.grant_id:
         problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
