@@ -36,6 +36,11 @@ returns void language sql as $$
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
 
+-- How many levels a topic has.
+create function topic_levels(p_topic text) returns integer language sql immutable as $$
+  select length(p_topic) - length(replace(p_topic, '/', '')) + 1
+$$;
+
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
@@ -57,6 +62,10 @@ declare
   greatest bigint;                                     -- of epochs of one number, which need no sets
   is_behind boolean;
 begin
+  if exists (select from unnest(p_topics) as t(topic) where octet_length(topic) > 4096 or topic_levels(topic) > 128) then
+    perform reject_message('a topic of a block for stream ' || p_stream,
+      'it has more than 4096 bytes of UTF-8, or more than 128 levels', 'Shorten it.');
+  end if;
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));
     select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p

@@ -45,6 +45,7 @@ TABLES = "space, generation, stream, block, consumer_group, leadership, lending,
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
 APPLIED, REFUSED, BUSY = ChangeOutcome.APPLIED, ChangeOutcome.REFUSED, ChangeOutcome.BUSY
+INVALID = ChangeOutcome.INVALID
 
 
 class Ticker:

@@ -10,12 +10,11 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import PoisonBlock, UsageError, ValueTooLarge
+from sublet_protocol.domain.errors import PoisonBlock, UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
-from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import fetch
 from sublet_storage.log.record_batch_decoder import (
     MAX_BLOCK_BYTES,
@@ -70,27 +69,6 @@ def test_a_few_large_messages_make_no_large_block(database: str, conn: Connectio
     found = decoded(conn)
     assert sum(each.num_rows for each in found) == 60_064
     assert max(each.nbytes for each in found) <= MAX_PACKED_BYTES
-
-
-def test_a_message_that_fits_no_block_is_refused(
-    database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its headers count for little, and take much."""
-    conversion = "sublet_storage.producer.batches.input_conversion"
-    monkeypatch.setattr(f"{conversion}.MAX_HEADERS_BYTES", 400_000)
-    monkeypatch.setattr(f"{conversion}.MAX_PACKED_BYTES", 400_000)
-    many, columns = [("", None)] * 50_000, {"topic": "t", "value": [b"bad"]}
-    array = pa.array([[{"key": "", "value": None}] * 50_000], BLOCK_SCHEMA.field("headers").type)
-    with Publisher(database, max_message_bytes=20_000) as publisher:
-        for bad in (many, [("\u00fc" * 2_000, None)] * 100):
-            with pytest.raises(ValueTooLarge, match=r"headers need beside .* give it fewer headers"):
-                publisher.publish("t", b"bad", headers=bad)
-        with pytest.raises(ValueTooLarge, match=r"headers need beside .* give it fewer headers"):
-            publisher.publish_batch({**columns, "headers": [many]})
-        with pytest.raises(ValueTooLarge, match=r"message 0 of the batch takes 4.* give it fewer headers"):
-            publisher.publish_batch({**columns, "headers": array})
-        publisher.publish("t", b"good", headers=many[:1000])
-    assert [each.column("value").to_pylist() for each in decoded(conn)] == [[b"good"]]
 
 
 @pytest.mark.parametrize(

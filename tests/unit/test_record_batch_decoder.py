@@ -10,7 +10,7 @@ import pytest
 
 from sublet_borrower.node_client.feed_reader import decode_messages
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log import column_encoding, record_batch_decoder
 from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema

@@ -47,6 +47,7 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
+from sublet_leader.node.message_parts import MessageParts
 from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
@@ -113,6 +114,8 @@ class Node:
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
         self._inquiries = LeaderLookups()
+        self._parts = MessageParts()
+        self.foreign_pings = 0
         self._out = _OutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
@@ -204,16 +207,29 @@ class Node:
 
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
+        if isinstance(message, LeaderWanted | Disconnect):
+            entire = self._parts.merge(received.agent, message, now)
+            if isinstance(entire, Invalidate):
+                self._send(received.agent, entire)
+            if entire is None or isinstance(entire, Invalidate):
+                return
+            message, received = entire, AgentMessageReceived(received.agent, entire)
         if isinstance(message, LeaderWanted):
             self._seek(received, message, now)
         elif isinstance(message, Ping):
-            for borrower_id in message.borrower_ids:
-                ping = Ping((borrower_id,), message.sent_at)
-                self._to_leader(borrower_id, AgentMessageReceived(received.agent, ping), now)
+            self._ping(received.agent, message, now)
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
             self._to_leader(message.borrower_id, received, now)
+
+    def _ping(self, agent: str, ping: Ping, now: float) -> None:
+        """Answer for the agent's own borrowers; others are counted: a message does not cause a thousand answers."""
+        for borrower_id in ping.borrower_ids:
+            if is_borrower_of(agent, borrower_id):
+                self._to_leader(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
+            else:
+                self.foreign_pings += 1
 
     def _can_wait(self, message: ToLeader) -> bool:
         """Whether it can wait. A node that stops writes no more progress but final progress, or it would never come to

@@ -13,11 +13,8 @@ from enum import StrEnum
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
-
-MAX_ID = 512
-"""Longest id, name or address, in characters."""
 
 
 class BorrowerEndReason(StrEnum):
@@ -81,13 +78,6 @@ class StreamProgress:
     beyond_head: bool = False
 
 
-MAX_READ_ERROR_CHARS = 2000
-"""Longest `trouble`, in characters."""
-
-MAX_WEIGHT = 1e6
-"""Greatest weight of a borrower."""
-
-
 # --- to the leader --------------------------------------------------------------------------------------------------
 
 
@@ -101,7 +91,7 @@ class LeaderWanted:
     `starting_position` applies only if this very message creates the group. `session_epoch` comes with a `session`
     name: of two processes under one name the one with the higher epoch stays. `borrower_number` counts the borrowers of
     its agent: what a later one has reclaimed no longer belongs to an earlier one, however late that one's message
-    comes.
+    comes. `more`: the same follows again, with more to `reclaim`, and counts once the last has come.
     """
 
     borrower_id: str
@@ -115,6 +105,7 @@ class LeaderWanted:
     predecessor: str | None = None
     session_epoch: int = 0
     borrower_number: int = 0
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +138,14 @@ class RevokeFinished:
 @dataclass(frozen=True, slots=True)
 class Disconnect:
     """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `reason`:
-    where its session did not request it."""
+    where its session did not request it. `more`: the same follows again, with more `streams`, and counts once the last
+    has come."""
 
     borrower_id: str
     term: int
     streams: tuple[StreamProgress, ...]
     reason: str = ""
+    more: bool = False
 
 
 ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect

@@ -12,8 +12,8 @@ from typing import Any
 
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
+from sublet_protocol.messages.feed import check_request
+from sublet_protocol.messages.field_checks import MalformedMessage, check_number, check_streams
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
@@ -67,7 +67,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
 
 def decode_fetch_request(wire: Any) -> FetchRequest:
     """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
+    check_request(wire)
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
         check_number("position", wire.position),
@@ -110,9 +110,8 @@ def encode_heads_request(stream_ids: Iterable[int]) -> Any:
 
 def decode_heads_request(wire: Any) -> Sequence[int]:
     """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
-    if len(wire.stream_ids) > MAX_STREAMS:
-        raise MalformedMessage(f"the heads of {len(wire.stream_ids)} streams, and the limit is {MAX_STREAMS}")
+    check_request(wire)
+    check_streams("heads", wire.stream_ids, len(wire.stream_ids))
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
 
 
@@ -138,7 +137,7 @@ def encode_session_epoch_request() -> Any:
 
 def decode_session_epoch_request(wire: Any) -> None:
     """Nothing but the version. Raises `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
+    check_request(wire)
 
 
 def encode_session_epoch_reply(epoch: int) -> Any:

@@ -17,8 +17,8 @@ from typing import Final, NamedTuple, TypeAlias, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import MAX_DIMENSIONS
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
+from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
 from sublet_storage.log.record_batch_header import ArrowHeader, envelope
 

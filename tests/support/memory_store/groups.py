@@ -228,7 +228,7 @@ class MemoryGroupStore:
             entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, on_data_loss=on_data_loss
         )
         self._keep(ruling, writes.term, now)
-        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents))
+        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""

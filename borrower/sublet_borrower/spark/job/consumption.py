@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_NAME = 400
-"""Longest name, in characters: each session's own has the application, the task and the attempt behind it."""
+MAX_NAME = 200
+"""Longest name, in bytes: each session's own has the application, the task and the attempt behind it."""
 DRAIN_S = 60.0
 STOP_GRACE_S = 10.0
 FAILURE_GRACE_S = 30.0

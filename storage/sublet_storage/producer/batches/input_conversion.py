@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import MAX_DIMENSIONS, Epoch
+from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
-from sublet_storage.log.block import MAX_PACKED_BYTES
+from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US
 
@@ -23,11 +23,6 @@ Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
 
 MESSAGE_OVERHEAD_BYTES = 32
 """What a message counts for in the buffer beyond its topic, key, value and headers."""
-
-HEADER_OVERHEAD_BYTES = 9
-MAX_HEADERS_BYTES = 14 << 20
-"""What the headers of a message need in a block beside what `size_of` counts: for each, and if its name is not ASCII.
-With the largest message it makes less than a block."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -59,8 +54,7 @@ def as_bytes(what: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, and `ValueTooLarge` for
-    more than a block can hold."""
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, `ValueTooLarge`."""
     if headers is None:
         return None
     if isinstance(headers, Mapping):
@@ -68,11 +62,13 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
     pairs = [_as_header(pair) for pair in headers]
-    beyond = sum(HEADER_OVERHEAD_BYTES + (0 if name.isascii() else 3 * len(name)) for name, _ in pairs)
-    check_size(
-        beyond, MAX_HEADERS_BYTES, f"what {len(pairs)} headers need beside their bytes", "give it fewer headers."
-    )
+    _check_headers(len(pairs), sum(header_size(*pair) for pair in pairs), "the message")
     return pairs or None
+
+
+def header_size(name: str, value: bytes | None) -> int:
+    """Return what a header counts for in the limit of a message's headers, in bytes."""
+    return len(name.encode()) + len(value or b"")
 
 
 def as_timestamp_us(timestamp: object) -> int:
@@ -129,7 +125,6 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
         topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
-        check_size(row.nbytes, MAX_PACKED_BYTES, f"message {index} of the batch", "give it fewer headers.")
 
 
 def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
@@ -227,6 +222,7 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
         raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
     if field.name == "headers":
         _check_header_names(column)
+        _check_header_sizes(column)
     if field.name == "epoch":
         _check_epochs(column)
     return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
@@ -265,6 +261,30 @@ def _check_header_names(column: pa.ChunkedArray) -> None:
     for index, pairs in enumerate(column.to_pylist()):
         if any(pair is None or pair["key"] is None for pair in pairs or ()):
             raise UsageError(f"column headers: message {index} of the batch has a header without a name. Name each.")
+
+
+def _check_header_sizes(column: pa.ChunkedArray) -> None:
+    """The limits of one message's headers, for each of the column."""
+    for chunk in column.chunks:
+        pairs = chunk.flatten()
+        if not len(pairs):
+            continue
+        names, values = (pc.binary_length(pc.struct_field(pairs, part).cast(pa.binary())) for part in ("key", "value"))
+        sizes = pc.add(pc.cast(names, pa.int64()), pc.fill_null(values, 0))
+        owners = pc.list_parent_indices(chunk)
+        totals = (
+            pa.table({"owner": owners, "size": sizes}).group_by("owner").aggregate([("size", "sum"), ("size", "count")])
+        )
+        most, largest = pc.max(totals.column("size_count")).as_py(), pc.max(totals.column("size_sum")).as_py()
+        _check_headers(most, largest, "a message of the batch")
+
+
+def _check_headers(count: int, size: int, what: str) -> None:
+    hint = "Put the rest into its value"
+    if count > MAX_HEADERS:
+        raise ValueTooLarge(f"{what} has {count} headers and the limit is {MAX_HEADERS}. {hint}.")
+    if size > MAX_HEADER_BYTES:
+        raise ValueTooLarge(f"{what} has headers of {size} bytes and the limit is {MAX_HEADER_BYTES}. {hint}.")
 
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:
