@@ -31,6 +31,7 @@ from tests.contract.group_world import (
     PostgresWorld,
     events,
     grant,
+    grant_of,
     granted,
     outcome,
 )
@@ -415,7 +416,7 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
     group, _, stream, held = postgres.granted(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
-        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)
+        consumer_progress.advance(user, *grant_of(group, held), 3)
         locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"
         with pytest.raises(Conflict, match=rf"has a row that an open transaction keeps locked: {locker}.*Nothing is"):
             postgres.store.delete_group(group.subscription)

@@ -105,8 +105,8 @@ def test_a_database_without_tables_asks_for_migrate(empty_database: str) -> None
     [
         (
             "0003",
-            r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`",
-            r"0003, of before the first release, 0100.*Make it anew",
+            r"at version 0003, of before the first release, 0101: .*`drop schema ... cascade`.*`sublet migrate`",
+            r"0003, of before the first release, 0101.*Make it anew",
         ),
         ("0999", r"0999, newer than .*Upgrade sublet here", "0999, newer than"),
     ],

@@ -80,7 +80,24 @@ class LookUpLeader:
     subscription: Subscription
 
 
-Request = OpenGroup | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | LoadGroup | CommitWrites | LookUpLeader
+@dataclass(frozen=True, slots=True)
+class ReadSessionEpoch:
+    """The epoch that was drawn last for a session's name in a group."""
+
+    subscription: Subscription
+    session: str
+
+
+Request = (
+    OpenGroup
+    | ClaimLeadership
+    | RenewLeaderships
+    | ReleaseLeaderships
+    | LoadGroup
+    | CommitWrites
+    | LookUpLeader
+    | ReadSessionEpoch
+)
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -188,6 +205,14 @@ class LeaderLookupCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionEpochRead:
+    """Answer to `ReadSessionEpoch`; None if the database did not answer."""
+
+    request: ReadSessionEpoch
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderLookupRequested:
     """A watcher of that subscription queries its leader."""
 
@@ -242,6 +267,7 @@ DatabaseAnswer = (
     | WritesCommitted
     | CommitFailed
     | LeaderLookupCompleted
+    | SessionEpochRead
 )
 
 

@@ -37,9 +37,11 @@ from sublet_leader.node.events import (
     NodeOutcome,
     NodeStarted,
     OpenGroup,
+    ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
+    SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
     Tick,
@@ -48,6 +50,7 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.requested_groups import RequestedGroups
+from sublet_leader.node.session_epochs import DrawnSessionEpochs, deny
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -113,6 +116,7 @@ class Node:
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
         self._inquiries = LeaderLookups()
+        self._session_epochs = DrawnSessionEpochs()
         self._out = _OutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
@@ -166,6 +170,8 @@ class Node:
                 self._commit_answered(event, now)
             case LeaderLookupCompleted():
                 self._looked(event)
+            case SessionEpochRead():
+                self._admit_drawn(event, now)
             case _:
                 assert_never(event)
 
@@ -213,6 +219,7 @@ class Node:
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
+                self._session_epochs.remove_waiter(received.agent, message.borrower_id)
             self._to_leader(message.borrower_id, received, now)
 
     def _can_wait(self, message: ToLeader) -> bool:
@@ -247,6 +254,10 @@ class Node:
             return
         if self._stop_by is not None:
             return
+        if not self._session_epochs.is_drawn(subscription, wanted):
+            if self._session_epochs.add_waiter(subscription, received, wanted):
+                self._out.requests.append(ReadSessionEpoch(subscription, wanted.session or ""))
+            return
         group = self.registry.group(subscription)
         self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
         if self._restrictions.is_forbidden(group, now):
@@ -259,6 +270,17 @@ class Node:
             self._admit(group, now)
         else:
             self._elect(el.StartCampaign(group.group_id), now)
+
+    def _admit_drawn(self, answer: SessionEpochRead, now: float) -> None:
+        """Go on with those whose epoch was drawn for their name, and deny the others."""
+        asked, last = answer.request, answer.last
+        for received in self._session_epochs.take_answer(asked.subscription, asked.session, last):
+            wanted = received.message
+            assert isinstance(wanted, LeaderWanted)
+            if last is not None and wanted.session_epoch > last:
+                self._send(received.agent, deny(wanted, last))
+            elif last is not None:
+                self._seek(received, wanted, now)
 
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group

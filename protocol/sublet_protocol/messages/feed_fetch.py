@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -131,14 +132,18 @@ def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
     }
 
 
-def encode_session_epoch_request() -> Any:
+def encode_session_epoch_request(subscription: str, session: str) -> Any:
     """Return a `SessionEpochRequest`."""
-    return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION)
+    return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION, subscription=subscription, session=session)
 
 
-def decode_session_epoch_request(wire: Any) -> None:
-    """Nothing but the version. Raises `ProtocolMismatch`."""
+def decode_session_epoch_request(wire: Any) -> tuple[Subscription, str]:
+    """Return the subscription, and the session's name. Raises `ProtocolMismatch`, `UsageError` and
+    `MalformedMessage`."""
     check_version(wire.protocol_version)
+    if not 0 < len(wire.session) <= MAX_ID or "\0" in wire.session:
+        raise MalformedMessage(f"session {wire.session[:40]!r}: a name has 1 to {MAX_ID} characters, none of them NUL")
+    return Subscription.parse(wire.subscription), wire.session
 
 
 def encode_session_epoch_reply(epoch: int) -> Any:
