@@ -54,7 +54,7 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
 def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, before: str, then: str) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     limit = "show idle_in_transaction_session_timeout"
     with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
         *grant, key = grant_of(group, held)
@@ -78,7 +78,7 @@ def test_progress_counts_behind_the_last_plan_only(postgres: PostgresWorld) -> N
 
 @pytest.mark.conforms("E17", "E25")
 def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
@@ -89,7 +89,7 @@ def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) 
 
 @pytest.mark.conforms("E25")
 def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     ours = grant_of(group, held)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
@@ -101,7 +101,7 @@ def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
 
 @pytest.mark.conforms("E25", "A7")
 def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     ours = grant_of(group, held)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
@@ -115,7 +115,7 @@ def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> Non
 @pytest.mark.conforms("E35", "A4")
 @pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest()], ids=["back", "on"])
 def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target: ResetTarget) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     consumer_progress.advance(postgres.connection, *grant_of(group, held), 3)
     postgres.reset(group, target, force=True, reason=reason_with_user(f"reset to {target}", "me; was at 4"))
     assert consumer_progress.read_position(postgres.connection, *grant_of(group, held)) == 3
@@ -123,7 +123,7 @@ def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target
 
 @pytest.mark.conforms("E35")
 def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     ours = grant_of(group, held)
     with connect(postgres.url) as user:
         with user.transaction():
@@ -156,11 +156,12 @@ def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     with connect(postgres.url) as user:
         user.execute("drop role if exists a_consumer")
         user.execute("create role a_consumer")
         user.execute("grant usage on schema sublet to a_consumer")
+        user.execute("grant execute on function advance, read_progress, next_session_epoch to a_consumer")
         user.execute("set role a_consumer")
         try:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):

@@ -1,8 +1,8 @@
 """Hands the keys of grants to whoever commits what was planned, in another process of the same user on this machine.
 
 Spark runs a query's source and its `foreachBatch` in two processes, and nothing secret may be in what it carries from
-one to the other. So the planner writes each key that it gets to a file of its own, which it holds locked, in a directory
-that is its user's alone; a file that nobody holds locked any more is removed by the next planner of the session.
+one to the other. So the planner writes each key that it gets to a file of its own, which it holds locked, in a
+directory that is its user's alone; a file that nobody holds locked any more is removed by the session's next planner.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from sublet_protocol.domain.topics import TopicFilter
 
 @dataclass(slots=True, eq=False)
 class GrantedStream:
-    """A stream under one grant, which `grant_key` proves. `head`: where it ended when last looked at; None: not looked at yet. `head_hint`: an
-    unverified later head, which is worth a look and nothing more.
+    """A stream under one grant, which `grant_key` proves. `head`: where it ended when last looked at; None: not looked
+    at yet. `head_hint`: an unverified later head, which is worth a look and nothing more.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what

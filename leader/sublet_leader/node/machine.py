@@ -37,7 +37,6 @@ from sublet_leader.node.events import (
     NodeOutcome,
     NodeStarted,
     OpenGroup,
-    ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
@@ -50,7 +49,7 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.requested_groups import RequestedGroups
-from sublet_leader.node.session_epochs import DrawnSessionEpochs, deny
+from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -171,7 +170,10 @@ class Node:
             case LeaderLookupCompleted():
                 self._looked(event)
             case SessionEpochRead():
-                self._admit_drawn(event, now)
+                drawn, denied = self._session_epochs.take_answer(event)
+                self._out.sends.extend(denied)
+                for received, wanted in drawn:
+                    self._seek(received, wanted, now)
             case _:
                 assert_never(event)
 
@@ -252,11 +254,7 @@ class Node:
         except (UsageError, ValueError) as problem:
             self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
             return
-        if self._stop_by is not None:
-            return
-        if not self._session_epochs.is_drawn(subscription, wanted):
-            if self._session_epochs.add_waiter(subscription, received, wanted):
-                self._out.requests.append(ReadSessionEpoch(subscription, wanted.session or ""))
+        if self._stop_by is not None or not self._has_drawn_epoch(subscription, received, wanted):
             return
         group = self.registry.group(subscription)
         self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
@@ -271,16 +269,14 @@ class Node:
         else:
             self._elect(el.StartCampaign(group.group_id), now)
 
-    def _admit_drawn(self, answer: SessionEpochRead, now: float) -> None:
-        """Go on with those whose epoch was drawn for their name, and deny the others."""
-        asked, last = answer.request, answer.last
-        for received in self._session_epochs.take_answer(asked.subscription, asked.session, last):
-            wanted = received.message
-            assert isinstance(wanted, LeaderWanted)
-            if last is not None and wanted.session_epoch > last:
-                self._send(received.agent, deny(wanted, last))
-            elif last is not None:
-                self._seek(received, wanted, now)
+    def _has_drawn_epoch(
+        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
+    ) -> bool:
+        """Whether its session's epoch is known to have been drawn; else it waits for what the database says."""
+        is_drawn = self._session_epochs.is_drawn(subscription, wanted)
+        if not is_drawn and (question := self._session_epochs.add_waiter(subscription, received, wanted)):
+            self._out.requests.append(question)
+        return is_drawn
 
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group

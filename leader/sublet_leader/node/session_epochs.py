@@ -5,55 +5,65 @@ A node asks the database what was drawn last for a name when it hears of a highe
 
 from __future__ import annotations
 
-from sublet_leader.node.events import AgentMessageReceived
+from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
 
 MAX_REMEMBERED = 10_000
 """Names of which the last draw is remembered; of more, the one that was asked about the longest time ago is not."""
 
-SessionKey = tuple[Subscription, str]
-
-
-def deny(wanted: LeaderWanted, last: int) -> Invalidate:
-    """Return the answer to an epoch above the one that was drawn last for its name."""
-    detail = (
-        f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
-        f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
-    )
-    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)
+Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
     """Memory only: all of it can be asked again."""
 
     def __init__(self) -> None:
-        self._last: dict[SessionKey, int] = {}
-        self._waiting: dict[SessionKey, dict[tuple[str, str], AgentMessageReceived]] = {}
+        self._last: dict[ReadSessionEpoch, int] = {}
+        self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
 
     def is_drawn(self, subscription: Subscription, wanted: LeaderWanted) -> bool:
         """Whether it has no epoch, or one that is known to have been drawn for its name."""
-        if not wanted.session_epoch:
-            return True
-        return wanted.session_epoch <= self._last.get((subscription, wanted.session or ""), 0)
+        return wanted.session_epoch <= self._last.get(_question(subscription, wanted), 0)
 
-    def add_waiter(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
-        """Let a request wait for the database; a repeated one replaces the one before. True: it is to be asked."""
-        key = (subscription, wanted.session or "")
-        is_first = key not in self._waiting
-        self._waiting.setdefault(key, {})[received.agent, wanted.borrower_id] = received
-        return is_first
+    def add_waiter(
+        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
+    ) -> ReadSessionEpoch | None:
+        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be asked, None
+        where it is asked already."""
+        question = _question(subscription, wanted)
+        is_first = question not in self._waiting
+        self._waiting.setdefault(question, {})[received.agent, wanted.borrower_id] = received, wanted
+        return question if is_first else None
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
         for waiting in self._waiting.values():
             waiting.pop((agent, borrower_id), None)
 
-    def take_answer(self, subscription: Subscription, session: str, last: int | None) -> list[AgentMessageReceived]:
-        """Remember what was drawn last; None: the database did not answer. Return the requests that waited for it."""
-        if last is not None:
-            self._last.pop((subscription, session), None)
-            self._last[subscription, session] = last
-            if len(self._last) > MAX_REMEMBERED:
-                del self._last[next(iter(self._last))]
-        return list(self._waiting.pop((subscription, session), {}).values())
+    def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
+        """Return the requests whose epoch was drawn for their name, and the answers to the others. Where the database
+        did not answer none of them goes on, and all will be repeated."""
+        question, last = answer.request, answer.last
+        waiters = self._waiting.pop(question, {}).values()
+        if last is None:
+            return [], []
+        self._last.pop(question, None)
+        self._last[question] = last
+        if len(self._last) > MAX_REMEMBERED:
+            del self._last[next(iter(self._last))]
+        drawn = [waiter for waiter in waiters if waiter[1].session_epoch <= last]
+        denied = [(received.agent, _deny(wanted, last)) for received, wanted in waiters if wanted.session_epoch > last]
+        return drawn, denied
+
+
+def _question(subscription: Subscription, wanted: LeaderWanted) -> ReadSessionEpoch:
+    return ReadSessionEpoch(subscription, wanted.session or "")
+
+
+def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
+    detail = (
+        f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
+        f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
+    )
+    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)

@@ -130,8 +130,8 @@ def advance(
 
     The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction
     when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, of
-    which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not. The transaction is then
-    broken, and can only be rolled back. `UsageError` where it is not at read committed.
+    which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not.
+    The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
