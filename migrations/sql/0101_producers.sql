@@ -36,8 +36,8 @@ returns void language sql as $$
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
 
--- Raise where a block's row cannot be right. What its payload is only a reader can tell; that it is an Arrow message, with
--- its header, shows here.
+-- Raise where a block's row cannot be right. Of its payload only the size and the header are checked: Arrow is decoded by
+-- readers.
 create function check_block(
   p_count integer, p_first timestamptz, p_last timestamptz, p_topics text[], p_payload bytea
 ) returns void language plpgsql immutable as $$

@@ -183,7 +183,7 @@ def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, strang
     assert listed("theirs", theirs) == {second}
 
 
-def test_what_a_session_planned_is_known_when_it_moved_on(postgres: PostgresWorld) -> None:
+def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
     """Done, and then granted to another session, which has planned nothing."""
     group, term, (stream,) = postgres.led()
     etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
@@ -206,7 +206,7 @@ def test_what_a_session_planned_is_known_when_it_moved_on(postgres: PostgresWorl
     assert last() is None
 
 
-def test_what_is_unread_is_told_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
     group, term, (first, second) = postgres.led(2)
     etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
     for stream, name in ((first, "etl"), (second, "theirs")):

@@ -23,7 +23,8 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
 def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
     one = block(b"x")
     return {
-        "stream": open_streams(conn)[0].stream_id, "count": one.count, "first": one.first_timestamp, "last": one.last_timestamp,
+        "stream": open_streams(conn)[0].stream_id, "count": one.count, "first": one.first_timestamp,
+        "last": one.last_timestamp,
         "topics": one.topics, "codec": one.codec, "payload": bytes(one.payload),
     }  # fmt: skip
 

@@ -98,7 +98,8 @@ select 'function ' || p.oid::regprocedure
   from pg_proc p cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a
  where pronamespace = 'sublet'::regnamespace and a.grantee = 0
 union all
-select relkind::text || ' ' || relname from pg_class cross join aclexplode(coalesce(relacl, acldefault('r', relowner))) a
+select relkind::text || ' ' || relname
+  from pg_class cross join aclexplode(coalesce(relacl, acldefault('r', relowner))) a
  where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'S') and a.grantee = 0"""
 """What PUBLIC may do anything with."""
 

@@ -1,6 +1,6 @@
 """Which epochs sessions may come with: none that was never drawn, or anybody could lock a session's name for ever.
 
-A node asks the database what was drawn last for a name when it hears of a higher one; the requests wait for the answer.
+When a node receives a higher one than it knows of, it queries what was drawn last; the requests wait for the answer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
-    """Memory only: all of it can be asked again."""
+    """Memory only: all of it can be queried again."""
 
     def __init__(self) -> None:
         self._last: dict[ReadSessionEpoch, int] = {}
@@ -29,8 +29,8 @@ class DrawnSessionEpochs:
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
     ) -> ReadSessionEpoch | None:
-        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be asked, None
-        where it is asked already."""
+        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
+        None where that is under way."""
         question = _question(subscription, wanted)
         is_first = question not in self._waiting
         self._waiting.setdefault(question, {})[received.agent, wanted.borrower_id] = received, wanted

@@ -31,12 +31,6 @@ class Key:
     def __hash__(self) -> int:
         return hash(self._value)
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"{type(self).__name__}: a key stays in its process, and is not to be pickled")
 

@@ -28,7 +28,7 @@ class AgentKey(Key):
 
     def __init__(self, label: str = "") -> None:
         super().__init__(secrets.token_bytes(KEY_BYTES))
-        proven = derive_agent_id(self.reveal())
+        proven = derive_agent_id(self._value)
         self.agent_id = f"{label}:{proven}" if label else proven
 
     def __repr__(self) -> str:

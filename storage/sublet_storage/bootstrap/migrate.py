@@ -43,14 +43,14 @@ Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
 _NOTHING_FOR_PUBLIC = tuple(
-    statement.replace("things", things)
-    for things in ("routines", "tables", "sequences")
+    f"{statement} from public"
+    for kind in ("routines", "tables", "sequences")
     for statement in (
-        "revoke all on all things in schema {schema} from public",
-        "alter default privileges in schema {schema} revoke all on things from public",
+        f"revoke all on all {kind} in schema {{schema}}",
+        f"alter default privileges in schema {{schema}} revoke all on {kind}",
     )
 )
-"""The second is for what is made between migrations, partitions of `block`."""
+"""The second is for what is made between migrations: partitions of `block`."""
 
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
