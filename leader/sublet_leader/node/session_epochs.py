@@ -21,6 +21,7 @@ class DrawnSessionEpochs:
     def __init__(self) -> None:
         self._last: dict[ReadSessionEpoch, int] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
+        self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
 
     def is_drawn(self, subscription: Subscription, wanted: LeaderWanted) -> bool:
         """Whether it has no epoch, or one that is known to have been drawn for its name."""
@@ -31,9 +32,11 @@ class DrawnSessionEpochs:
     ) -> ReadSessionEpoch | None:
         """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
         None where that is under way."""
-        question = _question(subscription, wanted)
+        question, key = _question(subscription, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
-        self._waiting.setdefault(question, {})[received.agent, wanted.borrower_id] = received, wanted
+        if is_first:
+            self._first[question] = key
+        self._waiting.setdefault(question, {})[key] = received, wanted
         return question if is_first else None
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
@@ -42,19 +45,23 @@ class DrawnSessionEpochs:
             waiting.pop((agent, borrower_id), None)
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
-        """Return the requests whose epoch was drawn for their name, and the answers to the others. Where the database
-        did not answer none of them goes on, and all will be repeated."""
+        """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
+        for, as the others may have drawn theirs since. Where the database did not answer none goes on, and all will be
+        repeated."""
         question, last = answer.request, answer.last
-        waiters = self._waiting.pop(question, {}).values()
+        waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
         if last is None:
             return [], []
         self._last.pop(question, None)
         self._last[question] = last
         if len(self._last) > MAX_REMEMBERED:
             del self._last[next(iter(self._last))]
-        drawn = [waiter for waiter in waiters if waiter[1].session_epoch <= last]
-        denied = [(received.agent, _deny(wanted, last)) for received, wanted in waiters if wanted.session_epoch > last]
-        return drawn, denied
+        asked = waiters.pop(first, None) if first is not None else None
+        if asked is None:
+            return list(waiters.values()), []
+        if asked[1].session_epoch > last:
+            return list(waiters.values()), [(asked[0].agent, _deny(asked[1], last))]
+        return [asked, *waiters.values()], []
 
 
 def _question(subscription: Subscription, wanted: LeaderWanted) -> ReadSessionEpoch:
