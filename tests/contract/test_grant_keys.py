@@ -20,7 +20,7 @@ from sublet_storage.groups.model.history import delete_old_session_epochs
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
 from tests.contract.group_world import SHARE, PostgresWorld, grant_of
 
-pytestmark = pytest.mark.conforms("X5", "X6")
+pytestmark = pytest.mark.conforms("X5")
 
 FUNCTIONS = [
     "advance",

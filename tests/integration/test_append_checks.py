@@ -12,7 +12,7 @@ import pytest
 from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, read
 
-pytestmark = pytest.mark.conforms("X7")
+pytestmark = pytest.mark.conforms("X4")
 
 APPEND = """
 select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s::integer, %(first)s::timestamptz,
