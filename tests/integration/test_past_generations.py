@@ -453,6 +453,7 @@ def test_a_partition_that_cannot_be_named(house: House, read: Callable[[Connecti
     try:
         house.conn.execute("grant usage on schema sublet to reader")
         house.conn.execute("grant select on all tables in schema sublet to reader")
+        house.conn.execute("grant execute on function payload_locations_of to reader")
         stream = house.ended(b"0")
         asked = "select generation_id from stream where stream_id = %s"
         ((generation,),) = house.conn.execute(asked, (stream,)).fetchall()
