@@ -13,8 +13,13 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
+from sublet_protocol.domain.keys import GrantKey
+
 P = ParamSpec("P")
 T = TypeVar("T")
+
+GRANT_KEY = GrantKey(bytes(range(GrantKey.BYTES)))
+"""Of grants whose key does not matter."""
 
 REMARKS = pytest.StashKey[list[str]]()
 """Lines that a test leaves in its config's stash, to be shown at the end of the run."""

@@ -11,6 +11,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
@@ -241,6 +242,12 @@ def grant(stream_id: int, borrower: str = "b1", agent: str = "a1") -> GrantStrea
 def granted(world: World, group: Group, term: int, stream_id: int) -> Lending:
     """Grant a stream; the row as it then is."""
     return world.applied(group, term, grant(stream_id))
+
+
+def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantKey]:
+    """What its holder knows of the grant."""
+    assert held.grant_key is not None
+    return group.group_id, held.stream_id, held.grant_id, held.grant_key
 
 
 def outcome(result: ChangeResult) -> tuple[ChangeOutcome, LendingStatus, int]:

@@ -16,7 +16,7 @@ from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.history import HistoryPage, delete_old_history, read_history
 from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
-from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, granted
+from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant_of, granted
 from tests.contract.test_group_postgres import waiting_for_locks
 from tests.kit import eventually
 
@@ -24,7 +24,7 @@ from tests.kit import eventually
 @pytest.mark.conforms("E25", "E17")
 def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
     group, term, stream, held = postgres.granted(10)
-    ours = (group.group_id, stream, held.grant_id)
+    ours = grant_of(group, held)
     postgres.connection.execute("create table output (n integer)")
     with psycopg.connect(postgres.url) as user:  # the user's own, without our search_path
         user.execute("insert into sublet.output values (1)")
@@ -46,7 +46,7 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
             consumer_progress.advance(user, *ours, 8)
         user.rollback()
         assert consumer_progress.read_position(user, *ours) == 4, "history knows how far it came"
-        assert consumer_progress.read_position(user, group.group_id, stream, held.grant_id - 1) is None
+        assert consumer_progress.read_position(user, *ours[:2], held.grant_id - 1, ours[-1]) is None
     assert postgres.connection.execute("select n from output").fetchall() == [(1,)]
     assert postgres.row(group, term, stream).position == 4
 
@@ -54,10 +54,11 @@ def test_progress_commits_with_the_users_work(postgres: PostgresWorld) -> None:
 @pytest.mark.conforms("E36")
 @pytest.mark.parametrize(("before", "then"), [("0", "30min"), ("2h", "30min"), ("7s", "7s")])
 def test_a_transaction_with_progress_idles_not_long(postgres: PostgresWorld, before: str, then: str) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     limit = "show idle_in_transaction_session_timeout"
     with psycopg.connect(postgres.url, options=f"-c idle_in_transaction_session_timeout={before}") as user:
-        user.execute("select sublet.advance(%s, %s, %s, 3)", (group.group_id, stream, held.grant_id))
+        *grant, key = grant_of(group, held)
+        user.execute("select sublet.advance(%s, %s, %s, 3, %s)", (*grant, key.reveal()))
         assert user.execute(limit).fetchall() == [(then,)]
         user.commit()
         assert user.execute(limit).fetchall() == [(before,)]
@@ -70,26 +71,26 @@ def test_progress_counts_behind_the_last_plan_only(postgres: PostgresWorld) -> N
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 0, None, newer))
     with psycopg.connect(postgres.url, autocommit=True) as user:
         with pytest.raises(GrantLost):
-            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4, in_doubt=older)
-        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 6, in_doubt=newer)
+            consumer_progress.advance(user, *grant_of(group, held), 4, in_doubt=older)
+        consumer_progress.advance(user, *grant_of(group, held), 6, in_doubt=newer)
     assert postgres.row(group, term, stream).position == 6
 
 
 @pytest.mark.conforms("E17", "E25")
 def test_a_callers_temporary_tables_do_not_shadow_ours(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     with psycopg.connect(postgres.url) as user:
         for table in ("lending", "lending_history", "stream", "session_epoch"):
             user.execute(f"create temporary table {table} as select * from sublet.{table}")
-        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
+        consumer_progress.advance(user, *grant_of(group, held), 4)
         user.commit()
     assert postgres.connection.execute("select position from sublet.lending").fetchone() == (4,)
 
 
 @pytest.mark.conforms("E25")
 def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
-    ours = (group.group_id, stream, held.grant_id)
+    group, _, _, held = postgres.granted(5)
+    ours = grant_of(group, held)
     with connect(postgres.url) as asking, connect(postgres.url) as moving, ThreadPoolExecutor(1) as pool:
         with moving.transaction():
             consumer_progress.advance(moving, *ours, 3)
@@ -100,8 +101,8 @@ def test_a_position_is_read_after_who_moves_it(postgres: PostgresWorld) -> None:
 
 @pytest.mark.conforms("E25", "A7")
 def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
-    ours = (group.group_id, stream, held.grant_id)
+    group, _, _, held = postgres.granted(5)
+    ours = grant_of(group, held)
     with connect(postgres.url) as user, ThreadPoolExecutor(1) as pool:
         with user.transaction():
             consumer_progress.advance(user, *ours, 3)
@@ -114,16 +115,16 @@ def test_a_deleted_groups_grants_have_a_position(postgres: PostgresWorld) -> Non
 @pytest.mark.conforms("E35", "A4")
 @pytest.mark.parametrize("target", [ResetTarget.earliest(), ResetTarget.latest()], ids=["back", "on"])
 def test_a_grant_ended_by_a_reset_has_a_position(postgres: PostgresWorld, target: ResetTarget) -> None:
-    group, _, stream, held = postgres.granted(5)
-    consumer_progress.advance(postgres.connection, group.group_id, stream, held.grant_id, 3)
+    group, _, _, held = postgres.granted(5)
+    consumer_progress.advance(postgres.connection, *grant_of(group, held), 3)
     postgres.reset(group, target, force=True, reason=reason_with_user(f"reset to {target}", "me; was at 4"))
-    assert consumer_progress.read_position(postgres.connection, group.group_id, stream, held.grant_id) == 3
+    assert consumer_progress.read_position(postgres.connection, *grant_of(group, held)) == 3
 
 
 @pytest.mark.conforms("E35")
 def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
-    ours = (group.group_id, stream, held.grant_id)
+    group, _, _, held = postgres.granted(5)
+    ours = grant_of(group, held)
     with connect(postgres.url) as user:
         with user.transaction():
             attempt = consumer_progress.advance(user, *ours, 3)
@@ -139,7 +140,7 @@ def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None
 def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:
     def draw(_: int) -> list[int]:
         with connect(postgres.url) as connection:
-            return [consumer_progress.next_session_epoch(connection) for _ in range(50)]
+            return [consumer_progress.next_session_epoch(connection, SHARE, "etl") for _ in range(50)]
 
     with ThreadPoolExecutor(8) as pool:
         drawn = list(pool.map(draw, range(8)))
@@ -148,25 +149,26 @@ def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:
     clock = "select (extract(epoch from clock_timestamp()) * 1000000)::bigint"
     row = postgres.connection.execute(clock).fetchone()
     assert row is not None
-    assert consumer_progress.next_session_epoch(postgres.connection) >= row[0]
+    assert consumer_progress.next_session_epoch(postgres.connection, SHARE, "etl") >= row[0]
     postgres.connection.execute("update session_epoch set last = last + 1000000000000")
     (ahead,) = postgres.connection.execute("select last from session_epoch").fetchone() or (0,)
-    assert consumer_progress.next_session_epoch(postgres.connection) == ahead + 1
+    assert consumer_progress.next_session_epoch(postgres.connection, SHARE, "etl") == ahead + 1
 
 
 def test_a_consumers_role_needs_no_right_on_the_tables(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     with connect(postgres.url) as user:
         user.execute("drop role if exists a_consumer")
         user.execute("create role a_consumer")
         user.execute("grant usage on schema sublet to a_consumer")
+        user.execute("grant execute on function advance, read_progress, next_session_epoch to a_consumer")
         user.execute("set role a_consumer")
         try:
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 user.execute("select * from lending")
-            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 2)
-            assert consumer_progress.read_position(user, group.group_id, stream, held.grant_id) == 2
-            assert consumer_progress.next_session_epoch(user) > 0
+            consumer_progress.advance(user, *grant_of(group, held), 2)
+            assert consumer_progress.read_position(user, *grant_of(group, held)) == 2
+            assert consumer_progress.next_session_epoch(user, SHARE, "etl") > 0
         finally:
             user.execute("reset role")
             user.execute("drop owned by a_consumer")

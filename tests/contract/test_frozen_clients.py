@@ -18,7 +18,7 @@ from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import ForceRelease
 from sublet_storage.producer import Publisher, sender
-from tests.contract.group_world import APPLIED, ONE, SHARE, TWO, PostgresWorld
+from tests.contract.group_world import APPLIED, ONE, SHARE, TWO, PostgresWorld, grant_of
 from tests.kit import eventually
 from tests.kit_nodes import Process
 from tests.postgres_proxy import PostgresProxy
@@ -95,7 +95,8 @@ def test_a_consumer_stopped_before_commit_is_revoked(postgres: PostgresWorld, tm
     """Progress that it has written and not committed counts for nothing."""
     group, term, stream, held = postgres.granted(5)
     postgres.connection.execute("create table public.output (n integer)")
-    facts = map(str, (group.group_id, stream, held.grant_id))
+    *ids, key = grant_of(group, held)
+    facts = (*map(str, ids), key.reveal().hex())
     stopped = Process("tests.processes.committing", postgres.url, *facts, number, log=tmp_path / "log")
     try:
         eventually(lambda: "advanced" in stopped.output(), 60.0, stopped.output)

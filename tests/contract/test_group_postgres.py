@@ -31,6 +31,7 @@ from tests.contract.group_world import (
     PostgresWorld,
     events,
     grant,
+    grant_of,
     granted,
     outcome,
 )
@@ -178,7 +179,7 @@ def test_a_users_open_transaction_stalls_nobody_else(postgres: PostgresWorld) ->
     postgres.append(first, 5)
     impatient = PostgresGroupStore(postgres.url, postgres.clock, lock_timeout_s=0.2)
     with connect(postgres.url) as user, user.transaction():
-        user.execute("select advance(%s, %s, %s, %s)", (groups[0].group_id, first, held.grant_id, 3))
+        consumer_progress.advance(user, *grant_of(groups[0], held), 3)
         final = ReleaseStream(first, held.grant_id, 2, "leave")
         batch = [GroupWrites(g.group_id, t, (grant(second),), True) for g, t in zip(groups, terms, strict=True)]
         batch[0] = GroupWrites(groups[0].group_id, terms[0], (final, grant(second)), True)
@@ -203,8 +204,7 @@ def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -
             commit = pool.submit(slow.commit, [writes])
             eventually(waiting_for_locks(postgres))
             postgres.append(stream, 9)
-            sql = "select advance(%s, %s, %s, 9)"
-            postgres.connection.execute(sql, (group.group_id, stream, held.grant_id))
+            consumer_progress.advance(postgres.connection, *grant_of(group, held), 9)
         assert outcome(commit.result(timeout=30)[0].results[0]) == (APPLIED, HELD, 9)
 
 
@@ -212,14 +212,14 @@ def test_what_is_committed_while_a_leader_waits_stays(postgres: PostgresWorld) -
 def test_advance_moves_only_its_own_grant_forward(postgres: PostgresWorld) -> None:
     group, term, stream, held = postgres.granted(5)
     postgres.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
-    call = "select advance(%s, %s, %s, %s)"
+    call, key = "select advance(%s, %s, %s, %s, %s)", grant_of(group, held)[-1].reveal()
     with connect(postgres.url) as user:
         for grant_off, position in ((0, 2), (0, 1), (0, 6), (1, 3), (-1, 3)):
             with pytest.raises(psycopg.Error, match="must not commit") as refused:
-                user.execute(call, (group.group_id, stream, held.grant_id + grant_off, position))
+                user.execute(call, (group.group_id, stream, held.grant_id + grant_off, position, key))
             assert refused.value.sqlstate == "SB001"
             assert postgres.row(group, term, stream).position == 2, (grant_off, position)
-        user.execute(call, (group.group_id, stream, held.grant_id, 3))
+        user.execute(call, (group.group_id, stream, held.grant_id, 3, key))
     assert postgres.row(group, term, stream).position == 3
 
 
@@ -413,9 +413,9 @@ def test_a_claim_refused_for_its_lock_is_granted_later(postgres: PostgresWorld) 
 
 @pytest.mark.conforms("A9")
 def test_who_cannot_delete_a_group_learns_why(postgres: PostgresWorld) -> None:
-    group, _, stream, held = postgres.granted(5)
+    group, _, _, held = postgres.granted(5)
     with psycopg.connect(postgres.url, application_name="somebody's") as user:
-        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 3)
+        consumer_progress.advance(user, *grant_of(group, held), 3)
         locker = rf"process {user.info.backend_pid} of the server \(database user {user.info.user}, application .some"
         with pytest.raises(Conflict, match=rf"has a row that an open transaction keeps locked: {locker}.*Nothing is"):
             postgres.store.delete_group(group.subscription)

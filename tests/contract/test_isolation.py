@@ -18,7 +18,7 @@ from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import consumer_progress
 from sublet_storage.spaces.space_changes import reshard
-from tests.contract.group_world import PostgresWorld
+from tests.contract.group_world import PostgresWorld, grant_of
 from tests.contract.test_fencing import test_a_position_is_read_after_who_moves_it
 from tests.contract.test_group_postgres import (
     test_a_group_made_in_a_rollover_misses_no_stream,
@@ -99,11 +99,11 @@ def test_progress_at_another_level_is_refused(postgres: PostgresWorld, level: st
         user.execute("select 1")
         postgres.append(stream, 10)
         with pytest.raises(UsageError, match=f"at isolation level {level}.* read committed"):
-            consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
+            consumer_progress.advance(user, *grant_of(group, held), 4)
         user.rollback()
         fence_at = "begin isolation level read committed"
         user.execute(fence_at)
-        consumer_progress.advance(user, group.group_id, stream, held.grant_id, 4)
+        consumer_progress.advance(user, *grant_of(group, held), 4)
         user.execute("commit")
     assert postgres.connection.execute("select position from lending").fetchone() == (4,)
 

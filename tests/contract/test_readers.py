@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,6 +17,7 @@ from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
@@ -25,7 +27,7 @@ from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
-from tests.kit import eventually
+from tests.kit import GRANT_KEY, eventually
 from tests.postgres_proxy import PostgresProxy
 
 Connection = psycopg.Connection[Any]
@@ -107,7 +109,7 @@ def conn(database: str) -> Iterator[Connection]:
 def granted_of(conn: Connection, stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
-    return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position)
+    return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position, grant_key=GRANT_KEY)
 
 
 def always(_: GrantedStream) -> bool:
@@ -364,6 +366,7 @@ def test_of_two_nodes_the_other_goes_on_at_once(
 def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: str) -> None:
     reader = NodeReader([nodes.address], 1, TIMEOUT_S)
     with connect(database) as connection:
-        drawn = [reader.next_session_epoch(), next_session_epoch(connection), reader.next_session_epoch()]
+        name = (Subscription.parse("$share/g/#"), "etl")
+        drawn = [draw(*name) for draw in (reader.next_session_epoch, partial(next_session_epoch, connection)) * 2]
     assert drawn == sorted(set(drawn))
     reader.close()

@@ -82,10 +82,10 @@ def wanted(borrower_id: str) -> dict[str, Any]:
 
 
 @contextmanager
-def stub_of(stage: Stage, node: str) -> Iterator[Any]:
+def stub_of(stage: Stage, node: str, stub: type[Any] = sublet_pb2_grpc.SessionStub) -> Iterator[Any]:
     ((address,),) = stage.scene.ask("select address from node where name = %s", (node,))
     with grpc.insecure_channel(address) as channel:
-        yield sublet_pb2_grpc.SessionStub(channel)
+        yield stub(channel)
 
 
 def refusal(call: Any, request: Any) -> str:
@@ -136,6 +136,42 @@ def test_an_agents_id_moves_nothing_without_its_key(stage: Stage) -> None:
     assert [line for line in stage.scene.history() if line.is_forced] == []
 
 
+def test_an_invented_epoch_takes_no_sessions_name(stage: Stage, database: str) -> None:
+    """A stranger with the proto alone draws for another name, and invents epochs: who bears the name goes on, and so
+    does its next process."""
+    stage.serve("n1")
+    stage.scene.publish(100)
+    own = secrets.token_bytes(32)
+    thief = base64.b32encode(hashlib.sha256(own).digest()).decode().lower()[:26]
+    named: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION, "subscriber_id": f"{thief}.1", "agent_key": own,
+    }  # fmt: skip
+    with sublet.Session(ALL, database, name="etl", starting_position="earliest") as session:
+        assert session.poll(WAIT_S) is not None
+        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
+        before = held(stage)
+        with stub_of(stage, "n1") as stub, stub_of(stage, "n1", sublet_pb2_grpc.FeedStub) as feed:
+            other = feed.SessionEpoch(
+                pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION, subscription=ALL, session="other")
+            )
+            for number, epoch in enumerate((other.epoch, other.epoch + 10**12, 2**63 - 1), 1):
+                asked = pb.LeaderWanted(
+                    **{**wanted(f"{thief}/{number}"), "leaving": False}, session="etl", session_epoch=epoch
+                )
+                command = pb.Command(message=pb.ToLeader(leader_wanted=asked))
+                assert not stub.Commands(pb.CommandBatch(**named, number=number, commands=[command])).errors
+            denied: list[Any] = []
+            while len(denied) < 3:
+                answer = stub.Poll(pb.PollRequest(**named, hold_ms=5_000, acknowledged=len(denied)), timeout=WAIT_S)
+                denied += [one.to_borrower.invalidate for one in answer.messages]
+        assert {(one.reason, "the last that was drawn" in one.detail) for one in denied} == {(pb.END_DENIED, True)}
+        assert held(stage) == before
+        session.poll(0.1)
+    with sublet.Session(ALL, database, name="etl") as session:
+        stage.scene.publish(100)
+        assert session.poll(WAIT_S) is not None
+
+
 def forms(key: bytes) -> list[bytes]:
     """How a key would look where it is shown."""
     request = str(pb.PollRequest(agent_key=key)).strip().removeprefix("agent_key: ").strip('"')
@@ -166,7 +202,8 @@ def test_a_key_is_shown_nowhere(
     node = served(stage)
     stage.scene.publish(200)
     with sublet.Session(ALL, database, starting_position="earliest") as session:
-        assert session.poll(WAIT_S) is not None
+        batch = session.poll(WAIT_S)
+        assert batch is not None
         eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
         ((agent,),) = stage.scene.ask("select distinct agent from lending where status = 'held'")
         with stub_of(stage, "n1") as stub:
@@ -174,8 +211,11 @@ def test_a_key_is_shown_nowhere(
             refused = refusal(stub.Poll, pb.PollRequest(**named, agent_key=secrets.token_bytes(32)))
         pages = b"\n".join(node.ask(path).body for path in PAGES)
         tables = stage.scene.ask("select tablename from pg_tables where schemaname = current_schema()")
-        rows = "\n".join(str(stage.scene.ask(f'select t::text from "{name}" t')) for (name,) in tables)
-        shown = f"{session!r} {vars(session)!r} {refused}"
+        rows = "\n".join(
+            str(stage.scene.ask(f"select (to_jsonb(t) - 'grant_key')::text from \"{name}\" t")) for (name,) in tables
+        )
+        grant_keys = [bytes(key) for (key,) in stage.scene.ask("select grant_key from lending where status = 'held'")]
+        shown = f"{session!r} {vars(session)!r} {batch!r} {vars(batch)!r} {batch._granted!r} {refused}"
         stage.fleet.nodes["n1"].kill()
         eventually(lambda: "connection to node" in caplog.text, WAIT_S)
         stage.serve("n1")
@@ -183,7 +223,8 @@ def test_a_key_is_shown_nowhere(
     places = {"pages": pages, "rows": rows.encode(), "reprs": shown.encode(), "logs": logs.encode()}
     assert agent.encode() in places["pages"]
     assert agent.encode() in places["rows"], "the search does not find what is there"
-    keys = [key for key in drawn if len(key) == 32]
+    assert batch.grant_key.reveal() in grant_keys
+    keys = [key for key in drawn if len(key) == 32] + grant_keys
     assert any(agent.endswith(base64.b32encode(hashlib.sha256(key).digest()).decode().lower()[:26]) for key in keys)
     assert [name for name, text in places.items() for key in keys if any(one in text for one in forms(key))] == []
 

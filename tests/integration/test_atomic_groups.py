@@ -171,13 +171,12 @@ def test_output_and_epochs_are_committed_together(database: str, fleet: Fleet) -
     assert rows(database) == [(20, {"upto": 20, "least": [[2]]})], "before anything is reported"
     with pytest.raises(UsageError, match="committed already"), batch.transaction():
         pass
+    grant = (1, batch.stream_id, batch.grant_id, batch.grant_key)
     with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_progress.advance(
-            connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=batch.consumed_frontier
-        )
+        consumer_progress.advance(connection, *grant, batch.next_offset, consumed=batch.consumed_frontier)
     earlier = ConsumedFrontier(5, LowerFrontier(((9,),)))
     with connect(database) as connection, pytest.raises(GrantLost):
-        consumer_progress.advance(connection, 1, batch.stream_id, batch.grant_id, batch.next_offset, consumed=earlier)
+        consumer_progress.advance(connection, *grant, batch.next_offset, consumed=earlier)
     reader.session.close()
 
 

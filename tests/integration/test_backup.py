@@ -13,7 +13,7 @@ from tests.deliveries import judge
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 
-DRAW = "select sublet.next_session_epoch()"
+DRAW = "select sublet.next_session_epoch('$share/g/#', 'etl')"
 
 
 def run(program: str, *arguments: str) -> None:

@@ -167,7 +167,8 @@ def test_the_former_timeline_is_fenced(pair: Pair) -> None:
         connect(pair.standby.url)
     pair.fail_over()
 
-    ours = (group.group_id, stream, held.grant_id)
+    assert held.grant_key is not None
+    ours = (group.group_id, stream, held.grant_id, held.grant_key)
     with connect(pair.url) as conn:
         watching.conn = conn
         with pytest.raises(PositionBeyondHead, match=f"stream {stream}: offset 20 is beyond the head 10"):
@@ -240,12 +241,17 @@ def test_a_standby_a_day_behind_gives_no_id_twice(pair: Pair, led: bool) -> None
                 "update session_epoch set last = last + %s", (ahead := round(ahead_s * 1_000_000),)
             )  # as if drawn by that clock
             groups.close()
-            return [term, granted.grant_id, next_session_epoch(conn), register_producer(conn, "p") + ahead]
+            return [
+                term,
+                granted.grant_id,
+                next_session_epoch(conn, SHARE, "etl"),
+                register_producer(conn, "p") + ahead,
+            ]
 
     with connect(pair.url) as conn:
         reshard(conn, "default", 1)
         (stream,) = (each.stream_id for each in open_streams(conn))
-        next_session_epoch(conn)
+        next_session_epoch(conn, SHARE, "etl")
         groups = PostgresGroupStore(pair.url)
         group = groups.open_group(SHARE)
         if led:

@@ -16,6 +16,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, S
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.bootstrap.migrate import current_version, downgrade, latest_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, check_schema, connect
+from sublet_storage.spaces.space_changes import create_space
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -92,6 +93,48 @@ def test_downgrade_leaves_nothing_behind(database: str) -> None:
     assert migrate(database) == SCHEMA_VERSION
 
 
+OPEN = """
+select 'function ' || p.oid::regprocedure
+  from pg_proc p cross join aclexplode(coalesce(proacl, acldefault('f', proowner))) a
+ where pronamespace = 'sublet'::regnamespace and a.grantee = 0
+union all
+select relkind::text || ' ' || relname
+  from pg_class cross join aclexplode(coalesce(relacl, acldefault('r', relowner))) a
+ where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p', 'v', 'm', 'S') and a.grantee = 0"""
+"""What PUBLIC may do anything with."""
+
+
+@pytest.mark.conforms("X6")
+def test_nothing_is_for_everybody(empty_database: str) -> None:
+    """Also where the database gives all that is made to everybody, and of partitions that are made later."""
+    with connect(empty_database) as conn:
+        conn.execute("create schema sublet")
+        for where in ("", "in schema sublet"):
+            for things in ("tables", "sequences", "routines"):
+                conn.execute(f"alter default privileges {where} grant all on {things} to public")
+        migrate(empty_database)
+        assert conn.execute(OPEN).fetchall() == []
+        create_space(conn, "more", "more/#")
+        assert conn.execute("select count(*) > 1 from generation").fetchone() == (True,)
+        assert conn.execute(OPEN).fetchall() == []
+        conn.execute("grant select on space to public")
+        conn.execute("grant execute on function timeline_now to public")
+        assert len(conn.execute(OPEN).fetchall()) == 2, "it is seen"
+        downgrade(empty_database)
+        assert conn.execute(OPEN).fetchall() == []
+        migrate(empty_database)
+        assert conn.execute(OPEN).fetchall() == []
+
+
+def test_a_database_of_the_version_before_is_refused(database: str) -> None:
+    with connect(database) as conn:
+        conn.execute("update alembic_version set version_num = '0100', compatible_from = null")
+        with pytest.raises(SchemaMismatch, match="at version 0100, of before the first release, 0101"):
+            check_schema(conn)
+    with pytest.raises(SchemaMismatch, match="at version 0100"):
+        migrate(database)
+
+
 def test_a_database_without_tables_asks_for_migrate(empty_database: str) -> None:
     with (
         pytest.raises(SchemaMismatch, match=r"'sublet'.*has no sublet tables.*Run `sublet migrate`"),
@@ -105,8 +148,8 @@ def test_a_database_without_tables_asks_for_migrate(empty_database: str) -> None
     [
         (
             "0003",
-            r"at version 0003, of before the first release, 0100: .*`drop schema ... cascade`.*`sublet migrate`",
-            r"0003, of before the first release, 0100.*Make it anew",
+            r"at version 0003, of before the first release, 0101: .*`drop schema ... cascade`.*`sublet migrate`",
+            r"0003, of before the first release, 0101.*Make it anew",
         ),
         ("0999", r"0999, newer than .*Upgrade sublet here", "0999, newer than"),
     ],

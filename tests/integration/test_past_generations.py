@@ -19,6 +19,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.consumer_progress import SessionIdentity, ahead, next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.records import (
@@ -328,6 +329,7 @@ def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) ->
         house.ended(b"0")
         tier_space(conn, space)
         conn.execute("vacuum analyze generation, stream, lending")
+        epoch = next_session_epoch(conn, house.group.subscription, "etl")
         looks: dict[str, Callable[[], object]] = {
             "groups without a leader": lambda: find_leaderless_groups(conn),
             "lags of all groups": lambda: all_lags(conn),
@@ -336,7 +338,7 @@ def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) ->
             "lags of groups that nobody leads": lambda: list_leaderless_groups(conn, 10),
             "lags of groups that nobody consumes": lambda: list_unconsumed_groups(conn),
             "streams that have opened": lambda: reading.refresh_streams(conn),
-            "what is unread": lambda: conn.execute("select ahead_of(%s, '{#}', '{#}')", (house.group.group_id,)),
+            "what is unread": lambda: ahead(conn, house.group.group_id, SessionIdentity("etl", epoch), ALL),
             "payloads to be moved": lambda: tier_space(conn, space),
             "payloads that should have been moved": lambda: list(location_checks.check_locations(conn)),
             "streams of an atomic group": lambda: add_streams(conn, [atomic.group_id], 0),
@@ -451,6 +453,7 @@ def test_a_partition_that_cannot_be_named(house: House, read: Callable[[Connecti
     try:
         house.conn.execute("grant usage on schema sublet to reader")
         house.conn.execute("grant select on all tables in schema sublet to reader")
+        house.conn.execute("grant execute on function payload_locations_of to reader")
         stream = house.ended(b"0")
         asked = "select generation_id from stream where stream_id = %s"
         ((generation,),) = house.conn.execute(asked, (stream,)).fetchall()

@@ -31,7 +31,7 @@ from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell
 from tests.integration.feed_kit import read_values, serving
 from tests.integration.log_kit import Connection, generation_of, read, stream_of
-from tests.kit import eventually
+from tests.kit import GRANT_KEY, eventually
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld, a_closed_stream, a_space, fill, move, outside
 
@@ -49,7 +49,7 @@ def stream(conn: Connection, world: LocalWorld) -> int:
 
 
 def granted_of(conn: Connection, stream: int) -> GrantedStream:
-    return GrantedStream(stream, 1, generation_of(conn, stream), TopicFilter("#"), 0)
+    return GrantedStream(stream, 1, generation_of(conn, stream), TopicFilter("#"), 0, grant_key=GRANT_KEY)
 
 
 def test_a_group_consumes_what_nodes_have_moved(conn: Connection, fleet: Fleet, world: LocalWorld) -> None:

@@ -31,6 +31,7 @@ from sublet_storage.log.append import BlockAppend, ProducerIdentity, ProducerSta
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.space_queries import find_space
+from tests.contract.group_world import grant_of
 from tests.integration.log_kit import block, in_epochs, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
@@ -53,7 +54,8 @@ class Stage:
             self._write(store, self.plain, renew=True)  # the stream's parents are empty, and over
             granted = self._write(store, self.plain, GrantStream(self.stream, "b", "a", "s", "share"))
         assert granted.results[0].lending is not None
-        self.grant = granted.results[0].lending.grant_id
+        self.held = granted.results[0].lending
+        self.grant = self.held.grant_id
         assert granted.results[0].outcome is ChangeOutcome.APPLIED
 
     def renew(self, conn: Connection) -> GroupWriteResult:
@@ -73,7 +75,7 @@ class Stage:
         """In the consumer's own transaction, when another message has come."""
         append(conn, [BlockAppend(self.stream, block(b"y"))])
         with conn.transaction():
-            consumer_progress.advance(conn, self.plain.group_id, self.stream, self.grant, 1)
+            consumer_progress.advance(conn, *grant_of(self.plain, self.held), 1)
 
     def publish(self, conn: Connection) -> Any:
         """In epoch 2, and finish with that: all up to 4 is completed."""

@@ -1,4 +1,4 @@
-"""A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT SIGNAL`.
+"""A consumer that stops in its commit: `python -m tests.processes.committing URL GROUP STREAM GRANT KEY SIGNAL`.
 
 Writes a row to the table `output` and moves progress to offset 3, says `complete_advance`, and sends itself SIGNAL
 before its COMMIT. Exit code 0 if it is told afterwards that nothing was written. The server gives it half a second
@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.groups import consumer_progress
 
 
@@ -24,12 +25,13 @@ class Work:
     ticket: int = 0
     next_offset: int = 3
     consumed_frontier: None = None
+    grant_key: GrantKey = field(kw_only=True)
 
     def complete_transaction(self, *, recovered: bool) -> None:
         raise AssertionError("it is told that it was committed")
 
 
-def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
+def main(url: str, group: str, stream: str, grant: str, key: str, number: str) -> int:
     consumer_progress.BEFORE_COMMIT_S, advance = 0.5, consumer_progress.advance
 
     def advance_and_stop(*arguments: Any, **named: Any) -> consumer_progress.TransactionIdentity:
@@ -40,8 +42,9 @@ def main(url: str, group: str, stream: str, grant: str, number: str) -> int:
         return attempt
 
     consumer_progress.advance = advance_and_stop
+    work = Work(int(stream), int(grant), grant_key=GrantKey(bytes.fromhex(key)))
     try:
-        with ProgressTransactions(url, lambda: int(group), 60.0).begin([Work(int(stream), int(grant))]) as connection:
+        with ProgressTransactions(url, lambda: int(group), 60.0).begin([work]) as connection:
             connection.execute("insert into output values (1)")
     except DatabaseUnreachable as error:
         return 0 if "nothing was written" in str(error) else 1

@@ -21,6 +21,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStep, EpochStepPlanner
+from tests.kit import GRANT_KEY
 from tests.property.test_epoch_steps_laws import MOST, Log, epochs, is_completed
 
 STREAMS = (0, 1)
@@ -70,7 +71,9 @@ class Query:
         self.planning.restore((), ())
         self.epochs = EpochPlanner(self.planning, TwoLogs(self.logs), lambda ids: dict.fromkeys(ids, "space"))
         for stream, (position, consumed) in self.rows.items():
-            grant = Grant("b", 1, stream, next(_grant_ids), position, 1, 0, 1, "#", consumed=consumed)
+            grant = Grant(
+                "b", 1, stream, next(_grant_ids), position, 1, 0, 1, "#", consumed=consumed, grant_key=GRANT_KEY
+            )
             self.planning.apply_update(StreamGranted(grant))
 
     def _report(self, said: StreamConsumed) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_HOLD_S,
@@ -100,8 +101,19 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(Disconnect, ID, NATURAL, PROGRESS, TEXT, st.booleans()),
 )
 GRANT = st.tuples(
-    ID, NATURAL, NATURAL, NATURAL, NATURAL, NATURAL, RING, ID, st.none() | NATURAL, CONSUMED, IN_DOUBT
-).map(lambda parts: Grant(*parts[:6], *parts[6], *parts[7:]))
+    ID,
+    NATURAL,
+    NATURAL,
+    NATURAL,
+    NATURAL,
+    NATURAL,
+    RING,
+    ID,
+    st.none() | NATURAL,
+    CONSUMED,
+    IN_DOUBT,
+    st.binary(min_size=16, max_size=16).map(GrantKey),
+).map(lambda parts: Grant(*parts[:6], *parts[6], *parts[7:-1], grant_key=parts[-1]))
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
     st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, st.just("") | ID),
     st.builds(
@@ -247,6 +259,7 @@ def test_hostile_fields_are_refused(fields: dict[str, object], rule: str) -> Non
         pb.ToBorrower(revoked=pb.Revoked(borrower_id="b")),
         pb.ToBorrower(invalidate=pb.Invalidate(borrower_id="b", reason=99)),  # type: ignore[arg-type]
         pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_from=2, hash_last=1, filter="#")),
+        pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_last=1, filter="#", grant_key=bytes(15))),
     ],
 )
 def test_hostile_messages_are_refused(hostile: pb.ToLeader | pb.ToBorrower) -> None:

@@ -10,9 +10,9 @@ from google.protobuf.message import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.errors import InvalidFilter, ProtocolMismatch, SubletError
+from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, ProtocolMismatch, SubletError
 from sublet_protocol.domain.limits import MAX_STREAMS
-from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed_fetch import (
@@ -67,7 +67,8 @@ def test_heads_and_epochs_are_the_same_after_the_wire(
 ) -> None:
     assert decode_heads_request(wired(encode_heads_request(stream_ids))) == stream_ids
     assert decode_heads_reply(wired(encode_heads_reply(heads))) == heads
-    decode_session_epoch_request(wired(encode_session_epoch_request()))
+    name = (Subscription.parse("$share/g/a/#"), "etl")
+    assert decode_session_epoch_request(wired(encode_session_epoch_request(str(name[0]), name[1]))) == name
     assert decode_session_epoch_reply(wired(encode_session_epoch_reply(epoch))) == epoch
 
 
@@ -75,6 +76,9 @@ READ: dict[str, Any] = {
     "protocol_version": PROTOCOL_VERSION, "stream_id": 1, "position": 0, "filter": "#", "generation_id": 1,
     "limit_bytes": 1,
 }  # fmt: skip
+
+
+EPOCH: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "subscription": "$share/g/a/#"}
 
 
 @pytest.mark.conforms("X4")
@@ -107,6 +111,13 @@ READ: dict[str, Any] = {
             f"{MAX_STREAMS + 1} streams, and the limit is {MAX_STREAMS}",
         ),
         (decode_session_epoch_request, pb.SessionEpochRequest(), ProtocolMismatch, "protocol version 0"),
+        (decode_session_epoch_request, pb.SessionEpochRequest(**EPOCH), MalformedMessage, "session '': a name has 1"),
+        (
+            decode_session_epoch_request,
+            pb.SessionEpochRequest(**{**EPOCH, "subscription": "a/#", "session": "etl"}),
+            InvalidSubscription,
+            "subscription 'a/#'",
+        ),
         (decode_fetch_reply, pb.FetchReply(start=2, position=1, head=3), MalformedMessage, "from 2 to 1"),
         (decode_fetch_reply, pb.FetchReply(start=1, position=3, head=2), MalformedMessage, "ends at 2"),
         (decode_fetch_reply, pb.FetchReply(start=-1), MalformedMessage, "start -1"),

@@ -52,6 +52,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
+from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import Bench
 from tests.unit.test_node_machine import Play
 
@@ -148,9 +149,8 @@ class Ids:
             case 1:
                 return PingResponse(who, term, draw(FLOATS), draw(FLOATS))
             case 2:
-                return Grant(
-                    who, term, stream_id, grant_id, draw(ABSURD), 1, draw(ABSURD), draw(ABSURD), "#", draw(ABSURD)
-                )
+                numbers = draw(ABSURD), 1, draw(ABSURD), draw(ABSURD)
+                return Grant(who, term, stream_id, grant_id, *numbers, "#", draw(ABSURD), grant_key=GRANT_KEY)
             case 3:
                 return Revoke(who, term, stream_id, grant_id)
             case 4:

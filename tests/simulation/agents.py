@@ -77,7 +77,7 @@ class SimulatedAgent(Process):
     def subscribe(self, subscription: Subscription) -> None:
         self._handles += 1
         handle = self._handles
-        epoch = self.simulation.draw_epoch() if self.session is not None else 0
+        epoch = 0 if self.session is None else self.simulation.store.next_session_epoch(subscription, self.session)
         self.wishes[handle] = Wish(handle, subscription, epoch)
         self.epochs.setdefault(subscription, []).append(epoch)
         query = self.checkpoint

@@ -39,7 +39,13 @@ class AtomicWork(Work):
         plan = EpochStepPlanner(grant.position, grant.consumed)
         filter = TopicFilter.parse(grant.filter)
         granted = EpochGrantedStream(
-            grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position, step_planner=plan
+            grant.stream_id,
+            grant.grant_id,
+            grant.generation_id,
+            filter,
+            grant.position,
+            step_planner=plan,
+            grant_key=grant.grant_key,
         )
         return cls(group_id, grant.stream_id, grant.grant_id, grant.position, granted, grant.consumed)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from sublet_leader.node.events import NodeEvent, Request
 from sublet_leader.node.request_executor import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
 from sublet_storage.groups.model.lending_row import LendingRow
@@ -132,7 +133,15 @@ class WatchedGroups(MemoryGroupStore):
             if row.status is LendingStatus.HELD:
                 entry = ForceRelease(row.stream_id, row.grant_id, "the database has gone over to another timeline")
                 self._keep(
-                    apply_change(entry, row, self._facts(row.stream_id), held_back=False, term=term, now_us=now),
+                    apply_change(
+                        entry,
+                        row,
+                        self._facts(row.stream_id),
+                        held_back=False,
+                        term=term,
+                        now_us=now,
+                        draw_key=GrantKey.draw,
+                    ),
                     term,
                     now,
                 )

@@ -141,10 +141,10 @@ class Query(Session):
         """By what the function `read_planned_ranges` of the database would say."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
-            return resolve_outcome(planned, None, self._checkpoint.name)
-        held = row.grant_id if row.status is LendingStatus.HELD else None
-        last = LastPlannedRange(row.in_doubt, row.pending_in_doubt is not None, row.session, held)
-        return resolve_outcome(planned, last, self._checkpoint.name)
+            return resolve_outcome(planned, None)
+        is_ours = row.session == self._checkpoint.name
+        held = row.grant_id if is_ours and row.status is LendingStatus.HELD else None
+        return resolve_outcome(planned, LastPlannedRange(row.in_doubt, row.pending_in_doubt is not None, is_ours, held))
 
     def _unsaved(self) -> tuple[PlannedRange, ...]:
         for planned in self._planning.unsaved_ranges():

@@ -45,7 +45,7 @@ class Simulation:
         self.seed = seed
         self.world = World(seed, trace)
         self.crashes = 0
-        self._epochs = self._made = 0
+        self._made = 0
         leader = replace(LeaderSettings(), revoke_deadline_s=8.0, leader_idle_timeout_s=11.0).check()
         self._borrower = BorrowerSettings().check()
         self.revoke_deadline_s = leader.revoke_deadline_s
@@ -85,11 +85,6 @@ class Simulation:
     def living(self) -> list[SimulatedAgent]:
         """The agents that have not crashed."""
         return [agent for agent in self.agents.values() if agent.alive]
-
-    def draw_epoch(self) -> int:
-        """As the database would: strictly growing."""
-        self._epochs += 1
-        return self._epochs
 
     def join(self, like: SimulatedAgent | None = None) -> SimulatedAgent:
         """A process comes, perhaps under a name; `like`: under the name of another."""

@@ -27,8 +27,10 @@ from sublet_borrower.machine.events import AssignmentUpdate, RevokeStarted, Stre
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.sessions import Session
 from tests.simulation.work import Work
@@ -107,21 +109,27 @@ class UsersDatabase:
         """Whether a connection breaks now."""
         return not self._world.calm and self._random.random() < 0.04
 
-    def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
+    def advance(self, key: bytes, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
         """As the database's function of that name."""
-        row = self._simulation.store.rows(group_id).get(stream_id)
-        held = row is not None and row.status is LendingStatus.HELD and row.grant_id == grant_id
-        return held and row is not None and row.position < position <= self._head(stream_id)
+        row = self._held(group_id, stream_id, grant_id, key)
+        return row is not None and row.position < position <= self._head(stream_id)
 
-    def progress(self, group_id: int, stream_id: int, grant_id: int) -> int | None:
-        """As the database's function of that name."""
-        row = self._simulation.store.rows(group_id).get(stream_id)
-        if row is not None and row.status is LendingStatus.HELD and row.grant_id == grant_id:
+    def progress(self, group_id: int, stream_id: int, grant_id: int, key: bytes) -> int | None:
+        """As the database's function `read_progress`."""
+        row = self._held(group_id, stream_id, grant_id, key)
+        if row is not None:
             return row.position
+        asked = (group_id, stream_id, grant_id, GrantKey(key).digest())
         for line in reversed(self._simulation.store.lines):
-            if (line.group_id, line.stream_id, line.grant_id) == (group_id, stream_id, grant_id):
+            if (line.group_id, line.stream_id, line.grant_id, line.key_digest) == asked:
                 return line.position
         return None
+
+    def _held(self, group_id: int, stream_id: int, grant_id: int, key: bytes) -> LendingRow | None:
+        row = self._simulation.store.rows(group_id).get(stream_id)
+        if row is None or row.status is not LendingStatus.HELD:
+            return None
+        return row if (row.grant_id, row.grant_key) == (grant_id, GrantKey(key)) else None
 
     def commit(self, transaction: _Transaction) -> bool:
         """Whether the client hears of it. Mostly it does; else it may have happened or not."""
@@ -197,7 +205,8 @@ class _Connection:
             facts = [value for value in parameters if isinstance(value, int)]
             if self._database.has_no_leader_here(facts[0]):
                 raise _Refused("the database has gone over to another timeline")
-            if not self._database.advance(*facts):
+            (key,) = [value for value in parameters if isinstance(value, bytes)]
+            if not self._database.advance(key, *facts):
                 raise _Refused("the transaction must not commit")
             transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))
             return _Answer((str(transaction.number), self._timeline, None, None))
@@ -270,8 +279,9 @@ class WritingSession(Session):
         if self._shell is None:
             self._shell = _Shell(group_id, self._acknowledged)
         assert self._shell.group_id == group_id, "a subscription is to one life of a group"
+        filter = TopicFilter.parse(grant.filter)
         granted = GrantedStream(
-            grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position
+            grant.stream_id, grant.grant_id, grant.generation_id, filter, grant.position, grant_key=grant.grant_key
         )
         self._granted[grant.stream_id] = GrantedWork(group_id, grant.stream_id, grant.grant_id, grant.position, granted)
         self._simulation.checkers.names.installed(self._granted[grant.stream_id])

@@ -35,6 +35,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
+from tests.kit import GRANT_KEY
 
 NODES = ("n1:1", "n2:1", "n3:1")
 SUBSCRIPTION = "$share/g/#"
@@ -72,7 +73,11 @@ class Play:
     def grant(self, handle: int, stream_id: int, grant_id: int = 50) -> None:
         """Let the leader lend it a stream."""
         borrower_id = self.machine.borrowers[handle].borrower_id
-        self.do(NodeMessageReceived("n1:1", Grant(borrower_id, TERM, stream_id, grant_id, 10, 1, 0, 9, "#")))
+        self.do(
+            NodeMessageReceived(
+                "n1:1", Grant(borrower_id, TERM, stream_id, grant_id, 10, 1, 0, 9, "#", grant_key=GRANT_KEY)
+            )
+        )
 
 
 def subscribed(*handles: int) -> Play:
@@ -176,7 +181,7 @@ def test_ten_rounds_of_subscribing_within_50_ms() -> None:
 def test_messages_for_the_past_reach_nobody() -> None:
     play = subscribed(1)
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)))
-    outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#")))
+    outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#", grant_key=GRANT_KEY)))
     assert (outcome.sends, outcome.updates) == ((), ())
     assert play.do(SubscriptionProgressed(77, StreamConsumed(5, 50, 1))).sends == ()
     assert play.do(CloseSubscription(77)).updates == ()

@@ -13,6 +13,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from tests.kit import GRANT_KEY
 
 FROM = 10
 
@@ -26,7 +27,7 @@ class Play:
         self.granted = self.lend(1)
 
     def lend(self, grant_id: int) -> GrantedStream:
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, grant_id, FROM, 1, 0, 1, "#")))
+        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, grant_id, FROM, 1, 0, 1, "#", grant_key=GRANT_KEY)))
         found = self.handler.next_readable(lambda _: True)
         assert found is not None
         self.handler.release_read(found)

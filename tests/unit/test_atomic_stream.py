@@ -16,6 +16,7 @@ from sublet_storage.log.block import EpochBounds, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
+from tests.kit import GRANT_KEY
 
 BLOCK = 10
 
@@ -35,7 +36,9 @@ class Play:
         self.epochs = epochs
         self.reports: list[StreamConsumed] = []
         self.handler = SessionAssignment(self.reports.append)
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 1, 0, 1, "#", consumed=consumed(0, 0))))
+        self.handler.apply_update(
+            StreamGranted(Grant("b", 1, 7, 1, 0, 1, 0, 1, "#", consumed=consumed(0, 0), grant_key=GRANT_KEY))
+        )
         self.look(completed)
 
     @property

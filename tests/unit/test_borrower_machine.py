@@ -53,13 +53,14 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     UpdateProgress,
 )
+from tests.kit import GRANT_KEY
 
 ME, NODE, TERM, GROUP = "a/1", "n1:1", 100, 7
 SETTINGS = BorrowerSettings()
 GOOD_S = 8.5
 """For how long its leader's answer to a ping is good."""
 WANTS = SubscriptionRequest("$share/g/#", 2.0, "stable", "earliest")
-GRANT = Grant(ME, TERM, 5, 50, 10, 1, 0, 99, "#")
+GRANT = Grant(ME, TERM, 5, 50, 10, 1, 0, 99, "#", grant_key=GRANT_KEY)
 CONNECTED = LeaderConnectResponse(ME, TERM, GROUP)
 
 M = TypeVar("M")

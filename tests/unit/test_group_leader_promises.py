@@ -27,6 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
 from sublet_storage.groups.model.resets import apply_reset
+from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, granted
 
 NODE, OTHER = "n:1", "b/1"
@@ -190,7 +191,7 @@ def test_a_forced_revoke_costs_no_other_stream() -> None:
     borrower.start(0.0)
     borrower.decide(LeaderMessageReceived(NODE, LeaderConnectResponse(BORROWER, bench.term, 1)), 0.0)
     for stream in (1, 2):
-        grant = Grant(BORROWER, bench.term, stream, bench.grant_id(stream), 0, 1, 0, 9, "#")
+        grant = Grant(BORROWER, bench.term, stream, bench.grant_id(stream), 0, 1, 0, 9, "#", grant_key=GRANT_KEY)
         borrower.decide(LeaderMessageReceived(NODE, grant), 0.0)
     for answered_at in (1.0, 20.5, 29.0):
         without = ((1, bench.grant_id(1)),) * (answered_at > 20)

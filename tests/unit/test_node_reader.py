@@ -14,6 +14,7 @@ from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.node_client.node_calls import RetryableError
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_fetch import (
     FetchedPage,
@@ -23,6 +24,7 @@ from sublet_protocol.messages.feed_fetch import (
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.fetch import LogPage
+from tests.kit import GRANT_KEY
 
 
 class Calls:
@@ -73,6 +75,9 @@ class Clock:
         self.now += seconds
 
 
+SHARE = Subscription.parse("$share/g/#")
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -97,7 +102,7 @@ def found(start: int, end: int) -> Any:
 
 
 def granted(position: int = 5) -> GrantedStream:
-    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position)
+    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position, grant_key=GRANT_KEY)
 
 
 def always(_: GrantedStream) -> bool:
@@ -120,7 +125,7 @@ def test_a_lost_node_is_left_for_the_next(calls: Calls, caplog: pytest.LogCaptur
     assert reader.fetch_heads([7]) == [(7, 10)]
     assert calls.asked == [("a", "Heads"), ("a", "Read"), ("b", "Read"), ("b", "Heads")], "it stays with the next"
     calls.script = {"b": [lost("b")], "a": [encode_session_epoch_reply(17)]}
-    assert reader.next_session_epoch() == 17
+    assert reader.next_session_epoch(SHARE, "etl") == 17
     assert caplog.records == []
 
 
@@ -271,7 +276,7 @@ def test_a_fork_asks_nobody_and_closes_nothing(calls: Calls, monkeypatch: pytest
         lambda: reader.fetch(granted(), always),
         lambda: reader.fetch_heads([7]),
         reader.warm_up,
-        reader.next_session_epoch,
+        lambda: reader.next_session_epoch(SHARE, "etl"),
     ):
         with pytest.raises(UsageError, match="a session does not survive a fork"):
             use()

@@ -33,7 +33,7 @@ TO_LEADER = [
 TO_BORROWER = [
     pb.ToBorrower(leader_connect_response=pb.LeaderConnectResponse(borrower_id="b", address="a:1")),
     pb.ToBorrower(ping_response=pb.PingResponse(borrower_id="b")),
-    pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_last=1, filter="#")),
+    pb.ToBorrower(grant=pb.Grant(borrower_id="b", hash_last=1, filter="#", grant_key=bytes(16))),
     pb.ToBorrower(revoke=pb.Revoke(borrower_id="b")),
     pb.ToBorrower(revoked=pb.Revoked(borrower_id="b", reason=pb.REVOKED_SAVED)),
     pb.ToBorrower(progress_saved=pb.ProgressSaved(borrower_id="b")),

@@ -13,6 +13,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from tests.kit import GRANT_KEY
 
 HOLD_S = 60.0
 
@@ -29,7 +30,7 @@ class Desk:
     def grant(
         self, stream_id: int = 1, grant_id: int = 50, position: int = 10, left: InDoubtRange | None = None
     ) -> None:
-        grant = Grant("a/1", 1, stream_id, grant_id, position, 1, 0, 99, "#", in_doubt=left)
+        grant = Grant("a/1", 1, stream_id, grant_id, position, 1, 0, 99, "#", in_doubt=left, grant_key=GRANT_KEY)
         self.planning.apply_update(StreamGranted(grant))
 
     def heads(self, **heads: int) -> None:
@@ -338,7 +339,9 @@ def test_a_part_committed_elsewhere_is_left_out() -> None:
 
 def waiting(*lags: int) -> list[PlannerStream]:
     """Streams 1, 2, ... from offset 100 on."""
-    grants = [Grant("a/1", 1, number, 50, 100, 1, 0, 99, "#") for number in range(1, len(lags) + 1)]
+    grants = [
+        Grant("a/1", 1, number, 50, 100, 1, 0, 99, "#", grant_key=GRANT_KEY) for number in range(1, len(lags) + 1)
+    ]
     return [PlannerStream(grant, 100, plannable_end=100 + lag) for grant, lag in zip(grants, lags, strict=True)]
 
 

@@ -122,7 +122,7 @@ def test_faults_of_python(text: str, faults: set[str]) -> None:
 def tree(tmp_path: Path) -> Path:
     """A small product: a script with a function, a module that calls it, one that imports that, and tests."""
     for name, text in {
-        "migrations/sql/0100_log.sql": "create function append() as $$\nselect 1 from a where b and c for update;\n$$;",
+        "migrations/sql/0101_log.sql": "create function append() as $$\nselect 1 from a where b and c for update;\n$$;",
         "storage/sublet_storage/log/store.py": "def store(conn):\n    conn.execute('select append()')\n",
         "leader/sublet_leader/work.py": "from sublet_storage.log import store\n\nif 0 < store.A:\n    exit()\n",
         "leader/sublet_leader/demo/play.py": "if a < b and c:\n    raise d\n",

@@ -31,6 +31,7 @@ from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
 from sublet_storage.log.fetch import LogPage
+from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
@@ -103,7 +104,7 @@ def test_a_failure_too_long_is_refused() -> None:
 def test_a_handler_reports_the_beginning_and_the_end() -> None:
     reports = list[StreamConsumed]()
     handler = SessionAssignment(reports.append)
-    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
     (granted,) = [handler.next_readable(lambda _: True)]
     assert granted is not None
     assert not handler.mark_readable(granted)
@@ -132,7 +133,7 @@ def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture)
     caplog.set_level(logging.INFO)
     reports = list[StreamConsumed]()
     handler = SessionAssignment(reports.append)
-    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#")))
+    handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
     (granted,) = [handler.next_readable(lambda _: True)]
     assert granted is not None
     fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)

@@ -19,6 +19,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
 from sublet_storage.log.fetch import LogPage
+from tests.kit import GRANT_KEY
 from tests.unit.test_reconnecting_connection import Connection
 
 
@@ -67,7 +68,7 @@ def always(_: GrantedStream) -> bool:
 
 
 def granted(position: int = 0) -> GrantedStream:
-    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position)
+    return GrantedStream(7, 1, 3, TopicFilter("a/#"), position, grant_key=GRANT_KEY)
 
 
 # --- the direct successor, and nothing else ---------------------------------------------------------------------------
@@ -111,10 +112,10 @@ def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Co
 def test_a_page_of_an_old_grant_is_discarded() -> None:
     reports: list[StreamConsumed] = []
     handler = SessionAssignment(reports.append)
-    handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 3, 0, 1 << 64, "#")))
+    handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 3, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
     old = handler.next_readable(lambda _: True)
     assert old is not None
-    handler.apply_update(StreamGranted(Grant("b", 1, 7, 2, 0, 3, 0, 1 << 64, "#")))
+    handler.apply_update(StreamGranted(Grant("b", 1, 7, 2, 0, 3, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
     assert not old.advance_read(0, 5, 5)
     new = handler.next_readable(lambda _: True)
     assert new is not None

@@ -14,6 +14,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from tests.kit import GRANT_KEY
 
 AT_ONCE = RetryPolicy(max_attempts=3, backoff_s=0.0, max_backoff_s=0.0)
 FIRST = 100
@@ -25,7 +26,7 @@ class Source:
     def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
         self.reports: list[StreamConsumed] = []
         self.handler = SessionAssignment(self.reports.append)
-        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#")))
+        self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
         granted = self.handler.next_readable(lambda _: True)
         assert granted is not None
         self.granted: GrantedStream = granted

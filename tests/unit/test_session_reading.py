@@ -27,6 +27,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Grant
 from sublet_storage.log.fetch import LogPage
+from tests.kit import GRANT_KEY
 
 STREAM, OTHER, HEAD = 7, 8, 1_000
 
@@ -42,7 +43,7 @@ class Agent:
     def subscribe(self, subscription: str, inbox: SessionEventQueue, **wanted: object) -> int:
         self.inbox = inbox
         for stream_id in (STREAM, OTHER):
-            inbox.put(StreamGranted(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#")))
+            inbox.put(StreamGranted(Grant("b", 1, stream_id, 1, 0, 3, 0, 1 << 64, "none/#", grant_key=GRANT_KEY)))
         return 1
 
     def unsubscribe(self, handle: int) -> None:
@@ -274,7 +275,7 @@ def test_a_stream_that_is_granted_again_is_read_again(session: Session, reader: 
     def lend(number: int) -> None:
         if number == 10:
             reader.gone = {}
-            agent.inbox.put(StreamGranted(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#")))
+            agent.inbox.put(StreamGranted(Grant("b", 1, STREAM, 2, 5, 3, 0, 1 << 64, "none/#", grant_key=GRANT_KEY)))
         elif number == 20:
             session.drain()
 

@@ -48,7 +48,8 @@ class Member(Generic[A]):
     stack, which closes what it has opened. `fetch_heads(reader, assignment, stream_ids)` reads where streams end. Where
     there is a `name` and it is stable, the member that took it last fences those before it.
 
-    `handle`: of the agent's subscription. `is_given_up`: its user did not come back in time; it may join again.
+    `session_epoch`: which of the processes of that name it is; 0: the name, if any, is only for people. `handle`: of
+    the agent's subscription. `is_given_up`: its user did not come back in time; it may join again.
     """
 
     def __init__(
@@ -64,7 +65,8 @@ class Member(Generic[A]):
         starting_position: str,
         fetch_heads: Callable[[GrantedStreamReader, A, Iterable[int]], list[tuple[int, int]]] = _fetch_heads,
     ) -> None:
-        self.subscription = str(Subscription.parse(subscription))
+        group = Subscription.parse(subscription)
+        self.subscription = str(group)
         self.settings = settings
         self.owner = OwnerProcess()
         self.assignment = make_assignment(self._report_progress)
@@ -78,7 +80,8 @@ class Member(Generic[A]):
             self.reader, self.url = transport.reader, transport.url
             self.agent = AgentLoop(transport.discover_nodes, settings)
             opened.callback(self.agent.close)
-            session_epoch = transport.next_session_epoch() if name is not None and is_name_stable else 0
+            is_newest = name is not None and is_name_stable
+            self.session_epoch = transport.next_session_epoch(group, name or "") if is_newest else 0
             if transport.subscribe_heads is not None:
                 opened.callback(transport.subscribe_heads(self._on_heads))
             self.resources = opened.pop_all()
@@ -95,7 +98,7 @@ class Member(Generic[A]):
             weight=weight,
             session=name,
             start=starting_position,
-            session_epoch=session_epoch,
+            session_epoch=self.session_epoch,
         )
 
     def join(self) -> None:

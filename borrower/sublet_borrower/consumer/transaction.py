@@ -21,6 +21,7 @@ import psycopg
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -45,6 +46,9 @@ class CommittableBatch(Protocol):
 
     @property
     def next_offset(self) -> int: ...
+
+    @property
+    def grant_key(self) -> GrantKey: ...
 
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None: ...
@@ -123,7 +127,7 @@ class ProgressTransactions:
 
         def advance() -> None:
             for batch in furthest:
-                facts = (batch.stream_id, batch.grant_id, batch.next_offset)
+                facts = (batch.stream_id, batch.grant_id, batch.grant_key, batch.next_offset)
                 attempt = consumer_progress.advance(
                     connection, self._group_id(), *facts, consumed=batch.consumed_frontier
                 )
@@ -256,15 +260,16 @@ class ProgressTransactions:
 
     def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
         group_id, wanted = self._group_id(), batch.consumed_frontier
+        grant = (batch.stream_id, batch.grant_id, batch.grant_key)
         if wanted is not None:
-            consumed = consumer_progress.read_consumed_frontier(connection, group_id, batch.stream_id, batch.grant_id)
+            consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
             if consumed is None:
                 raise UnknownOutcome(
                     "the connection to Postgres was lost during the commit, and the stream was granted anew since, so "
                     "that its outcome is unknown. Look at the tables; what was not committed is its new holder's."
                 )
             return consumed.max_of(wanted) == consumed
-        position = consumer_progress.read_position(connection, group_id, batch.stream_id, batch.grant_id)
+        position = consumer_progress.read_position(connection, group_id, *grant)
         return position is not None and position >= batch.next_offset
 
 

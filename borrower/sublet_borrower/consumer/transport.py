@@ -11,6 +11,7 @@ from pathlib import Path
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
@@ -24,7 +25,7 @@ class MemberAccess:
 
     reader: GrantedStreamReader
     discover_nodes: Callable[[], Sequence[str]]
-    next_session_epoch: Callable[[], int]
+    next_session_epoch: Callable[[Subscription, str], int]
     url: str | None = None
     subscribe_heads: Callable[[OnHeads], Callable[[], None]] | None = None
 
@@ -48,7 +49,7 @@ def database_transport(
     return MemberAccess(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
-        next_session_epoch=lambda: _next_session_epoch(database.url),
+        next_session_epoch=partial(_next_session_epoch, database.url),
         url=database.url,
         subscribe_heads=partial(subscribe_heads, database.url) if listens else None,
     )
@@ -67,9 +68,9 @@ def node_transport(
     return MemberAccess(reader, lambda: nodes, reader.next_session_epoch)
 
 
-def _next_session_epoch(url: str) -> int:
+def _next_session_epoch(url: str, subscription: Subscription, session: str) -> int:
     with connect(url, application_name="sublet session") as connection:
-        return consumer_progress.next_session_epoch(connection)
+        return consumer_progress.next_session_epoch(connection, subscription, session)
 
 
 def _read_live_nodes(url: str, silence_s: float) -> list[str]:

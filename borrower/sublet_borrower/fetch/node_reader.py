@@ -18,6 +18,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_protocol.domain.errors import PositionGone, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.feed_fetch import (
     FetchRequest,
     PageGone,
@@ -96,9 +97,10 @@ class NodeReader:
         """Nothing is known of epochs."""
         return {}
 
-    def next_session_epoch(self) -> int:
-        """Return a number above all that any caller got before. Raises `Unavailable`."""
-        return self._insist("SessionEpoch", encode_session_epoch_request(), decode_session_epoch_reply)
+    def next_session_epoch(self, subscription: Subscription, session: str) -> int:
+        """Return a number above all that were drawn before for that name. Raises `Unavailable`."""
+        request = encode_session_epoch_request(str(subscription), session)
+        return self._insist("SessionEpoch", request, decode_session_epoch_reply)
 
     def close(self) -> None:
         """Close the connection; in a forked child, whose it is not, nothing."""

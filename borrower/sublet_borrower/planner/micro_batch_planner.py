@@ -16,6 +16,7 @@ from sublet_borrower.consumer.member import Member
 from sublet_borrower.consumer.transport import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
+from sublet_borrower.planner.grant_key_file import GrantKeyFile
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (
     PlanLimits,
@@ -28,6 +29,7 @@ from sublet_borrower.planner.planned_ranges import (
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups import consumer_progress
 from sublet_storage.log import fetch as message_log
 
@@ -77,7 +79,7 @@ class MicroBatchPlanner:
         self._lags_at = float("-inf")
         self._member = Member(
             subscription,
-            lambda report: PlanLedger(report, hold_s),
+            lambda report: PlanLedger(report, hold_s, self._hand_key),
             lambda opened: database_transport(opened, url, data_dir, nodes, 1, timeout_s, listens=False),
             settings,
             name=name,
@@ -89,6 +91,8 @@ class MicroBatchPlanner:
         self._reader, self.url = self._member.reader, self._member.url
         self.subscription, self._ledger = self._member.subscription, self._member.assignment
         self._epochs = EpochPlanner(self._ledger, self._reader, self.spaces)
+        self._session = consumer_progress.SessionIdentity(name, self._member.session_epoch)
+        self._keys = self._open_keys()
         self._member.join()
 
     @property
@@ -155,11 +159,11 @@ class MicroBatchPlanner:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
         streams = [planned.stream_id for planned in begun]
         plans = self._reader.query(
-            lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, streams)
+            lambda connection: consumer_progress.read_last_planned_ranges(connection, group_id, self._session, streams)
         )
         if plans is None:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
-        return {planned: resolve_outcome(planned, plans.get(planned.stream_id), self.name) for planned in begun}
+        return {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in begun}
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
@@ -251,7 +255,7 @@ class MicroBatchPlanner:
         rows = (
             None
             if group_id is None
-            else self._reader.query(lambda conn: consumer_progress.ahead(conn, group_id, self._filter))
+            else self._reader.query(lambda conn: consumer_progress.ahead(conn, group_id, self._session, self._filter))
         )
         if rows is None:
             return None
@@ -267,7 +271,7 @@ class MicroBatchPlanner:
     def _check_unfinished(self) -> None:
         """Raise `Unavailable`, unless other members have all that is left."""
         left, unwritten = self._unfinished_elsewhere(), self._ledger.has_unsaved_plan()
-        unlent = [each.stream_id for each in left or () if not each.is_anothers(self.name)]
+        unlent = [each.stream_id for each in left or () if not each.is_anothers]
         if left and not unlent and not unwritten:
             log.warning(
                 "%s: this query ends after %g s without work, and other members have not done all that was there: "
@@ -309,8 +313,26 @@ class MicroBatchPlanner:
         if not (self._member.is_closed or self._member.is_leaving):
             self._ledger.abandon()
         self._member.close(timeout_s)
+        if self._keys is not None:
+            self._keys.close()
+            self._keys = None
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _open_keys(self) -> GrantKeyFile | None:
+        """Return where the keys are for a guard; without it the query goes on."""
+        try:
+            return GrantKeyFile(self.subscription, self._session)
+        except (OSError, InvalidSetting) as error:
+            log.warning("%s: a guard of this query cannot commit its batches: %s", self.subscription, error)
+            return None
+
+    def _hand_key(self, grant: Grant) -> None:
+        if self._keys is not None:
+            try:
+                self._keys.add(grant)
+            except OSError as error:
+                log.warning("%s: no guard gets the key of stream %d: %s", self.subscription, grant.stream_id, error)
 
     def _poll_heads(self) -> None:
         """Read how far the streams go that were not looked at, or are said to go on."""

@@ -30,7 +30,7 @@ from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.messages.borrower_leader import GrantOutcome
+from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.fetch import beyond_head_error
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
@@ -40,11 +40,16 @@ class PlanLedger:
     both.
 
     `hold_s`: how long what is in doubt is kept for this session if it is lost. `moved_at`: when a stream last came or
-    went (time.monotonic).
+    went (time.monotonic). `on_grant` is called with each grant, before anything is planned under it.
     """
 
-    def __init__(self, report: Callable[[StreamConsumed], None], hold_s: float) -> None:
-        self._report, self._hold_s = report, hold_s
+    def __init__(
+        self,
+        report: Callable[[StreamConsumed], None],
+        hold_s: float,
+        on_grant: Callable[[Grant], None] = lambda grant: None,
+    ) -> None:
+        self._report, self._hold_s, self._on_grant = report, hold_s, on_grant
         self._granted: dict[int, PlannerStream] = {}
         self._done: dict[int, PlannedRange] = {}
         self._begun: dict[int, PlannedRange] = {}
@@ -59,6 +64,7 @@ class PlanLedger:
         with self.changed:
             match notify:
                 case StreamGranted(grant):
+                    self._on_grant(grant)
                     atomic = None if grant.consumed is None else EpochStepPlanner(grant.position, grant.consumed)
                     granted = PlannerStream(
                         grant, grant.position, released_in_doubt=grant.in_doubt, step_planner=atomic

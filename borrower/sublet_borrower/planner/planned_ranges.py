@@ -60,11 +60,11 @@ class PlannedRangeStatus(Enum):
     LOST = "lost"  # something else was planned after it, or others have got it, or may get it
 
 
-def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None, session: str) -> PlannedRangeStatus:
-    """Of what a session by that name has begun; `last`: what was planned last of the stream."""
+def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> PlannedRangeStatus:
+    """Of what a session has begun; `last`: what was planned last of the stream, if that was the session's."""
     if last is not None and planned.is_put_off(last.in_doubt):
         return PlannedRangeStatus.PUT_OFF
-    if last is None or not planned.matches(last.in_doubt) or (last.is_pending and last.session != session):
+    if last is None or not planned.matches(last.in_doubt) or (last.is_pending and not last.is_ours):
         return PlannedRangeStatus.LOST
     return PlannedRangeStatus.OPEN if last.is_pending else PlannedRangeStatus.DONE
 

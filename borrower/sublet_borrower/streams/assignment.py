@@ -299,10 +299,12 @@ class SessionAssignment:
         self._remove(grant.stream_id, GrantOutcome.LOST)
         facts = (grant.stream_id, grant.grant_id, grant.generation_id, TopicFilter.parse(grant.filter), grant.position)
         if grant.consumed is None:
-            self._granted[grant.stream_id] = GrantedStream(*facts)
+            self._granted[grant.stream_id] = GrantedStream(*facts, grant_key=grant.grant_key)
         else:
             self._granted[grant.stream_id] = EpochGrantedStream(
-                *facts, step_planner=EpochStepPlanner(grant.position, grant.consumed)
+                *facts,
+                grant_key=grant.grant_key,
+                step_planner=EpochStepPlanner(grant.position, grant.consumed),
             )
         self._turn.append(grant.stream_id)
 

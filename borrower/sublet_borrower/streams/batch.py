@@ -14,6 +14,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEn
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.keys import GrantKey
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
@@ -61,6 +62,11 @@ class Batch:
     def positions(self) -> dict[int, tuple[int, int]]:
         """{stream: (first offset, offset after the last)}."""
         return {self.stream_id: (self.first, self.end)}
+
+    @property
+    def grant_key(self) -> GrantKey:
+        """What the database demands of whoever moves the progress of the batch's grant; `reveal` returns its bytes."""
+        return self._granted.grant_key
 
     @property
     def completes_epochs(self) -> bool:

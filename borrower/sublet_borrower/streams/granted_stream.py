@@ -8,13 +8,14 @@ from typing import Any
 from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 
 
 @dataclass(slots=True, eq=False)
 class GrantedStream:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `head_hint`: an
-    unverified later head, which is worth a look and nothing more.
+    """A stream under one grant, which `grant_key` proves. `head`: where it ended when last looked at; None: not looked
+    at yet. `head_hint`: an unverified later head, which is worth a look and nothing more.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what
@@ -29,6 +30,7 @@ class GrantedStream:
     generation_id: int
     filter: TopicFilter
     next_read_offset: int
+    grant_key: GrantKey = field(kw_only=True)
     head: int | None = None
     head_hint: int = 0
     outstanding: dict[int, int] = field(default_factory=dict)

@@ -26,6 +26,7 @@ from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
@@ -142,10 +143,10 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Return a number above all that were given before."""
+        """Return a number above all that were drawn before for that name."""
 
-        def draw(conn: psycopg.Connection[Any], _: None) -> int:
-            return consumer_progress.next_session_epoch(conn)
+        def draw(conn: psycopg.Connection[Any], whose: tuple[Subscription, str]) -> int:
+            return consumer_progress.next_session_epoch(conn, *whose)
 
         return await self._answer(
             request, context, feed_fetch.decode_session_epoch_request, draw, feed_fetch.encode_session_epoch_reply

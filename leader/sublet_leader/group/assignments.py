@@ -356,6 +356,7 @@ class AssignmentManager:
         row = self._entry(assignment).lending
         assignment.resend_at = now + self._settings.resend_interval_s
         end = row.head if row.is_closed else None
+        assert row.grant_key is not None, "a grant that is written has a key"
         self._send(
             assignment.agent,
             GrantMessage(
@@ -371,6 +372,7 @@ class AssignmentManager:
                 end,
                 row.consumed,
                 row.pending_in_doubt,
+                grant_key=row.grant_key,
             ),
         )
 

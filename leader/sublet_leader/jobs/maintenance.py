@@ -251,6 +251,7 @@ def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
     if forgotten := history.delete_old_history(connection, history_s):
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
+    history.delete_old_session_epochs(connection, history_s)
 
 
 def _forget_producers(

@@ -80,7 +80,24 @@ class LookUpLeader:
     subscription: Subscription
 
 
-Request = OpenGroup | ClaimLeadership | RenewLeaderships | ReleaseLeaderships | LoadGroup | CommitWrites | LookUpLeader
+@dataclass(frozen=True, slots=True)
+class ReadSessionEpoch:
+    """The epoch that was drawn last for a session's name in a group."""
+
+    subscription: Subscription
+    session: str
+
+
+Request = (
+    OpenGroup
+    | ClaimLeadership
+    | RenewLeaderships
+    | ReleaseLeaderships
+    | LoadGroup
+    | CommitWrites
+    | LookUpLeader
+    | ReadSessionEpoch
+)
 
 
 # --- in -------------------------------------------------------------------------------------------------------------
@@ -188,6 +205,14 @@ class LeaderLookupCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class SessionEpochRead:
+    """Answer to `ReadSessionEpoch`; None if the database did not answer."""
+
+    request: ReadSessionEpoch
+    last: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class LeaderLookupRequested:
     """A watcher of that subscription queries its leader."""
 
@@ -242,6 +267,7 @@ DatabaseAnswer = (
     | WritesCommitted
     | CommitFailed
     | LeaderLookupCompleted
+    | SessionEpochRead
 )
 
 
@@ -276,6 +302,29 @@ class NodeOutcome:
     invariant_violations: tuple[str, ...] = ()
     history: tuple[GroupWatchEvent, ...] = ()
     leader_locations: tuple[LeaderQueryReply, ...] = ()
+
+
+@dataclass(slots=True)
+class NodeOutcomeBuilder:
+    """An outcome in the making."""
+
+    requests: list[Request] = field(default_factory=list)
+    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    history: list[GroupWatchEvent] = field(default_factory=list)
+    answers: list[LeaderQueryReply] = field(default_factory=list)
+
+    def build(self, wake_at: float, is_stopped: bool) -> NodeOutcome:
+        """Return the outcome."""
+        return NodeOutcome(
+            tuple(self.requests),
+            tuple(self.sends),
+            wake_at,
+            is_stopped,
+            tuple(self.violations),
+            tuple(self.history),
+            tuple(self.answers),
+        )
 
 
 @dataclass(frozen=True, slots=True)

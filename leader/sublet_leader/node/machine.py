@@ -35,20 +35,22 @@ from sublet_leader.node.events import (
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
+    NodeOutcomeBuilder,
     NodeStarted,
     OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
-    Request,
+    SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
     Tick,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
+from sublet_leader.node.group_event_publisher import LeaderLookups
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.message_parts import MessageParts
 from sublet_leader.node.requested_groups import RequestedGroups
+from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -87,17 +89,6 @@ class _Unwritten:
     renew: bool = False
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
-    """An outcome in the making."""
-
-    requests: list[Request] = field(default_factory=list)
-    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    history: list[GroupWatchEvent] = field(default_factory=list)
-    answers: list[LeaderQueryReply] = field(default_factory=list)
-
-
 class Node:
     """One life of one node. Borrowers know it by its address, the database by its incarnation."""
 
@@ -116,13 +107,14 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageParts()
         self.foreign_pings = 0
-        self._out = _OutcomeBuilder()
+        self._session_epochs = DrawnSessionEpochs()
+        self._out = NodeOutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
     def decide(self, event: NodeEvent, now: float) -> NodeOutcome:
         """Answer one event."""
-        self._out = _OutcomeBuilder()
+        self._out = NodeOutcomeBuilder()
         match event:
             case NodeStarted():
                 self._elect(el.StartCampaign(MAINTENANCE), now)
@@ -145,17 +137,8 @@ class Node:
             case _:
                 self._database_answered(event, now)
         self._commit()
-        stopped = self._wind_down(now)
-        out = self._out
-        return NodeOutcome(
-            tuple(out.requests),
-            tuple(out.sends),
-            self._wake_at(),
-            stopped,
-            tuple(out.violations),
-            tuple(out.history),
-            tuple(out.answers),
-        )
+        is_stopped = self._wind_down(now)
+        return self._out.build(self._wake_at(), is_stopped)
 
     def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
         match event:
@@ -169,6 +152,11 @@ class Node:
                 self._commit_answered(event, now)
             case LeaderLookupCompleted():
                 self._looked(event)
+            case SessionEpochRead():
+                drawn, denied = self._session_epochs.take_answer(event)
+                self._out.sends.extend(denied)
+                for received, wanted in drawn:
+                    self._seek(received, wanted, now)
             case _:
                 assert_never(event)
 
@@ -221,6 +209,7 @@ class Node:
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
+                self._session_epochs.remove_waiter(received.agent, message.borrower_id)
             self._to_leader(message.borrower_id, received, now)
 
     def _ping(self, agent: str, ping: Ping, now: float) -> None:
@@ -261,7 +250,7 @@ class Node:
         except (UsageError, ValueError) as problem:
             self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
             return
-        if self._stop_by is not None:
+        if self._stop_by is not None or not self._has_drawn_epoch(subscription, received, wanted):
             return
         group = self.registry.group(subscription)
         self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
@@ -275,6 +264,15 @@ class Node:
             self._admit(group, now)
         else:
             self._elect(el.StartCampaign(group.group_id), now)
+
+    def _has_drawn_epoch(
+        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
+    ) -> bool:
+        """Whether its session's epoch is known to have been drawn; else it waits for what the database says."""
+        is_drawn = self._session_epochs.is_drawn(subscription, wanted)
+        if not is_drawn and (question := self._session_epochs.add_waiter(subscription, received, wanted)):
+            self._out.requests.append(question)
+        return is_drawn
 
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group

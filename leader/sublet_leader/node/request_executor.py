@@ -22,9 +22,11 @@ from sublet_leader.node.events import (
     LoadGroup,
     LookUpLeader,
     OpenGroup,
+    ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
     Request,
+    SessionEpochRead,
     WritesCommitted,
 )
 from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
@@ -53,6 +55,8 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
             return WritesCommitted(request, store.commit(request.batch))
         case LookUpLeader():
             return _look(request, store)
+        case ReadSessionEpoch():
+            return SessionEpochRead(request, store.last_session_epoch(request.subscription, request.session))
         case _:
             assert_never(request)
 
@@ -75,6 +79,8 @@ def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) ->
             return CommitFailed(request, unknown)
         case LookUpLeader():
             return LeaderLookupCompleted(request, is_answered=False)
+        case ReadSessionEpoch():
+            return SessionEpochRead(request, None)
         case _:
             assert_never(request)
 

@@ -10,35 +10,29 @@ import base64
 import hashlib
 import hmac
 import secrets
-from typing import NoReturn
+
+from sublet_protocol.domain.keys import Key
 
 KEY_BYTES = 32
 ID_CHARACTERS = 26
 """Of the hash: 130 bits of it."""
 
 
-class AgentKey:
+class AgentKey(Key):
     """The key of one agent, for one life of its process. `label` is for people: where the agent runs.
 
     It is drawn and never stored: a process that is forked or started again makes another, and is another agent.
     """
 
-    __slots__ = ("_key", "agent_id")
+    __slots__ = ("agent_id",)
 
     def __init__(self, label: str = "") -> None:
-        self._key = secrets.token_bytes(KEY_BYTES)
-        proven = derive_agent_id(self._key)
+        super().__init__(secrets.token_bytes(KEY_BYTES))
+        proven = derive_agent_id(self._value)
         self.agent_id = f"{label}:{proven}" if label else proven
-
-    def reveal(self) -> bytes:
-        """Return the key, to be put into a request."""
-        return self._key
 
     def __repr__(self) -> str:
         return f"AgentKey of {self.agent_id}"
-
-    def __reduce__(self) -> NoReturn:
-        raise TypeError("an agent key stays in its process; make an AgentKey in the other one, which is another agent")
 
 
 def derive_agent_id(key: bytes) -> str:

@@ -7,11 +7,12 @@ durable shared subscription design that this protocol follows (`docs/protocol.md
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.keys import GrantKey
 
 PROTOCOL_VERSION = 6
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
@@ -186,7 +187,8 @@ class Grant:
     """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there.
 
     With `consumed` the group is atomic: the stream is consumed in whole epochs, from there. `in_doubt`: what an earlier
-    process of the same session planned and did not acknowledge.
+    process of the same session planned and did not acknowledge. `grant_key`: what proves the grant to the functions of
+    the database.
     """
 
     borrower_id: str
@@ -201,6 +203,7 @@ class Grant:
     end_offset: int | None = None
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
+    grant_key: GrantKey = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar, assert_never
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_BORROWERS,
@@ -310,6 +311,7 @@ def _grant(message: Grant) -> Any:
         end_offset=message.end_offset,
         consumed=_consumed(message.consumed),
         in_doubt=_in_doubt(message.in_doubt),
+        grant_key=message.grant_key.reveal(),
     )
 
 
@@ -349,6 +351,8 @@ def _read_ping_response(wire: Any) -> PingResponse:
 def _read_grant(wire: Any) -> Grant:
     if wire.hash_from > wire.hash_last:
         raise MalformedMessage(f"hash range {wire.hash_from} to {wire.hash_last}: it ends before it begins")
+    if len(wire.grant_key) != GrantKey.BYTES:
+        raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantKey.BYTES}")
     return Grant(
         **_read_stream_fields(wire),
         **check_naturals(wire, "position", "generation_id"),
@@ -358,6 +362,7 @@ def _read_grant(wire: Any) -> Grant:
         end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
         consumed=_read_consumed(wire),
         in_doubt=_read_in_doubt(wire),
+        grant_key=GrantKey(wire.grant_key),
     )
 
 

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import check_request
-from sublet_protocol.messages.field_checks import MalformedMessage, check_number, check_streams
+from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_number, check_streams
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
@@ -130,14 +131,16 @@ def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
     }
 
 
-def encode_session_epoch_request() -> Any:
+def encode_session_epoch_request(subscription: str, session: str) -> Any:
     """Return a `SessionEpochRequest`."""
-    return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION)
+    return pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION, subscription=subscription, session=session)
 
 
-def decode_session_epoch_request(wire: Any) -> None:
-    """Nothing but the version. Raises `ProtocolMismatch`."""
+def decode_session_epoch_request(wire: Any) -> tuple[Subscription, str]:
+    """Return the subscription, and the session's name. Raises `ProtocolMismatch`, `UsageError` and
+    `MalformedMessage`."""
     check_request(wire)
+    return Subscription.parse(wire.subscription), check_id("session", wire.session)
 
 
 def encode_session_epoch_reply(epoch: int) -> Any:

@@ -394,7 +394,7 @@ class GroupFrontier(_message.Message):
     def __init__(self, space: _Optional[str] = ..., consumed: _Optional[_Union[Frontier, _Mapping]] = ..., lower: _Optional[_Union[Frontier, _Mapping]] = ..., space_id: _Optional[int] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed", "in_doubt")
+    __slots__ = ("borrower_id", "term", "stream_id", "grant_id", "position", "generation_id", "hash_from", "hash_last", "filter", "end_offset", "consumed", "in_doubt", "grant_key")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
@@ -407,6 +407,7 @@ class Grant(_message.Message):
     END_OFFSET_FIELD_NUMBER: _ClassVar[int]
     CONSUMED_FIELD_NUMBER: _ClassVar[int]
     IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
+    GRANT_KEY_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     term: int
     stream_id: int
@@ -419,7 +420,8 @@ class Grant(_message.Message):
     end_offset: int
     consumed: ConsumedFrontier
     in_doubt: InDoubt
-    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ...) -> None: ...
+    grant_key: bytes
+    def __init__(self, borrower_id: _Optional[str] = ..., term: _Optional[int] = ..., stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., generation_id: _Optional[int] = ..., hash_from: _Optional[int] = ..., hash_last: _Optional[int] = ..., filter: _Optional[str] = ..., end_offset: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., grant_key: _Optional[bytes] = ...) -> None: ...
 
 class Revoke(_message.Message):
     __slots__ = ("borrower_id", "term", "stream_id", "grant_id")
@@ -628,10 +630,14 @@ class HeadsReply(_message.Message):
     def __init__(self, heads: _Optional[_Iterable[_Union[StreamHead, _Mapping]]] = ...) -> None: ...
 
 class SessionEpochRequest(_message.Message):
-    __slots__ = ("protocol_version",)
+    __slots__ = ("protocol_version", "subscription", "session")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
-    def __init__(self, protocol_version: _Optional[int] = ...) -> None: ...
+    subscription: str
+    session: str
+    def __init__(self, protocol_version: _Optional[int] = ..., subscription: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
 
 class SessionEpochReply(_message.Message):
     __slots__ = ("epoch",)

@@ -187,7 +187,7 @@ class FeedServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SessionEpoch(self, request, context):
-        """A number above all that anybody was given before, for a session with a stable name.
+        """A number above all that were drawn before for a subscription and a stable name of a session.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

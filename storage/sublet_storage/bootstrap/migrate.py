@@ -42,6 +42,16 @@ _TAKEN = (psycopg.errors.DuplicateTable, psycopg.errors.DuplicateFunction, psyco
 Check = Callable[[Any], None]
 """Raises where a migration must not be; with a connection of psycopg's."""
 
+_NOTHING_FOR_PUBLIC = tuple(
+    f"{statement} from public"
+    for kind in ("routines", "tables", "sequences")
+    for statement in (
+        f"revoke all on all {kind} in schema {{schema}}",
+        f"alter default privileges in schema {{schema}} revoke all on {kind}",
+    )
+)
+"""The second is for what is made between migrations: partitions of `block`."""
+
 _alembic = threading.Lock()  # its `op` and `context` are one per process
 
 
@@ -192,6 +202,7 @@ def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Chec
 
         def finish() -> None:
             _mark(connection)
+            _grant_rights(driver, schema)
             check(driver)
 
         check(driver)
@@ -208,6 +219,13 @@ def _mark(connection: Connection) -> None:
     if version is not None:
         declared = _compatible_from(str(version))
         connection.exec_driver_sql("update alembic_version set compatible_from = %s", (declared,))
+
+
+def _grant_rights(driver: Any, schema: str) -> None:
+    """Take from PUBLIC whatever was made; roles get theirs behind it. In the transaction of every migration, so that
+    none can forget it: a function is executable by everybody from its creation on."""
+    for statement in _NOTHING_FOR_PUBLIC:
+        driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Queries and writes of consumers themselves: progress in their own transactions, session epochs, and plans.
 
-All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables.
+All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables. What
+is about a grant demands the grant's key, what is about a session its name and epoch.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from psycopg import sql
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import schema_name
 from sublet_storage.spaces.space_queries import read_generation_filters
@@ -45,7 +48,7 @@ _TIMELINE = "substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8)"
 _ADVANCE = sql.SQL(
     f"""
 select pg_current_xact_id()::text, {_TIMELINE}, set_config('idle_in_transaction_session_timeout', %s, true),
-       {{}}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::jsonb, %s::jsonb)"""
+       {{}}.advance(%s::bigint, %s::bigint, %s::bigint, %s::bigint, %s::bytea, %s::jsonb, %s::jsonb)"""
 )
 
 _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(number)s::xid8) end"
@@ -53,13 +56,21 @@ _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(nu
 
 @dataclass(frozen=True, slots=True)
 class LastPlannedRange:
-    """The last plan of a stream; `session`: its holder, or the one it is reserved for; `is_pending`: it is not done.
-    `grant_id`: under which it is held now; None if it is not."""
+    """The last plan of a stream, by the session that asks; `is_ours`: it holds the stream, or that is reserved for it;
+    `is_pending`: the plan is not done. `grant_id`: under which the session holds it now; None if it does not."""
 
     in_doubt: InDoubtRange
     is_pending: bool
-    session: str | None
+    is_ours: bool
     grant_id: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SessionIdentity:
+    """A process of a session with a stable name: of two the one with the higher epoch is the newer."""
+
+    name: str
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,26 +89,26 @@ def idle_limit_s(batch_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class UnconsumedStream:
-    """A stream with messages that the group has not consumed; `session`: its holder, or the one it is reserved for."""
+    """A stream with messages that the group has not consumed; `is_anothers`: another session holds it, or it is
+    reserved for one."""
 
     stream_id: int
     position: int
     head: int
     status: str
-    session: str | None
-
-    def is_anothers(self, session: str) -> bool:
-        """Whether another member holds it, or it is reserved for one."""
-        return self.status in ("held", "reserved") and self.session != session
+    is_anothers: bool
 
 
-def next_session_epoch(conn: psycopg.Connection[Any], *, schema: str | None = None) -> int:
-    """Return a number above all that any caller got before, also after the database was restored from a backup.
+def next_session_epoch(
+    conn: psycopg.Connection[Any], subscription: Subscription, session: str, *, schema: str | None = None
+) -> int:
+    """Return a number above all that were drawn before for that name in that group, also after the database was
+    restored from a backup. Nobody is fenced by a draw alone.
 
     Call it outside of a transaction: the next caller waits for its end.
     """
-    call = sql.SQL("select {}.next_session_epoch()").format(sql.Identifier(schema_name(schema)))
-    row = conn.execute(call).fetchone()
+    call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(sql.Identifier(schema_name(schema)))
+    row = conn.execute(call, (str(subscription), session)).fetchone()
     assert row is not None
     return int(row[0])
 
@@ -107,6 +118,7 @@ def advance(
     group_id: int,
     stream_id: int,
     grant_id: int,
+    grant_key: GrantKey,
     position: int,
     *,
     consumed: ConsumedFrontier | None = None,
@@ -117,16 +129,16 @@ def advance(
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
     The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction
-    when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, on
-    the timeline on which it was granted, its progress is below this one, and its head not. The transaction is then
-    broken, and can only be rolled back. `UsageError` where it is not at read committed.
+    when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, of
+    which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not.
+    The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
     stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
         row = conn.execute(
             _ADVANCE.format(sql.Identifier(schema_name(schema))),
-            (idle, group_id, stream_id, grant_id, position, *stored),
+            (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *stored),
         ).fetchone()
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
@@ -163,55 +175,80 @@ def was_committed(
 
 
 def read_position(
-    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    stream_id: int,
+    grant_id: int,
+    grant_key: GrantKey,
+    *,
+    schema: str | None = None,
 ) -> int | None:
-    """Return how far the stream came under that grant, also when it is over; None where the history does not have it.
+    """Return how far the stream came under that grant, also when it is over; None where the history does not have it,
+    or the key is another's.
 
     Waits for a transaction that is about to move it, so that it can be called after a connection was lost in a commit.
     """
-    call = sql.SQL("select {}.read_progress(%s::bigint, %s::bigint, %s::bigint)").format(
+    call = sql.SQL("select {}.read_progress(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
         sql.Identifier(schema_name(schema))
     )
-    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    row = conn.execute(call, (group_id, stream_id, grant_id, grant_key.reveal())).fetchone()
     return None if row is None or row[0] is None else int(row[0])
 
 
 def read_consumed_frontier(
-    conn: psycopg.Connection[Any], group_id: int, stream_id: int, grant_id: int, *, schema: str | None = None
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    stream_id: int,
+    grant_id: int,
+    grant_key: GrantKey,
+    *,
+    schema: str | None = None,
 ) -> ConsumedFrontier | None:
-    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over."""
-    call = sql.SQL("select {}.read_consumed_frontier(%s::bigint, %s::bigint, %s::bigint)").format(
+    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over, or the
+    key is another's."""
+    call = sql.SQL("select {}.read_consumed_frontier(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
         sql.Identifier(schema_name(schema))
     )
-    row = conn.execute(call, (group_id, stream_id, grant_id)).fetchone()
+    row = conn.execute(call, (group_id, stream_id, grant_id, grant_key.reveal())).fetchone()
     return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
 
 
 def read_last_planned_ranges(
-    conn: psycopg.Connection[Any], group_id: int, stream_ids: Iterable[int], *, schema: str | None = None
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    session: SessionIdentity,
+    stream_ids: Iterable[int],
+    *,
+    schema: str | None = None,
 ) -> dict[int, LastPlannedRange]:
-    """{stream: what was planned last of it}, of those of which something was."""
-    call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::bigint[])").format(
+    """{stream: what was planned last of it}, of those of which this session planned last, and has no later process."""
+    call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
         sql.Identifier(schema_name(schema))
     )
     found = {}
-    rows = conn.execute(call, (group_id, list(stream_ids))).fetchall()
-    for stream_id, session, grant_id, reached, frontier, doubt in rows:
-        if doubt is not None:
-            in_doubt = InDoubtRange.from_json(doubt)
-            done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
-            is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
-            found[stream_id] = LastPlannedRange(in_doubt, is_open, session, grant_id)
+    rows = conn.execute(call, (group_id, session.name, session.epoch, list(stream_ids))).fetchall()
+    for stream_id, is_ours, grant_id, reached, frontier, doubt in rows:
+        in_doubt = InDoubtRange.from_json(doubt)
+        done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
+        is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
+        found[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
     return found
 
 
 def ahead(
-    conn: psycopg.Connection[Any], group_id: int, filter: TopicFilter, *, schema: str | None = None
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    session: SessionIdentity,
+    filter: TopicFilter,
+    *,
+    schema: str | None = None,
 ) -> dict[int, UnconsumedStream]:
-    """Return {stream: what the group has before it}, of those that it has something before it in, also where no leader
-    has made a row yet. What a session is to have read that ends when it has had all there was is known by this."""
+    """Return {stream: what the session's group has before it}, of those that it has something before it in, also where
+    no leader has made a row yet. What a session is to have read that ends when it has had all there was is known by
+    this."""
     wanted = read_generation_filters(conn).matching(filter)
-    call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text[], %s::text[])")
+    call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text, %s::bigint, %s::text[], %s::text[])")
     filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
-    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (group_id, *filters))
+    whose = (group_id, session.name, session.epoch)
+    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (*whose, *filters))
     return {row[0]: UnconsumedStream(*row) for row in rows}

@@ -1,6 +1,6 @@
 """Moves messages that were published by SQL from the outbox into the log.
 
-`publish(...)` in `migrations/sql/0100_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
+`publish(...)` in `migrations/sql/0101_outbox.sql` writes a row of `outbox` in its caller's transaction. What has
 committed is read here without a lock, made into blocks, and then moved in one short transaction: the rows are deleted
 and the blocks appended, or neither. So a message is stored exactly once, whatever dies when.
 

@@ -106,9 +106,11 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def create_partition(conn: psycopg.Connection[Any], generation_id: int) -> None:
-    """Make the table that holds the blocks of a generation. Whoever may read all of them may read it by its name."""
+    """Make the table that holds the blocks of a generation. Whoever may read all of them may read it by its name; it is
+    nobody's by the database's default privileges."""
     names = {"part": partition_table(generation_id), "id": sql.Literal(generation_id)}
     conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
+    conn.execute(sql.SQL("revoke all on {part} from public").format(**names))
     conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
     conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
     for (readers,) in conn.execute(_READERS).fetchall():

@@ -115,7 +115,7 @@ def migrate(
 
     \b
       sublet migrate --database-url postgresql://me@db/app
-      sublet migrate --to 0100 --downgrade
+      sublet migrate --to 0101 --downgrade
     """
     if back and to is None:
         raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")

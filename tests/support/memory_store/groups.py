@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
@@ -92,6 +93,7 @@ class MemoryGroupStore:
         self._lives: dict[int, _Life] = {}
         self._leaderships: dict[int, _Leadership] = {}
         self._history: list[HistoryRecord] = []
+        self._epochs: dict[tuple[Subscription, str], int] = {}
 
     # --- groups -------------------------------------------------------------------------------------------------
 
@@ -141,6 +143,14 @@ class MemoryGroupStore:
             term = leadership.term if leadership is not None else 0
             self._history.append(command_record(before.group_id, order, term, self._clock(), who))
         return life.group
+
+    def next_session_epoch(self, subscription: Subscription, session: str) -> int:
+        """As the function of the database."""
+        self._epochs[subscription, session] = drawn = max(self._epochs.values(), default=0) + 1
+        return drawn
+
+    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+        return self._epochs.get((subscription, session), 0)
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         return tuple(line for line in self._history if line.group_id == group_id)
@@ -225,7 +235,14 @@ class MemoryGroupStore:
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
         ruling = apply_change(
-            entry, row, facts, held_back=bool(parents), term=writes.term, now_us=now, on_data_loss=on_data_loss
+            entry,
+            row,
+            facts,
+            held_back=bool(parents),
+            term=writes.term,
+            now_us=now,
+            draw_key=GrantKey.draw,
+            on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)
         return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)

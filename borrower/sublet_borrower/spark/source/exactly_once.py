@@ -26,6 +26,7 @@ from typing import Any
 
 import psycopg
 
+from sublet_borrower.planner.grant_key_file import HandedKeys, read_handed_keys
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, check_url, driver_url
@@ -124,7 +125,9 @@ class Guard:
         before = checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
         return [
-            SourceRanges(new["group"], new["session"], decode_ranges(new)) for new in fresh if is_sublet_offset(new)
+            SourceRanges(new["group"], read_handed_keys(new["subscription"], new["session"]), decode_ranges(new))
+            for new in fresh
+            if is_sublet_offset(new)
         ]
 
     def _connect(self) -> BoundedConnection:
@@ -152,7 +155,7 @@ class Guard:
                 plan = plans.get(one.stream_id)
                 if plan is not None and one.is_put_off(plan.in_doubt):
                     continue  # the batch is done without it
-                if plan is None or not one.matches(plan.in_doubt) or (plan.is_pending and not read.may_commit(plan)):
+                if plan is None or not one.matches(plan.in_doubt) or (plan.is_pending and plan.grant_id is None):
                     lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
                 elif plan.is_pending:
                     attempt = read.advance_range(connection, one, plan, batch_id)
@@ -193,30 +196,40 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class SourceRanges:
-    """What a batch has of one source: of a group, as a session."""
+    """What a batch has of one source: of a group, as a session whose planners on this machine have `handed` on their
+    keys."""
 
     group_id: int
-    session: str
+    handed: list[HandedKeys]
     ranges: list[PlannedRange]
 
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
-        """Return what was planned last of its streams."""
-        return consumer_progress.read_last_planned_ranges(
-            connection, self.group_id, [one.stream_id for one in self.ranges]
-        )
-
-    def may_commit(self, plan: LastPlannedRange) -> bool:
-        """Whether its session holds the stream: what is only reserved for it may not be done before it has it again."""
-        return plan.grant_id is not None and plan.session == self.session
+        """Return what its session planned last of its streams. One that has a `grant_id` is the session's to do: what
+        is only reserved for it may not be done before it has it again."""
+        streams = [one.stream_id for one in self.ranges]
+        for each in self.handed:
+            plans = consumer_progress.read_last_planned_ranges(connection, self.group_id, each.session, streams)
+            if plans:
+                return plans
+        return {}
 
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> TransactionIdentity:
         """Move the group's progress behind one range. Raises `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
+        grant = (one.stream_id, plan.grant_id)
+        key = next((each.keys[grant] for each in self.handed if grant in each.keys), None)
+        if key is None:
+            raise MicroBatchFenced(
+                batch_id,
+                f"the key of stream {one.stream_id} was not handed on to this process",
+                "Run the guard on the machine of the query's driver, as the same user and with the same directory for "
+                "temporary files",
+            )
         try:
             return consumer_progress.advance(
-                connection, self.group_id, one.stream_id, plan.grant_id, one.end,
+                connection, self.group_id, *grant, key, one.end,
                 consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
             )  # fmt: skip
         except GrantLost as lost:

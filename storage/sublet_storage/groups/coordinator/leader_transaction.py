@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
@@ -129,6 +130,7 @@ def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buff
         held_back=bool(parents),
         term=writes.term,
         now_us=buffer.now_us,
+        draw_key=GrantKey.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
     buffer.add(row, ruling, writes.term, moves=isinstance(change, AdvancePosition))

@@ -15,6 +15,7 @@ import psycopg
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.group_errors import LockHolder
@@ -28,7 +29,7 @@ Key = tuple[int, int]
 ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
     " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_message_count,"
-    " l.consumed, l.in_doubt"
+    " l.grant_key, l.consumed, l.in_doubt"
 )
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
@@ -89,25 +90,29 @@ update lending l
        agent = u.agent, session = u.session, losses = u.losses, lost_position = u.lost_position,
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
        lost_message_count = u.lost_message_count, consumed = u.consumed, in_doubt = u.in_doubt,
+       planned_by = case when u.in_doubt = l.in_doubt then l.planned_by when u.in_doubt is not null then u.session end,
+       grant_key = u.grant_key,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
               %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
-              %(held_until)b::bigint[], %(lost_message_count)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[])
+              %(held_until)b::bigint[], %(lost_message_count)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[],
+              %(grant_keys)b::bytea[])
        as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
-             session_epoch, held_until, lost_message_count, consumed, in_doubt)
+             session_epoch, held_until, lost_message_count, consumed, in_doubt, grant_key)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position,
-                             term, forced, redelivery_end)
+                             term, forced, redelivery_end, grant_key_sha256)
 select {NOW}, u.* from
   rows from (unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(events)s::text[], %(reasons)s::text[],
               %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[], %(sessions)s::text[],
-              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(redelivery_end)b::bigint[]))
+              %(positions)b::bigint[], %(terms)b::bigint[], %(forced)b::boolean[], %(redelivery_end)b::bigint[],
+              %(key_digests)b::bytea[]))
        as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced,
-             redelivery_end)"""
+             redelivery_end, grant_key_sha256)"""
 
 _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
@@ -203,6 +208,7 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
         "lost_message_count": [row.lost_message_count for row in rows],
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
+        "grant_keys": [None if row.grant_key is None else row.grant_key.reveal() for row in rows],
     }
     connection.execute(_CHANGE, parameters)
 
@@ -224,6 +230,7 @@ def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us
         "terms": [line.term for line in lines],
         "forced": [line.is_forced for line in lines],
         "redelivery_end": [line.redelivery_end for line in lines],
+        "key_digests": [line.key_digest for line in lines],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
@@ -251,7 +258,9 @@ def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
 def _row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
-    return LendingRow(record[0], record[1], LendingStatus(record[2]), *(*record[3:-2], consumed, in_doubt))
+    grant_key = None if record[-3] is None else GrantKey(record[-3])
+    rest = (*record[3:-3], consumed, in_doubt, grant_key)
+    return LendingRow(record[0], record[1], LendingStatus(record[2]), *rest)
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:

@@ -146,6 +146,12 @@ class PostgresGroupStore:
         """Return the user of the commands that this store executes, for history."""
         return self._channel.read(database_user)
 
+    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+        """See `GroupStore`."""
+        return self._channel.read(
+            lambda connection: group_lifecycle.last_session_epoch(connection, subscription, session)
+        )
+
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: lending_rows.read_history(connection, group_id))

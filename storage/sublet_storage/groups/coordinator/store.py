@@ -85,5 +85,9 @@ class GroupStore(Protocol):
         Raises `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 
+    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+        """Return the highest epoch that a process of a session of that name in that group may have: none above it was
+        drawn. 0: none was."""
+
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """Return what happened to the group's lendings, oldest first."""

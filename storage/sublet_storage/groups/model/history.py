@@ -61,6 +61,18 @@ delete from lending_history where history_id in (
    order by h.at limit %(limit)s)"""
 
 
+# Nobody holds a stream under that name, or has one reserved. The row without names remembers the highest.
+_FORGET_EPOCHS = """
+with forgotten as (
+  delete from session_epoch e
+   where e.drawn_at < now() - make_interval(secs => %(older)s) and e.session <> '' and not exists (
+     select from lending l join consumer_group g using (group_id)
+      where l.session = e.session and '$' || g.kind || '/' || g.name || '/' || g.filter = e.subscription)
+  returning e.last)
+insert into session_epoch as e (subscription, session, last) select '', '', max(last) from forgotten having count(*) > 0
+    on conflict (subscription, session) do update set last = greatest(e.last, excluded.last)"""
+
+
 # What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
 # this snapshot knows nothing of was one of another server, whose dump this is: there before anybody looked.
 _NEWS = f"""
@@ -155,6 +167,12 @@ def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit
         forgotten += deleted
         if deleted < limit:
             return forgotten
+
+
+def delete_old_session_epochs(conn: psycopg.Connection[Any], older_than_s: float) -> None:
+    """Delete the epochs that sessions drew longer ago than that, unless they have streams; those drawn later are
+    above them for ever."""
+    conn.execute(_FORGET_EPOCHS, {"older": older_than_s})
 
 
 def _newest(cursor: psycopg.Cursor[Any]) -> HistoryPage:

@@ -29,6 +29,7 @@ def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: i
         is_forced=event.redelivery_end is not None,
         redelivery_end=event.redelivery_end,
         session=event.session,
+        key_digest=event.key_digest,
     )
 
 

@@ -8,10 +8,11 @@ counted. A closed stream consumed to its head is finished, and never granted aga
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
@@ -29,7 +30,8 @@ class LendingRow:
     `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
     session it says when the row was taken from a holder who may not know: by a reset, or with a former group of
     the name. `consumed` is there only where the group is atomic. `in_doubt` is what a holder planned last: it stays
-    when it is done, so that a holder who cannot know that it is can see it.
+    when it is done, so that a holder who cannot know that it is can see it. `grant_key`: of the grant in force, as
+    random as in no other store, so that it is not compared.
     """
 
     group_id: int
@@ -47,6 +49,7 @@ class LendingRow:
     lost_message_count: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
+    grant_key: GrantKey | None = field(default=None, compare=False)
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
@@ -90,6 +93,7 @@ class HistoryEvent:
     session: str | None
     position: int
     redelivery_end: int | None = None
+    key_digest: bytes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,7 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
         reserved_s=0.0 if row.held_until_us is None else (row.held_until_us - now_us) / MICROSECONDS,
         consumed=row.consumed,
         in_doubt=row.in_doubt,
+        grant_key=row.grant_key,
     )
 
 
@@ -183,6 +188,7 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         status=status,
         position=position,
         grant_id=next_id(row.grant_id, now_us),
+        grant_key=None,
         borrower_id=None,
         agent=None,
         session=None,
@@ -197,7 +203,10 @@ def _taken_at(row: LendingRow) -> int | None:
 
 
 def history_event(name: str, row: LendingRow, reason: str, until: int | None = None) -> HistoryEvent:
-    return HistoryEvent(name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until)
+    digest = None if row.grant_key is None else row.grant_key.digest()
+    return HistoryEvent(
+        name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until, digest
+    )
 
 
 def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:

@@ -16,9 +16,11 @@ back. So the rules that the simulator runs a thousand times are the very rules t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
+from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -60,12 +62,13 @@ def apply_change(
     held_back: bool,
     term: int,
     now_us: int,
+    draw_key: Callable[[], GrantKey],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
 ) -> LendingTransition:
     """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
-    group that is not finished."""
+    group that is not finished. `draw_key` returns the key of a new grant."""
     if isinstance(change, GrantStream):
-        return _grant(change, row, stream, held_back, max(term, now_us), on_data_loss)
+        return _grant(change, row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
     if isinstance(change, UnreserveStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
@@ -86,7 +89,13 @@ def apply_change(
 
 
 def _grant(
-    change: GrantStream, row: LendingRow, stream: StreamFacts, held_back: bool, now_us: int, on_data_loss: OnDataLoss
+    change: GrantStream,
+    row: LendingRow,
+    stream: StreamFacts,
+    held_back: bool,
+    now_us: int,
+    on_data_loss: OnDataLoss,
+    draw_key: Callable[[], GrantKey],
 ) -> LendingTransition:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
         return LendingTransition(ChangeOutcome.REFUSED, row)
@@ -98,6 +107,7 @@ def _grant(
         row,
         status=LendingStatus.HELD,
         grant_id=next_id(row.grant_id, now_us),
+        grant_key=draw_key(),
         borrower_id=change.borrower_id,
         agent=change.agent,
         session=change.session,

@@ -100,6 +100,7 @@ def _moved(row: LendingRow, position: int) -> LendingRow:
         row.lost_message_count,
         row.consumed,
         row.in_doubt,
+        row.grant_key,
     )
 
 

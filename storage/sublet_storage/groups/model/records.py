@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
@@ -96,7 +97,7 @@ class Lending:
     none. `reserved_s`: how long the row, which is free or reserved, is still reserved for `session`; not, if it is not
     above 0. Below 0 and without a session: how long ago a reset, or the end of the group's former life, took it from
     its holder. `consumed`: in an atomic group, what is consumed in entire epochs. `in_doubt`: what a holder planned
-    last.
+    last. `grant_key`: of the grant in force.
     """
 
     stream_id: int
@@ -116,6 +117,7 @@ class Lending:
     reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
+    grant_key: GrantKey | None = field(default=None, compare=False)
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
@@ -291,6 +293,7 @@ class HistoryRecord:
     """One line of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
 
     `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
+    `key_digest`: of the key of the grant that it is about, to be written; it is not read again.
     """
 
     at_us: int
@@ -306,3 +309,4 @@ class HistoryRecord:
     is_forced: bool
     redelivery_end: int | None = None
     session: str | None = None
+    key_digest: bytes | None = field(default=None, compare=False, repr=False)

@@ -181,9 +181,3 @@ create function publish(
 begin
   return insert_outbox_row(topic, convert_to(value, 'UTF8'), key, headers, "timestamp");
 end $$;
-
--- Who may use the schema may not publish for that alone.
-revoke execute on function publish(text, bytea, bytea, jsonb, timestamptz) from public;
-revoke execute on function publish(text, text, text, jsonb, timestamptz) from public;
-revoke execute on function publish(text, bytea, text, jsonb, timestamptz) from public;
-revoke execute on function publish(text, text, bytea, jsonb, timestamptz) from public;

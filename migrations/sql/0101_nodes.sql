@@ -59,16 +59,3 @@ begin
    where t.name <> here or (t.name is null and here is not null);
   return (select (least(greatest(number, 1), 2048) - 1)::bigint << 52 from timeline);
 end $$;
-
--- Which of two processes that go by one session name is the newer. One row, whose lock makes draws of all callers grow;
--- the clock keeps them growing after a backup was restored.
-create table session_epoch (
-  one boolean primary key default true check (one),
-  last bigint not null
-);
-create function next_session_epoch() returns bigint
-language sql security definer set search_path from current as $$
-  insert into session_epoch as e (last) values ((extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead())
-      on conflict (one) do update set last = greatest(e.last + 1, excluded.last)
-  returning last
-$$;

@@ -1,4 +1,4 @@
-"""The first schema, by topic in `sql/0100_*.sql`.
+"""The first schema, by topic in `sql/0101_*.sql`.
 
 What had a number before it was never released, and is refused by name: no script leads from there to here.
 """
@@ -9,7 +9,7 @@ from alembic import op
 
 from sublet_protocol.domain.errors import Conflict
 
-revision = "0100"
+revision = "0101"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -54,7 +54,7 @@ that a caller made for itself must not stand in for ours."""
 def upgrade() -> None:
     _run(AS_OWNER)
     for topic in TOPICS:
-        _run((SQL / f"0100_{topic}.sql").read_text(encoding="utf-8"))
+        _run((SQL / f"0101_{topic}.sql").read_text(encoding="utf-8"))
 
 
 def downgrade() -> None:

@@ -50,6 +50,17 @@ create function least_epochs(p_epochs jsonb) returns jsonb language sql immutabl
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(other.epoch, every.epoch))
 $$;
 
+-- Whether it is what a stream's consumed frontier is stored as: {"upto": offset, "least": null, or an antichain}.
+create function is_consumed_frontier(p_consumed jsonb) returns boolean language sql immutable as $$
+  select p_consumed - 'upto' - 'least' = '{}' and (p_consumed ->> 'upto')::bigint >= 0
+     and case jsonb_typeof(p_consumed -> 'least') when 'null' then true when 'array' then (
+       select count(*) <= 1000 and count(distinct jsonb_array_length(e.epoch)) <= 1
+              and coalesce(bool_and(jsonb_array_length(e.epoch) between 1 and 8 and not exists (
+                select from jsonb_array_elements_text(e.epoch) as d(number)
+                 where d.number::bigint > 9223372036854775806)), true)
+         from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
+$$;
+
 -- The producer publishes only at or after one of p_least, from this call on. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)

@@ -29,6 +29,7 @@ create table lending (
   unfinished boolean not null generated always as (status <> 'finished') stored,
   position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
+  grant_key bytea,                                     -- of the grant in force: known to its holder, and shown to nobody else
   borrower_id text,
   agent text,
   session text,
@@ -38,6 +39,7 @@ create table lending (
   lost_position bigint,
   lost_message_count bigint not null default 0,        -- skipped because they were gone
   in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
+  planned_by text,                                     -- the session of that holder
   held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
@@ -64,6 +66,7 @@ create table lending_history (
   event text not null,                                 -- as docs/groups.md lists them: grant, revoke, release, force_release, ...
   reason text not null,
   grant_id bigint not null,                            -- the grant that began or ended
+  grant_key_sha256 bytea,                              -- of its key
   borrower_id text,
   agent text,
   session text,
@@ -84,14 +87,67 @@ create index lending_history_behind on lending_history (group_id, xact);
 create index lending_history_reading on lending_history (group_id, stream_id, history_id)
  where event in ('unreadable', 'readable');
 
+-- Which of two processes that go by one session name in a group is the newer. Draws of one name wait for each other and
+-- grow; the clock keeps them growing after a backup was restored. Nobody's draw is above what another name was given. The
+-- row without names has the highest of those that are forgotten.
+create table session_epoch (
+  subscription text not null,                          -- $share/GROUP/FILTER: there is none of the group before the first joins
+  session text not null,
+  last bigint not null,
+  drawn_at timestamptz not null default clock_timestamp(),
+  primary key (subscription, session)
+) with (fillfactor = 50);
+create index session_epoch_drawn on session_epoch (drawn_at);
+
+create function next_session_epoch(p_subscription text, p_session text) returns bigint
+language plpgsql security definer set search_path from current as $$
+declare
+  drawn bigint;
+begin
+  if not coalesce(length(p_subscription) between 1 and 70000, false) then
+    perform reject_message('subscription ' || quote_nullable(left(p_subscription, 80)), 'it has 1 to 70000 characters',
+      'Give one such as $share/billing/orders/#.');
+  elsif not coalesce(length(p_session) between 1 and 512, false) then
+    perform reject_message('session ' || quote_nullable(left(p_session, 80)), 'its name has 1 to 512 characters',
+      'Choose a shorter one.');
+  end if;
+  insert into session_epoch as e (subscription, session, last)
+  select p_subscription, p_session,
+         greatest((extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead(),
+                  1 + (select f.last from session_epoch f where f.subscription = '' and f.session = ''))
+      on conflict (subscription, session)
+      do update set last = greatest(e.last + 1, excluded.last), drawn_at = clock_timestamp()
+  returning last into drawn;
+  return drawn;
+end $$;
+
+-- The highest epoch that a process of that name may have: what was drawn last. What was drawn on a former timeline, or
+-- is forgotten, may be missing; it is below all that is drawn now.
+create function last_session_epoch(p_subscription text, p_session text) returns bigint language sql stable as $$
+  select greatest(
+    (select max(e.last) from session_epoch e
+      where (e.subscription, e.session) in ((p_subscription, p_session), ('', ''))),
+    (select (least(greatest(t.number, 1), 2048) - 1)::bigint << 52 from timeline t))
+$$;
+
+-- Whether a process of that name in the group may have that epoch.
+create function is_session(p_group bigint, p_session text, p_epoch bigint) returns boolean language sql stable as $$
+  select p_epoch > 0 and exists (
+    select from consumer_group g where g.group_id = p_group
+       and p_epoch <= last_session_epoch('$' || g.kind || '/' || g.name || '/' || g.filter, p_session))
+$$;
+
+-- What follows runs with its owner's rights, for consumers. A grant id is shown to many and grows by a rule, so each call
+-- about a grant needs its key as well, which its holder alone was sent.
+
 -- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
--- progress commit together. Raises unless exactly one row moved.
+-- progress commit together. Raises unless exactly one row moved, from its position on and no further than the head.
 -- For an atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
 -- the last planned range: a range that was planned meanwhile may have the same messages.
 -- Who calls it has read its messages before: on this timeline, if the group has had a leader on it, who has ended all older
 -- grants. From then on it holds the row locked, for no longer than 30 minutes of idling before its COMMIT.
 create function advance(
-  p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_consumed jsonb default null,
+  p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_key bytea, p_consumed jsonb default null,
   p_doubt jsonb default null
 ) returns void
 language plpgsql security definer set search_path from current as $$
@@ -109,77 +165,89 @@ begin
          lost_position = case when p_consumed is null then lost_position end
     from stream s
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held'
+     and l.grant_key = p_key
      and s.stream_id = l.stream_id and p_position <= s.head and (l.consumed is null) = (p_consumed is null)
      and (p_doubt is null or l.in_doubt - 'hold_s' = p_doubt - 'hold_s')
      and case when p_consumed is null then l.position < p_position
-              else l.position <= p_position and l.consumed <> p_consumed and (p_consumed ->> 'upto')::bigint
-                   between (l.consumed ->> 'upto')::bigint and s.head end;
+              else l.position <= p_position and l.consumed <> p_consumed and is_consumed_frontier(p_consumed)
+                   and (p_consumed ->> 'upto')::bigint between (l.consumed ->> 'upto')::bigint and s.head end;
   get diagnostics moved = row_count;
   if moved <> 1 then
-    raise exception 'stream % of group % is not held under grant % before offset %: the transaction must not commit',
+    raise exception 'stream % of group % is not held under grant % and this key before offset %: the transaction must not commit',
       p_stream, p_group, p_grant, p_position
-      using errcode = 'SB001', hint = 'The stream was granted to another borrower. Roll back; its new holder does this work.';
+      using errcode = 'SB001',
+            hint = 'The stream was granted to another borrower, the key is not that of the grant, or its progress is not '
+                   'between the present position and the head. Roll back; its holder does this work.';
   end if;
 end $$;
 
 -- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
 -- whoever is moving the row. A reset is recorded with the position that it sets, and its reason has the one before.
-create function read_progress(p_group bigint, p_stream bigint, p_grant bigint) returns bigint
+create function read_progress(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   found_at bigint;
 begin
   select l.position into found_at from lending l
-   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held' for share;
+   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
+     and l.status = 'held' for share;
   if found_at is null then
     select case h.event when 'reset' then substring(h.reason from '; was at ([0-9]+)$')::bigint else h.position end
       into found_at
       from lending_history h
-     where h.group_id = p_group and h.stream_id = p_stream and h.grant_id = p_grant
+     where h.group_id = p_group and h.stream_id = p_stream and h.grant_id = p_grant and h.grant_key_sha256 = sha256(p_key)
      order by h.history_id desc limit 1;
   end if;
   return found_at;
 end $$;
 
 -- The stream's consumed frontier under that grant, while it is in force; else null.
-create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint) returns jsonb
+create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns jsonb
 language plpgsql security definer set search_path from current as $$
 declare
   found jsonb;
 begin
   select l.consumed into found from lending l
-   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.status = 'held' for share;
+   where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
+     and l.status = 'held' for share;
   return found;
 end $$;
 
--- The last planned ranges of these streams, and how far they have come: for a session that has come back and queries the
--- outcome of what it had begun, and for its sink. `of_session` is whose a row is, that is held or reserved; `of_grant` is null
--- unless it is held.
-create function read_planned_ranges(p_group bigint, p_streams bigint[])
-  returns table (of_stream bigint, of_session text, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
+-- The last ranges that the session planned of these streams, and how far they have come: for its process with this epoch,
+-- which has come back without the keys of the one before and queries the outcome of what that had begun, and for its
+-- sink. `is_ours` is whether the row is the session's, held or reserved; `of_grant` is null unless it is held by it. A
+-- row that is a later process's is not listed.
+create function read_planned_ranges(p_group bigint, p_session text, p_epoch bigint, p_streams bigint[])
+  returns table (of_stream bigint, is_ours boolean, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
 language sql stable security definer set search_path from current as $$
-  select l.stream_id, l.session, case when l.status = 'held' then l.grant_id end, l.position, l.consumed, l.in_doubt
-    from lending l where l.group_id = p_group and l.stream_id = any(p_streams)
+  select l.stream_id, l.session is not distinct from p_session,
+         case when l.status = 'held' and l.session = p_session then l.grant_id end, l.position, l.consumed, l.in_doubt
+    from lending l
+   where l.group_id = p_group and l.stream_id = any(p_streams) and l.planned_by = p_session and l.in_doubt is not null
+     and (l.session is distinct from p_session or coalesce(l.session_epoch, 0) <= p_epoch)
+     and is_session(p_group, p_session, p_epoch)
 $$;
 
--- The streams that a group has not consumed to their heads, also those that no leader has made a row for yet: of generations
--- that were filled under these filters. `of_session` is whose a row is, that is held or reserved.
-create function ahead_of(p_group bigint, p_open text[], p_closed text[])
-  returns table (of_stream bigint, reached bigint, ends bigint, status text, of_session text)
+-- The streams that the session's group has not consumed to their heads, also those that no leader has made a row for yet:
+-- of generations that were filled under these filters. `is_anothers`: another session holds it, or it is reserved for one.
+create function ahead_of(p_group bigint, p_session text, p_epoch bigint, p_open text[], p_closed text[])
+  returns table (of_stream bigint, reached bigint, ends bigint, status text, is_anothers boolean)
 language plpgsql stable security definer set search_path from current as $$
 declare
   noticed bigint;  -- a value: of a column the server does not know how few generations are newer
 begin
-  select g.after_generation into noticed from consumer_group g where g.group_id = p_group and g.deleted_at is null;
+  select g.after_generation into noticed from consumer_group g
+   where g.group_id = p_group and g.deleted_at is null and is_session(p_group, p_session, p_epoch);
   if not found then
     return;
   end if;
   return query
-    select s.stream_id, l.position, s.head, l.status, l.session
+    select s.stream_id, l.position, s.head, l.status,
+           l.status in ('held', 'reserved') and l.session is distinct from p_session
       from lending l join stream s using (stream_id) join generation n using (generation_id)
      where l.group_id = p_group and n.state <> 'gone' and l.unfinished and l.position < s.head
     union all
-    select s.stream_id, 0::bigint, s.head, 'free', null
+    select s.stream_id, 0::bigint, s.head, 'free', false
       from generation n join stream s using (generation_id)
      where n.generation_id > noticed and n.state <> 'gone' and s.head > 0
        and n.filter = any(case when s.state = 'open' then p_open else p_closed end)

@@ -40,6 +40,44 @@ $$;
 create function topic_levels(p_topic text) returns integer language sql immutable as $$
   select length(p_topic) - length(replace(p_topic, '/', '')) + 1
 $$;
+-- Raise where a block's row cannot be right. Of its payload only the size and the header are checked: Arrow is decoded by
+-- readers.
+create function check_block(
+  p_count integer, p_first timestamptz, p_last timestamptz, p_topics text[], p_payload bytea
+) returns void language plpgsql immutable as $$
+declare
+  most constant integer := 34603008;                   -- bytes
+  header bigint;
+begin
+  if p_count is null or p_count < 1 or p_count > 100000 then
+    perform reject_message('count ' || coalesce(p_count::text, 'null'), 'a block has 1 to 100000 messages',
+      'Append several blocks.');
+  end if;
+  if p_payload is null or octet_length(p_payload) not between 16 and most then
+    perform reject_message('payload of ' || coalesce(octet_length(p_payload)::text, 'no') || ' bytes',
+      'an Arrow record batch has 16 to ' || most, 'Append the message that the block is encoded as, in several blocks if need be.');
+  end if;
+  -- A message of Arrow begins with four bytes 0xff and the length of its metadata.
+  header := 8 + get_byte(p_payload, 4) + (get_byte(p_payload, 5) << 8) + (get_byte(p_payload, 6) << 16)
+          + (get_byte(p_payload, 7)::bigint << 24);
+  if substr(p_payload, 1, 4) <> '\xffffffff' or header > octet_length(p_payload) then
+    perform reject_message('payload of ' || octet_length(p_payload) || ' bytes',
+      'it begins with ffffffff and the length of its metadata, which ends in it', 'Append an Arrow IPC message.');
+  end if;
+  if p_first is null or p_last is null or p_first > p_last
+     or p_first < '0001-01-01 00:00:00+00' or p_last >= '10000-01-01 00:00:00+00' then
+    perform reject_message('timestamps ' || coalesce(p_first::text, 'null') || ' to ' || coalesce(p_last::text, 'null'),
+      'the first is not after the last, and both are in the years 1 to 9999', 'Give the least and the greatest of the block.');
+  end if;
+  if cardinality(p_topics) not between 1 and least(p_count, 8) then
+    perform reject_message(cardinality(p_topics) || ' topics', 'a block of ' || p_count || ' names 1 to '
+      || least(p_count, 8) || ' distinct ones, or null', 'Give null where it has more.');
+  end if;
+  if exists (select from unnest(p_topics) as t (topic)
+              where t.topic is null or t.topic = '' or t.topic ~ '^\$|[+#]' or octet_length(t.topic) > 4096 or topic_levels(t.topic) > 128) then
+    perform check_topic(t.topic) from unnest(p_topics) as t (topic);
+  end if;
+end $$;
 
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
@@ -62,9 +100,17 @@ declare
   greatest bigint;                                     -- of epochs of one number, which need no sets
   is_behind boolean;
 begin
-  if exists (select from unnest(p_topics) as t(topic) where octet_length(topic) > 4096 or topic_levels(topic) > 128) then
-    perform reject_message('a topic of a block for stream ' || p_stream,
-      'it has more than 4096 bytes of UTF-8, or more than 128 levels', 'Shorten it.');
+  -- In one expression what is right in all blocks of ours; what is not so is looked at one by one.
+  if (p_count between 1 and 100000 and octet_length(p_payload) between 16 and 34603008
+      and substr(p_payload, 1, 4) = '\xffffffff' and get_byte(p_payload, 7) = 0
+      and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
+      and p_first <= p_last and p_first >= '0001-01-01 00:00:00+00' and p_last < '10000-01-01 00:00:00+00'
+      and (p_topics is null or (
+        cardinality(p_topics) between 1 and least(p_count, 8) and array_position(p_topics, null) is null
+        and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 4096
+         and topic_levels(array_to_string(p_topics, '/')) <= 128
+        and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))) is not true then
+    perform check_block(p_count, p_first, p_last, p_topics, p_payload);
   end if;
   if p_producer is not null then
     perform pg_advisory_xact_lock_shared(producer_lock(p_producer));

@@ -1,0 +1,118 @@
+"""Hands the keys of grants to whoever commits what was planned, in another process of the same user on this machine.
+
+Spark runs a query's source and its `foreachBatch` in two processes, and nothing secret may be in what it carries from
+one to the other. So the planner writes each key that it gets to a file of its own, which it holds locked, in a
+directory that is its user's alone; a file that nobody holds locked any more is removed by the session's next planner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.messages.borrower_leader import Grant
+from sublet_storage.groups.consumer_progress import SessionIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class HandedKeys:
+    """What one planner of a session has written: who it is, and the key of each (stream, grant id)."""
+
+    session: SessionIdentity
+    keys: dict[tuple[int, int], GrantKey]
+
+
+class GrantKeyFile:
+    """Of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory that is not
+    its user's alone."""
+
+    def __init__(self, subscription: str, session: SessionIdentity) -> None:
+        self._name = f"{_prefix(subscription, session.name)}{secrets.token_hex(8)}"
+        with _folder() as folder:
+            _remove_abandoned(folder, _prefix(subscription, session.name))
+            fresh = f"new.{self._name}"
+            flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            self._file = os.open(fresh, flags, 0o600, dir_fd=folder)
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._file, f"{session.epoch}\n".encode())
+            os.rename(fresh, self._name, src_dir_fd=folder, dst_dir_fd=folder)
+
+    def add(self, grant: Grant) -> None:
+        """Hand on the key of a grant."""
+        line = f"{grant.stream_id} {grant.grant_id} {grant.grant_key.reveal().hex()}\n"
+        os.write(self._file, line.encode())
+
+    def close(self) -> None:
+        """Remove the file."""
+        with contextlib.suppress(OSError), _folder() as folder:
+            os.unlink(self._name, dir_fd=folder)
+        os.close(self._file)
+
+
+def read_handed_keys(subscription: str, session: str) -> list[HandedKeys]:
+    """Return what planners of that session on this machine have written, of the newest first. Raises `InvalidSetting`
+    for a directory that is not this user's alone."""
+    prefix, found = _prefix(subscription, session), []
+    with _folder() as folder:
+        for name in os.listdir(folder):
+            if name.startswith(prefix):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(_parse(session, _read(folder, name)))
+    return sorted(found, key=lambda one: one.session.epoch, reverse=True)
+
+
+def _prefix(subscription: str, session: str) -> str:
+    return hashlib.sha256(f"{subscription}\n{session}".encode()).hexdigest()[:32] + "."
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[int]:
+    """The user's directory below that of temporary files, as a descriptor."""
+    path = Path(tempfile.gettempdir(), f"sublet-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(0o700)
+    folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        status = os.fstat(folder)
+        if status.st_uid != os.getuid() or status.st_mode & 0o077:
+            raise InvalidSetting(
+                f"{path}: the keys of a query's grants are handed on in it, and it must be this user's alone. Remove "
+                f"it, or run `chmod 700 {path}` as its owner."
+            )
+        yield folder
+    finally:
+        os.close(folder)
+
+
+def _remove_abandoned(folder: int, prefix: str) -> None:
+    for name in os.listdir(folder):
+        if name.startswith(prefix):
+            with contextlib.suppress(OSError):  # somebody holds it, or has just removed it
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    os.unlink(name, dir_fd=folder)
+                finally:
+                    os.close(file)
+
+
+def _read(folder: int, name: str) -> str:
+    with open(os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder), encoding="ascii") as file:
+        return file.read()
+
+
+def _parse(session: str, text: str) -> HandedKeys:
+    """A last line without an end is still being written."""
+    epoch, *lines = text.split("\n")[:-1]
+    parts = [line.split() for line in lines]
+    keys = {(int(stream), int(grant)): GrantKey(bytes.fromhex(key)) for stream, grant, key in parts}
+    return HandedKeys(SessionIdentity(session, int(epoch)), keys)

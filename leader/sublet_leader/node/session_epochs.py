@@ -1,0 +1,76 @@
+"""Which epochs sessions may come with: none that was never drawn, or anybody could lock a session's name for ever.
+
+When a node receives a higher one than it knows of, it queries what was drawn last; the requests wait for the answer.
+"""
+
+from __future__ import annotations
+
+from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
+
+MAX_REMEMBERED = 10_000
+"""Names of which the last draw is remembered; of more, the one that was asked about the longest time ago is not."""
+
+Waiter = tuple[AgentMessageReceived, LeaderWanted]
+
+
+class DrawnSessionEpochs:
+    """Memory only: all of it can be queried again."""
+
+    def __init__(self) -> None:
+        self._last: dict[ReadSessionEpoch, int] = {}
+        self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
+        self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
+
+    def is_drawn(self, subscription: Subscription, wanted: LeaderWanted) -> bool:
+        """Whether it has no epoch, or one that is known to have been drawn for its name."""
+        return wanted.session_epoch <= self._last.get(_question(subscription, wanted), 0)
+
+    def add_waiter(
+        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
+    ) -> ReadSessionEpoch | None:
+        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
+        None where that is under way."""
+        question, key = _question(subscription, wanted), (received.agent, wanted.borrower_id)
+        is_first = question not in self._waiting
+        if is_first:
+            self._first[question] = key
+        self._waiting.setdefault(question, {})[key] = received, wanted
+        return question if is_first else None
+
+    def remove_waiter(self, agent: str, borrower_id: str) -> None:
+        """Remove a borrower that may be waiting."""
+        for waiting in self._waiting.values():
+            waiting.pop((agent, borrower_id), None)
+
+    def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
+        """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
+        for, as the others may have drawn theirs since. Where the database did not answer none goes on, and all will be
+        repeated."""
+        question, last = answer.request, answer.last
+        waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
+        if last is None:
+            return [], []
+        self._last.pop(question, None)
+        self._last[question] = last
+        if len(self._last) > MAX_REMEMBERED:
+            del self._last[next(iter(self._last))]
+        asked = waiters.pop(first, None) if first is not None else None
+        if asked is None:
+            return list(waiters.values()), []
+        if asked[1].session_epoch > last:
+            return list(waiters.values()), [(asked[0].agent, _deny(asked[1], last))]
+        return [asked, *waiters.values()], []
+
+
+def _question(subscription: Subscription, wanted: LeaderWanted) -> ReadSessionEpoch:
+    return ReadSessionEpoch(subscription, wanted.session or "")
+
+
+def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
+    detail = (
+        f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
+        f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
+    )
+    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)

@@ -1,0 +1,51 @@
+"""Keys: random bytes by which their holder proves a right, and which are shown nowhere."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from typing import NoReturn, Self
+
+from sublet_protocol.domain.secret import MASK
+
+
+class Key:
+    """Bytes that are `***` for whatever prints or formats them; `reveal` returns them. It stays in its process."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: bytes) -> None:
+        self._value = value
+
+    def reveal(self) -> bytes:
+        """Return the value, to be put where it is proven or checked."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return MASK
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and hmac.compare_digest(self._value, other._value)
+
+    def __hash__(self) -> int:
+        return hash(self._value)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"{type(self).__name__}: a key stays in its process, and is not to be pickled")
+
+
+class GrantKey(Key):
+    """The key of one grant: who knows it may move the grant's progress. Drawn where the grant is written."""
+
+    __slots__ = ()
+    BYTES = 16
+
+    @classmethod
+    def draw(cls) -> Self:
+        """Return a new one."""
+        return cls(secrets.token_bytes(cls.BYTES))
+
+    def digest(self) -> bytes:
+        """Return its SHA-256, by which it can be checked and not known."""
+        return hashlib.sha256(self._value).digest()

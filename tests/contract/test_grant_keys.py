@@ -1,0 +1,245 @@
+"""What a database user can do who may call the functions for consumers, and knows ids, but no key, name or epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg import sql
+
+from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
+from sublet_storage.groups.model.history import delete_old_session_epochs
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
+from tests.contract.group_world import SHARE, PostgresWorld, grant_of
+
+pytestmark = pytest.mark.conforms("X5")
+
+FUNCTIONS = [
+    "advance",
+    "read_progress",
+    "read_consumed_frontier",
+    "read_planned_ranges",
+    "next_session_epoch",
+    "ahead_of",
+]
+ALL = TopicFilter("#")
+OTHER = Subscription.parse("$share/other/#")
+
+
+@pytest.fixture
+def stranger(postgres: PostgresWorld) -> Iterator[psycopg.Connection[Any]]:
+    """A user with the rights of a consumer, and no others."""
+    admin = postgres.connection
+    role = sql.Identifier(f"stranger_{admin.info.backend_pid}")
+    admin.execute(sql.SQL("create role {}").format(role))
+    admin.execute(sql.SQL("grant usage on schema sublet to {}").format(role))
+    for name in FUNCTIONS:
+        admin.execute(sql.SQL("grant execute on function {} to {}").format(sql.Identifier(name), role))
+    with connect(postgres.url) as user:
+        user.execute(sql.SQL("set role {}").format(role))
+        yield user
+    admin.execute(sql.SQL("drop owned by {}").format(role))
+    admin.execute(sql.SQL("drop role {}").format(role))
+
+
+def lending(postgres: PostgresWorld) -> list[tuple[Any, ...]]:
+    return postgres.connection.execute("select * from lending order by group_id, stream_id").fetchall()
+
+
+def named(postgres: PostgresWorld, group: Group, stream: int, term: int, session: str, epoch: int) -> Lending:
+    change = GrantStream(stream, "b", "agent", session, "why", session_epoch=epoch)
+    return postgres.applied(group, term, change)
+
+
+def test_a_grant_is_not_moved_without_its_key(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    group, term, (first, second) = postgres.led(2)
+    ours = postgres.applied(group, term, GrantStream(first, "b", "agent", None, "why"))
+    theirs = postgres.applied(group, term, GrantStream(second, "c", "other", None, "why"))
+    postgres.append(first, 10)
+    *ids, key = grant_of(group, ours)
+    before = lending(postgres)
+    for guess in (None, b"", bytes(16), key.reveal()[:-1], key.digest(), grant_of(group, theirs)[-1].reveal()):
+        for reach in ("4", "10"):
+            with pytest.raises(psycopg.Error, match=f"grant {ours.grant_id} and this key") as refused:
+                stranger.execute("select advance(%s, %s, %s, %s, %s)", (*ids, reach, guess))
+            assert refused.value.sqlstate == "SB001"
+        for read in ("read_progress", "read_consumed_frontier"):
+            assert stranger.execute(f"select {read}(%s, %s, %s, %s)", (*ids, guess)).fetchone() == (None,), read
+    assert lending(postgres) == before
+    consumer_progress.advance(stranger, *grant_of(group, ours), 4)
+    assert consumer_progress.read_position(stranger, *grant_of(group, ours)) == 4
+
+
+def test_a_past_grant_answers_to_its_key_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    group, term, stream, held = postgres.granted(10)
+    group_id, _, grant_id, key = grant_of(group, held)
+    consumer_progress.advance(postgres.connection, *grant_of(group, held), 3)
+    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+    assert postgres.row(group, term, stream).grant_key is None
+    assert consumer_progress.read_position(stranger, *grant_of(group, held)) == 3
+    for guess in (GrantKey.draw(), GrantKey(key.digest())):
+        assert consumer_progress.read_position(stranger, group_id, stream, grant_id, guess) is None
+    stored = postgres.connection.execute("select t::text from lending_history t").fetchall()
+    assert key.digest().hex() in str(stored)
+    assert key.reveal().hex() not in str(stored)
+
+
+def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
+    group, term, (stream,) = postgres.led()
+    keys = set()
+    for _ in range(5):
+        held = postgres.applied(group, term, GrantStream(stream, "b", "agent", None, "why"))
+        keys.add(grant_of(group, held)[-1])
+        postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+        postgres.connection.execute("update lending set losses = 0")
+    assert len({key.reveal() for key in keys}) == 5
+    assert {len(key.reveal()) for key in keys} == {16}
+
+
+@pytest.mark.parametrize(
+    "consumed",
+    ['{"upto": 4}', '{"upto": 4, "least": [["x"]]}', '{"upto": 4, "least": [[1], [1, 2]]}', '{"upto": 4, "least": 7}',
+     '{"upto": 4, "least": [[9223372036854775807]]}', '{"upto": 99, "least": [[9]]}', '{"upto": -1, "least": [[9]]}',
+     '{"upto": 4, "least": [[]]}', '{"upto": 4, "least": null, "more": 1}'],
+)  # fmt: skip
+def test_a_holder_writes_no_frontier_of_another_form(postgres: PostgresWorld, consumed: str) -> None:
+    """It would be read by whoever leads."""
+    group, _, _, held = postgres.granted(10, atomic=True)
+    *ids, key = grant_of(group, held)
+    before = lending(postgres)
+    with pytest.raises(psycopg.Error):
+        postgres.connection.execute("select advance(%s, %s, %s, 4, %s, %s::jsonb)", (*ids, key.reveal(), consumed))
+    assert lending(postgres) == before
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_draw_of_another_name_changes_nothing(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    drawn = next_session_epoch(postgres.connection, SHARE, "etl")
+    for subscription, session in ((SHARE, "theirs"), (OTHER, "etl")):
+        postgres.connection.execute("select next_session_epoch(%s, %s)", (str(subscription), session))
+        postgres.connection.execute("update session_epoch set last = last + 1000000 where session <> 'etl'")
+        next_session_epoch(stranger, subscription, session)
+    assert postgres.store.last_session_epoch(SHARE, "etl") == drawn
+    assert postgres.store.last_session_epoch(SHARE, "nobody's") == 0
+
+
+@pytest.mark.parametrize(
+    ("subscription", "session"), [("", "a"), ("a", ""), (None, "a"), ("a", None), ("a", "x" * 513)]
+)
+def test_a_name_that_cannot_be_draws_nothing(
+    postgres: PostgresWorld, subscription: str | None, session: str | None
+) -> None:
+    with pytest.raises(psycopg.Error, match=r"has 1 to (512|70000) characters") as refused:
+        postgres.connection.execute("select next_session_epoch(%s, %s)", (subscription, session))
+    assert refused.value.sqlstate == "SB002"
+
+
+def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> None:
+    """Not of a session that has a stream; what was drawn by one that is forgotten is still accepted of it."""
+    group, term, (stream,) = postgres.led()
+    ours, gone = (next_session_epoch(postgres.connection, SHARE, name) for name in ("etl", "gone"))
+    named(postgres, group, stream, term, "etl", ours)
+    postgres.connection.execute("update session_epoch set drawn_at = drawn_at - interval '1 day'")
+    young = next_session_epoch(postgres.connection, SHARE, "young")
+    for _ in range(2):
+        delete_old_session_epochs(postgres.connection, 3600.0)
+    left = postgres.connection.execute("select session, last from session_epoch order by session").fetchall()
+    assert left == [("", gone), ("etl", ours), ("young", young)]
+    assert postgres.store.last_session_epoch(SHARE, "gone") == gone
+    postgres.connection.execute("update session_epoch set last = last + 1000000000000 where session = ''")
+    assert next_session_epoch(postgres.connection, SHARE, "new") == gone + 1_000_000_000_001
+
+
+def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    group, term, (first, second) = postgres.led(2)
+    older = next_session_epoch(postgres.connection, SHARE, "etl")
+    epoch = next_session_epoch(postgres.connection, SHARE, "etl")
+    theirs = next_session_epoch(postgres.connection, SHARE, "theirs")
+    postgres.append(first, 10)
+    for stream, name, drawn in ((first, "etl", epoch), (second, "theirs", theirs)):
+        held = named(postgres, group, stream, term, name, drawn)
+        doubt = InDoubtRange(held.grant_id, 0, 4 * (stream == first), 60.0)
+        postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 0, in_doubt=doubt))
+
+    def listed(name: str, epoch: int, group_id: int = group.group_id) -> set[int]:
+        session = SessionIdentity(name, epoch)
+        return set(consumer_progress.read_last_planned_ranges(stranger, group_id, session, [first, second]))
+
+    assert listed("etl", epoch) == {first}
+    assert listed("etl", older) == set(), "the row is a later process's"
+    for name, guess in (("etl", 0), ("etl", epoch + 1), ("etl", 2**63 - 1), ("nobody", epoch), ("theirs", epoch * 2)):
+        assert listed(name, guess) == set(), (name, guess)
+    assert listed("etl", epoch, group.group_id + 1) == set()
+    assert listed("theirs", theirs) == {second}
+
+
+def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -> None:
+    """Done, and then granted to another session, which has planned nothing."""
+    group, term, (stream,) = postgres.led()
+    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
+    postgres.append(stream, 10)
+    held = named(postgres, group, stream, term, etl.name, etl.epoch)
+    doubt = InDoubtRange(held.grant_id, 0, 4, 60.0)
+    postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 0, in_doubt=doubt))
+    postgres.applied(group, term, AdvancePosition(stream, held.grant_id, 4))
+    postgres.apply(group, term, ForceRelease(stream, held.grant_id, "silent"))
+    theirs = named(postgres, group, stream, term, "theirs", 1)
+
+    def last() -> consumer_progress.LastPlannedRange | None:
+        plans = consumer_progress.read_last_planned_ranges(postgres.connection, group.group_id, etl, [stream])
+        return plans.get(stream)
+
+    assert last() == consumer_progress.LastPlannedRange(doubt, False, False, None)
+    postgres.applied(
+        group, term, AdvancePosition(stream, theirs.grant_id, 4, in_doubt=InDoubtRange(theirs.grant_id, 4, 5, 1.0))
+    )
+    assert last() is None
+
+
+def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    group, term, (first, second) = postgres.led(2)
+    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
+    for stream, name in ((first, "etl"), (second, "theirs")):
+        named(postgres, group, stream, term, name, 1)
+        postgres.append(stream, 3)
+
+    def unread(session: SessionIdentity, group_id: int) -> dict[int, bool]:
+        with connect(postgres.url) as reading:
+            wanted = consumer_progress.ahead(reading, group_id, session, ALL)
+        rows = stranger.execute(
+            "select of_stream, is_anothers from ahead_of(%s, %s, %s, '{#}', '{#}')",
+            (group_id, session.name, session.epoch),
+        ).fetchall()
+        assert {stream: one.is_anothers for stream, one in wanted.items()} == dict(rows)
+        return dict(rows)
+
+    assert unread(etl, group.group_id) == {first: False, second: True}
+    other = postgres.group(OTHER)
+    for session, group_id in (
+        (SessionIdentity("etl", etl.epoch + 1), group.group_id),
+        (SessionIdentity("theirs", etl.epoch), group.group_id),
+        (SessionIdentity("", 1), group.group_id),
+        (etl, other.group_id),
+    ):
+        assert unread(session, group_id) == {}, (session, group_id)
+
+
+# --- what all functions have ------------------------------------------------------------------------------------------
+
+
+def test_owners_functions_have_a_search_path(postgres: PostgresWorld) -> None:
+    found = postgres.connection.execute(
+        "select proname, proconfig from pg_proc where pronamespace = 'sublet'::regnamespace and prosecdef"
+    ).fetchall()
+    assert {name for name, _ in found} >= set(FUNCTIONS)
+    assert [name for name, config in found if config != ["search_path=sublet, pg_temp"]] == []

@@ -1,0 +1,86 @@
+"""What `append_block` refuses of whoever may call it: rows that no reader could make sense of."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_storage.spaces.space_queries import open_streams
+from tests.integration.log_kit import block, read
+
+pytestmark = pytest.mark.conforms("X4")
+
+APPEND = """
+select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s::integer, %(first)s::timestamptz,
+  %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
+
+
+@pytest.fixture
+def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
+    one = block(b"x")
+    return {
+        "stream": open_streams(conn)[0].stream_id, "count": one.count, "first": one.first_timestamp,
+        "last": one.last_timestamp,
+        "topics": one.topics, "codec": one.codec, "payload": bytes(one.payload),
+    }  # fmt: skip
+
+
+def refused(conn: psycopg.Connection[Any], row: dict[str, Any]) -> str:
+    with pytest.raises(psycopg.Error) as raised:
+        conn.execute(APPEND, row)
+    assert raised.value.sqlstate == "SB002", raised.value
+    return f"{raised.value.diag.message_primary} {raised.value.diag.message_hint}"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "story"),
+    [
+        ({"count": 0}, "count 0: a block has 1 to 1000000 messages"),
+        ({"count": -1}, "count -1: a block has 1 to"),
+        ({"count": 1_000_001}, "count 1000001: a block has"),
+        ({"count": 2**31 - 1}, "count 2147483647: a block has"),
+        ({"count": None}, "count null: a block has"),
+        ({"payload": None}, "payload of no bytes: an Arrow record batch has 16 to 536870912"),
+        ({"payload": b""}, "payload of 0 bytes: an Arrow record batch has 16"),
+        ({"payload": b"\xff" * 15}, "payload of 15 bytes"),
+        ({"payload": b"x" * 64}, "payload of 64 bytes: it begins with ffffffff and the length of its metadata"),
+        ({"payload": b"\xff\xff\xff\xff\x39\0\0\0" + bytes(56)}, "payload of 64 bytes: it begins with ffffffff"),
+        ({"payload": b"\xff" * 64}, "payload of 64 bytes: it begins with ffffffff"),
+        ({"first": None}, "timestamps null to 1970.*: the first is not after the last"),
+        ({"last": None}, "timestamps 1970.* to null: the first"),
+        ({"first": datetime(9000, 1, 1, tzinfo=UTC)}, "timestamps 9000-01-01.*: the first is not after the last"),
+        ({"first": "-infinity"}, "timestamps -infinity to .*the years 1 to 9999"),
+        ({"last": "infinity"}, "to infinity: .*the years 1 to 9999"),
+        ({"first": "0001-12-31 00:00:00+00 BC"}, "BC to .*the years 1 to 9999"),
+        ({"topics": []}, "0 topics: a block of 1 names 1 to 1 distinct ones, or null"),
+        ({"topics": ["a", "b"]}, "2 topics: a block of 1 names"),
+        ({"topics": [f"t/{number}" for number in range(9)], "count": 99}, "9 topics: a block of 99 names 1 to 8"),
+        ({"topics": ["a/#"]}, r"topic 'a/#': a topic has no wildcards, and this one contains #"),
+        ({"topics": [""]}, "topic '': it is empty"),
+        ({"topics": [None]}, "topic NULL: each message needs a topic"),
+        ({"topics": ["$a"]}, r"topic '\$a': what begins with \$ is reserved"),
+        ({"topics": ["x" * 65_536]}, "it is 65536 bytes of UTF-8 and the limit is 65535"),
+    ],
+)
+def test_a_row_that_cannot_be_is_not_appended(
+    conn: psycopg.Connection[Any], good: dict[str, Any], wrong: dict[str, Any], story: str
+) -> None:
+    """And the stream has no message more."""
+    before = conn.execute("select head from stream where stream_id = %(stream)s", good).fetchone()
+    text = refused(conn, {**good, **wrong})
+    assert re.search(story, text), text
+    assert conn.execute("select head from stream where stream_id = %(stream)s", good).fetchone() == before
+
+
+@pytest.mark.parametrize(
+    "right", [{}, {"topics": None}, {"first": "0001-01-01 00:00:00+00"}, {"last": "9999-12-31 23:59:59+00"}]
+)
+def test_a_row_at_its_limits_is_appended(
+    conn: psycopg.Connection[Any], good: dict[str, Any], right: dict[str, Any]
+) -> None:
+    assert conn.execute(APPEND, {**good, **right}).fetchone() == ("appended",)
+    assert [message["value"] for message in read(conn, good["stream"])] == [b"x"]

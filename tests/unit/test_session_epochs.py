@@ -1,0 +1,116 @@
+"""A node lets no session in with an epoch that was never drawn for its name, and nobody out by another's draw."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_leader.node import session_epochs
+from sublet_leader.node.events import ReadSessionEpoch, SessionEpochRead
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Disconnect, Invalidate, LeaderConnectResponse
+from tests.unit.test_node_machine import SUBSCRIPTION, Play
+
+pytestmark = pytest.mark.conforms("E30", "X5")
+
+GROUP = Subscription.parse(SUBSCRIPTION)
+
+
+def drawn(play: Play, session: str = "etl") -> int:
+    return play.store.next_session_epoch(GROUP, session)
+
+
+def admitted(play: Play) -> list[str]:
+    found = [message.borrower_id for message in play.received(LeaderConnectResponse)]
+    play.sent.clear()
+    return found
+
+
+def test_a_drawn_epoch_is_let_in() -> None:
+    play = Play()
+    play.want("a/1", session="etl", session_epoch=drawn(play))
+    play.settle()
+    assert admitted(play) == ["a/1"]
+    play.want("b/1", session="etl")
+    play.settle()
+    assert admitted(play) == ["b/1"], "a name that is only for people has none"
+
+
+@pytest.mark.parametrize("led", [True, False])
+@pytest.mark.parametrize("ahead", [1, 2**62])
+def test_an_epoch_that_was_not_drawn_is_denied(led: bool, ahead: int) -> None:
+    """The bearer of the name stays, and so does who comes after it."""
+    play = Play()
+    first = drawn(play)
+    if led:
+        play.want("a/1", session="etl", session_epoch=first)
+        play.settle()
+        assert admitted(play) == ["a/1"]
+    drawn(play, "another's")
+    play.want("x/1", session="etl", session_epoch=first + ahead)
+    play.settle()
+    (denied,) = play.received(Invalidate)
+    assert (denied.borrower_id, denied.reason) == ("x/1", BorrowerEndReason.DENIED)
+    assert (
+        f"session epoch {first + ahead}: the last that was drawn for session 'etl' of {SUBSCRIPTION} is {first}"
+        in denied.detail
+    )
+    assert admitted(play) == []
+    assert not led or play.machine.leaders[1].members.get("a/1") is not None
+    play.want("b/1", session="etl", session_epoch=drawn(play))
+    play.settle()
+    assert admitted(play) == ["b/1"]
+
+
+def test_an_epoch_without_a_name_is_denied() -> None:
+    play = Play()
+    play.want("x/1", session_epoch=5)
+    play.settle()
+    assert [one.reason for one in play.received(Invalidate)] == [BorrowerEndReason.DENIED]
+
+
+def test_an_epoch_drawn_during_a_query_is_let_in() -> None:
+    """The answer is older than the draw."""
+    play = Play()
+    play.want("a/1", session="etl", session_epoch=drawn(play))
+    play.want("a/1", session="etl", session_epoch=1)
+    old = play.execute(play.requests.pop(0))
+    play.want("b/1", session="etl", session_epoch=drawn(play))
+    play.want("x/1", session="etl", session_epoch=99)
+    assert play.requests == [], "one query at a time"
+    play.do(old)
+    play.settle()
+    assert {"b/1"} <= set(admitted(play)) <= {"a/1", "b/1"}
+    play.want("x/1", session="etl", session_epoch=99)
+    play.settle()
+    assert [one.borrower_id for one in play.received(Invalidate)] == ["x/1"]
+
+
+def test_without_an_answer_nobody_is_denied() -> None:
+    play = Play()
+    epoch = drawn(play)
+    play.want("a/1", session="etl", session_epoch=epoch)
+    request = play.requests.pop(0)
+    assert isinstance(request, ReadSessionEpoch)
+    play.do(SessionEpochRead(request, None))
+    assert (play.requests, play.sent) == ([], [])
+    play.want("a/1", session="etl", session_epoch=epoch)
+    play.settle()
+    assert admitted(play) == ["a/1"]
+
+
+def test_who_leaves_meanwhile_is_not_let_in() -> None:
+    play = Play()
+    play.want("a/1", session="etl", session_epoch=drawn(play))
+    play.receive(Disconnect("a/1", 0, ()))
+    play.settle()
+    assert admitted(play) == []
+
+
+def test_few_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_epochs, "MAX_REMEMBERED", 2)
+    play = Play()
+    for name in ("one", "two", "three"):
+        play.want(f"{name}/1", session=name, session_epoch=drawn(play, name))
+        play.settle()
+    assert len(play.machine._session_epochs._last) == 2
+    assert admitted(play) == ["one/1", "two/1", "three/1"]
