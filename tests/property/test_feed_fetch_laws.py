@@ -111,7 +111,7 @@ EPOCH: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "subscription": "
             f"{MAX_STREAMS + 1} streams, and the limit is {MAX_STREAMS}",
         ),
         (decode_session_epoch_request, pb.SessionEpochRequest(), ProtocolMismatch, "protocol version 0"),
-        (decode_session_epoch_request, pb.SessionEpochRequest(**EPOCH), MalformedMessage, "session '': a name has 1"),
+        (decode_session_epoch_request, pb.SessionEpochRequest(**EPOCH), MalformedMessage, "session: it is missing"),
         (
             decode_session_epoch_request,
             pb.SessionEpochRequest(**{**EPOCH, "subscription": "a/#", "session": "etl"}),

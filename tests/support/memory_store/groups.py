@@ -438,7 +438,9 @@ class MemoryGroupStore:
         row = life.rows.get(stream.stream_id)
         if row is None:
             return stream.head > 0 and stream.generation.generation_id > life.after_generation
-        return row.status is not LendingStatus.FINISHED and row.position < stream.head
+        return row.status is LendingStatus.BLOCKED or (
+            row.status is not LendingStatus.FINISHED and row.position != stream.head
+        )
 
     def rows(self, group_id: int) -> dict[int, LendingRow]:
         """The group's rows as they are, by stream: for tests to look at."""
