@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, latency, node, operate, push_cost, subscriptions, takeover, volume
+from bench import allocation, epochs, handover, latency, node, operate, push_cost, subscriptions, takeover, tls, volume
 from bench.peers.known import SYSTEMS
 from tests.kit_nodes import ROOT
 from tests.spark.java_archive import java_options
@@ -69,13 +69,19 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
             marks=pytest.mark.long,
         ),
         pytest.param(
+            tls,
+            "--messages 2000 --calls 20 --connections 3 --rounds 1",
+            *("What TLS costs", {"claims": 4}),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             push_cost,
             "--driver poll --messages 2000 --calls 100 --rounds 1",
             *("What push costs a publisher", {}),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["allocation", "operate", "handover", "node", "epochs", "push"],
+    ids=["allocation", "operate", "handover", "node", "epochs", "tls", "push"],
 )
 @pytest.mark.long
 def test_a_bench_writes_its_figures(

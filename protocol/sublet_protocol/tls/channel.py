@@ -45,8 +45,8 @@ def channel_signature(address: str) -> object:
 def explain_failure(address: str, details: str) -> str | None:
     """Return why TLS makes it useless to try again; None where it may be something else. `details`: gRPC's text,
     which is the same for a missing client certificate and a dead node. Blocks for twice `PROBE_S` at most."""
-    if "failed to connect" not in details or "refused" in details:
-        return None
+    if "failed to connect" not in details or "refused" in details or "timed out" in details:
+        return None  # nobody is there, or nobody answers: TLS has nothing to do with that
     reason = _explain_tls(address) if is_tls(address) else _explain_plain(address)
     return None if reason is None else f"no connection to node {address}: {reason}"
 
