@@ -76,6 +76,31 @@ GENERAL = (
         "[the HTTP port](http.md).",
     ),
     Setting(
+        "SUBLET_TLS_CERT",
+        "`--tls-cert`",
+        "none: no TLS",
+        "A certificate in PEM, then those between it and the authority. `sublet leader` speaks TLS with it, on both "
+        "ports; a client shows it to nodes that ask. Read again when it changes. See [TLS](security.md).",
+    ),
+    Setting(
+        "SUBLET_TLS_KEY",
+        "`--tls-key`",
+        "none",
+        "The key of that certificate, without a passphrase. One that others may read is refused.",
+    ),
+    Setting(
+        "SUBLET_TLS_CLIENT_CA",
+        "`--tls-client-ca`",
+        "none: no client is asked",
+        "Authorities, in PEM: `sublet leader` serves only clients with a certificate of theirs.",
+    ),
+    Setting(
+        "SUBLET_TLS_CA",
+        "",
+        "the system's",
+        "Authorities, in PEM, whose nodes a client trusts.",
+    ),
+    Setting(
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",

@@ -19,8 +19,8 @@ class ListenAddress:
     port: int
 
     @classmethod
-    def parse(cls, text: str, *, insecure: bool) -> ListenAddress:
-        """`HOST:PORT`, `[::1]:PORT`. Beyond loopback only with `insecure`, since nothing is encrypted or asked for.
+    def parse(cls, text: str, *, insecure: bool, has_tls: bool = False) -> ListenAddress:
+        """`HOST:PORT`, `[::1]:PORT`. Beyond loopback only with TLS, or with `insecure`.
 
         Raises `InvalidSetting` naming the address, the rule and the remedy.
         """
@@ -30,10 +30,11 @@ class ListenAddress:
                 f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
             )
         host, port = found
-        if not insecure and not is_loopback(host):
+        if not (insecure or has_tls or is_loopback(host)):
             raise InvalidSetting(
-                f"address {text!r} can be reached from other machines, and this node neither encrypts nor asks who "
-                "calls. Listen on 127.0.0.1, or pass --insecure on a network where everybody may consume and disturb."
+                f"address {text!r} can be reached from other machines, and without TLS this node neither encrypts nor "
+                "proves who it is: give it --tls-cert FILE and --tls-key FILE, listen on 127.0.0.1, or pass --insecure "
+                "on a network where everybody may consume and disturb."
             )
         return cls(host, port)
 

@@ -45,6 +45,7 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.observe.node_view import NodeView
 from sublet_leader.settings import LeaderSettings
 from sublet_leader.shutdown import run_with_timeout
+from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
@@ -52,6 +53,8 @@ from sublet_protocol.messages.channel_messages import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.tls.files import TlsFiles
+from sublet_protocol.tls.server import server_credentials
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -75,7 +78,7 @@ def clock() -> float:
 
 class NodeServer:
     """One life of one node. `announce` is called with texts for the operator. `http`: the address for probes and
-    browsers; None: no port."""
+    browsers; None: no port. `tls`: its certificate; its address is then one with `tls://`."""
 
     def __init__(
         self,
@@ -86,9 +89,11 @@ class NodeServer:
         announce: Callable[[str], None] = log.info,
         notify: str = "poll",
         http: HttpOptions | None = None,
+        tls: TlsFiles | None = None,
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
+        self._tls = None if tls is None else server_credentials(tls)
         self._driver = registry.create_driver(notify, database_url, host=listen.host)
         self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
@@ -171,7 +176,7 @@ class NodeServer:
         await health.start()
         if self._http is not None:
             self._http.attach_node(NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
-            self._announce(f"node {ref.name} answers at http://{self._http.address}/")
+            self._announce(f"node {ref.name} answers at {self._http.url}")
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:
             await self._stopped.wait()
@@ -217,7 +222,7 @@ class NodeServer:
 
     def _bind(self, server: grpc.aio.Server) -> NodeRef:
         try:
-            port = server.add_insecure_port(str(self._listen)) if self._listen.is_free() else 0
+            port = self._add_port(server) if self._listen.is_free() else 0
         except RuntimeError:
             port = 0
         if port == 0:
@@ -225,7 +230,13 @@ class NodeServer:
                 f"cannot listen on {self._listen}: the port is in use, or not this machine's. A second node has a name "
                 "and a port of its own: `sublet leader --name n2 --listen 127.0.0.1:7412`"
             )
-        return NodeRef(self._name, self._incarnation, str(ListenAddress(self._listen.host, port)))
+        scheme = "" if self._tls is None else TLS_SCHEME
+        return NodeRef(self._name, self._incarnation, f"{scheme}{ListenAddress(self._listen.host, port)}")
+
+    def _add_port(self, server: grpc.aio.Server) -> int:
+        if self._tls is None:
+            return int(server.add_insecure_port(str(self._listen)))
+        return int(server.add_secure_port(str(self._listen), self._tls))
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from bench import (
     push_cost,
     subscriptions,
     takeover,
+    tls,
     volume,
 )
 from bench.peers.known import SYSTEMS
@@ -82,13 +83,19 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
             marks=pytest.mark.long,
         ),
         pytest.param(
+            tls,
+            "--messages 2000 --calls 20 --connections 3 --rounds 1",
+            *("What TLS costs", {"claims": 4}),
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
             push_cost,
             "--driver poll --messages 2000 --calls 100 --rounds 1",
             *("What push costs a publisher", {}),
             marks=pytest.mark.long,
         ),
     ],
-    ids=["allocation", "operate", "decode", "handover", "node", "epochs", "push"],
+    ids=["allocation", "operate", "decode", "handover", "node", "epochs", "tls", "push"],
 )
 @pytest.mark.long
 def test_a_bench_writes_its_figures(

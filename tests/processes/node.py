@@ -18,6 +18,7 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.tls.files import TlsFiles
 
 INTERVAL_S = 0.1
 
@@ -38,8 +39,9 @@ def main(url: str, name: str, file: str = "") -> None:
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
+    tls = TlsFiles.of_server(os.environ.get("SUBLET_TLS_CERT"), os.environ.get("SUBLET_TLS_KEY"))
     http = port if "SUBLET_HTTP" in os.environ else None
-    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http)
+    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http, tls)
     asyncio.run(node.run())
 
 

@@ -64,15 +64,17 @@ def test_loopback_needs_no_leave(host: str, port: int) -> None:
 
 @pytest.mark.conforms("X2")
 @pytest.mark.parametrize(("host", "port"), BEYOND)
-def test_beyond_loopback_needs_insecure(host: str, port: int) -> None:
+def test_beyond_loopback_needs_tls_or_insecure(host: str, port: int) -> None:
     text = written(host, port)
     with pytest.raises(InvalidSetting) as refused:
         ListenAddress.parse(text, insecure=False)
     assert f"address {text!r} can be reached from other machines" in str(refused.value)
-    assert "neither encrypts nor asks" in str(refused.value)
+    assert "without TLS this node neither encrypts" in str(refused.value)
+    assert "--tls-cert" in str(refused.value)
     assert "127.0.0.1" in str(refused.value)
     assert "--insecure" in str(refused.value)
     assert ListenAddress.parse(text, insecure=True) == ListenAddress(host, port)
+    assert ListenAddress.parse(text, insecure=False, has_tls=True) == ListenAddress(host, port)
 
 
 @pytest.mark.conforms("X2")

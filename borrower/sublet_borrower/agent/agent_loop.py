@@ -33,6 +33,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
+from sublet_protocol.domain.address import is_tls
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_messages import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
@@ -186,6 +187,9 @@ class AgentLoop:
             return  # a claim sent us there; the next leader may be another node
         connection = self._connections.get(address)
         if connection is None:
+            if not is_tls(address) and self._listed and all(is_tls(listed) for listed in self._listed):
+                self._loop.call_soon(self._deny, f"a node with TLS names {address}, which has none, as the leader's")
+                return
             connection = NodeConnection(
                 address,
                 self._key,

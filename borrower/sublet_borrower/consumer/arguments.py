@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from numbers import Real
 
-from sublet_protocol.domain.address import split_address
+from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_WEIGHT, MIN_WEIGHT
 from sublet_protocol.domain.subscriptions import StartingPosition
@@ -129,11 +129,12 @@ def _check_nodes(nodes: object) -> None:
 
 def check_node(node: object) -> None:
     """Raise `InvalidSetting` unless it is the address of a node."""
-    address = split_address(node) if isinstance(node, str) else None
+    address = split_node_address(node) if isinstance(node, str) else None
     if address is None or address[1] == 0:
         raise InvalidSetting(
             f"node {node!r}: a leader node's address is HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port "
-            "from 1 to 65535. `sublet leader` says its own when it begins to serve; without addresses, nodes are "
+            "from 1 to 65535, and with tls:// before it where it speaks TLS. "
+            "`sublet leader` says its own when it begins to serve; without addresses, nodes are "
             "looked up in the database."
         )
 

@@ -17,7 +17,14 @@ from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MA
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.owner_process import OwnerProcess
-from sublet_protocol.domain.errors import PositionGone, ProtocolMismatch, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.errors import (
+    PositionGone,
+    ProtocolMismatch,
+    SubletError,
+    TlsFailed,
+    Unavailable,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.feed_fetch import (
     FetchRequest,
@@ -39,7 +46,7 @@ log = logging.getLogger(__name__)
 FIRST_NODE_TIMEOUT_S: Final = 10.0
 """How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
 
-REFUSALS: Final = (ProtocolMismatch, SubletError)
+REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError)
 """Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
 
 _T = TypeVar("_T")

@@ -23,6 +23,7 @@ from typing import Any, Self
 
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
+from sublet_protocol.domain.address import is_tls
 from sublet_protocol.messages.channel_messages import LEADER, GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -196,6 +197,9 @@ class GroupEventWatcher:
             self._let_go(self._reported)
             self._reported = None
         elif not known and not self._unheard and address is not None and address not in self._connections:
+            if not is_tls(address) and any(is_tls(one) for one in self._names):
+                self._put(NodeUnreachable(address, "a node with TLS names it as the leader's, and it has none"))
+                return
             self._reported = address
             self._connect(address)
 

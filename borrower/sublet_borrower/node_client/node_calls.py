@@ -14,17 +14,19 @@ from typing import Any, Final
 import grpc
 
 from sublet_protocol.domain import errors
-from sublet_protocol.domain.address import split_address
+from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import (
     InvalidSetting,
     PoisonBlock,
     ProtocolMismatch,
     SubletError,
+    TlsFailed,
     Unavailable,
     UsageError,
 )
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
+from sublet_protocol.tls.channel import explain_failure, open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 
@@ -98,7 +100,7 @@ class NodeCalls:
 
     def _stub(self) -> Any:
         if self._channel is None:
-            self._channel = grpc.insecure_channel(self.address, options=CHANNEL_OPTIONS)
+            self._channel = open_channel(self.address, CHANNEL_OPTIONS)
         return sublet_pb2_grpc.FeedStub(self._channel)
 
 
@@ -169,8 +171,8 @@ def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
     if not given:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")
     for node in given:
-        if not isinstance(node, str) or split_address(node) is None:
-            raise InvalidSetting(f"node {node!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411.")
+        if not isinstance(node, str) or split_node_address(node) is None:
+            raise InvalidSetting(f"node {node!r}: give HOST:PORT, such as 127.0.0.1:7411 or tls://node.example:7411.")
     return given
 
 
@@ -185,6 +187,8 @@ def map_grpc_error(address: str, error: Any) -> Exception:
         return RetryableError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
     if code in _FINAL:
         return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
+    if code is grpc.StatusCode.UNAVAILABLE and (reason := explain_failure(address, error.details() or "")):
+        return TlsFailed(f"{reason}.")
     return RetryableError(address, f"{details or 'no answer'} ({code.name})")
 
 

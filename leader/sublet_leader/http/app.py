@@ -42,20 +42,23 @@ class HttpPort:
         self._registry = CollectorRegistry()
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None
+        self._has_tls = options.tls is not None
         self._app: ASGIApp = _starting
         self._reading: HttpDatabasePool | None = None
-        self._server = HttpServer(options.listen, self._answer)
+        self._server = HttpServer(options.listen, self._answer, options.tls)
 
     @property
-    def address(self) -> str:
+    def url(self) -> str:
         """Where it listens."""
-        return str(self._server.where)
+        return f"http{'s' if self._has_tls else ''}://{self._server.where}/"
 
     def advertised(self, node: ListenAddress) -> str | None:
-        """Where others find it: at the host of the node's main port if it is on all addresses. None: nobody knows."""
+        """Where others find it: at the host of the node's main port if it is on all addresses. None: nobody knows. With
+        `https://` if it has TLS."""
         where = self._server.where
         host = node.host if is_wildcard(where.host) else where.host
-        return None if is_wildcard(host) else str(ListenAddress(host, where.port))
+        scheme = "https://" if self._has_tls else ""
+        return None if is_wildcard(host) else f"{scheme}{ListenAddress(host, where.port)}"
 
     def start(self) -> None:
         """Answer, be it that nothing is known yet."""

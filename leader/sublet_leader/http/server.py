@@ -7,11 +7,14 @@ taken its answer, in `REQUEST_TIMEOUT_S` is let go, however steadily it trickles
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import logging
 import socket
+import ssl
 import sys
 import threading
+from typing import Any
 from urllib.parse import urlsplit
 
 import h11
@@ -33,6 +36,7 @@ from sublet_leader.http.settings import (
 )
 from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +44,8 @@ log = logging.getLogger(__name__)
 class HttpServer:
     """Serves `app` from `start` to `close`. Raises `InvalidSetting` where it cannot listen there."""
 
-    def __init__(self, listen: ListenAddress, app: ASGIApp) -> None:
+    def __init__(self, listen: ListenAddress, app: ASGIApp, tls: TlsFiles | None = None) -> None:
+        encrypted = None if tls is None else reloading_context(tls)
         if not listen.is_free():
             raise InvalidSetting(
                 f"cannot listen for HTTP on {listen}: the port is in use, or not this machine's. Give another one: "
@@ -68,10 +73,10 @@ class HttpServer:
             h11_max_incomplete_event_size=MAX_HEAD,
             timeout_graceful_shutdown=GRACE_S,
         )
+        config.load()
+        config.ssl = encrypted
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="sublet-http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, name="sublet-http", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""
@@ -83,6 +88,37 @@ class HttpServer:
         if self._thread.is_alive():
             self._thread.join(1.5 * GRACE_S)
         self._socket.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(self._server.serve([self._socket]))
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """One that gives a TLS handshake the time of a request's head."""
+
+    async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
+        """Listen."""
+        if options.get("ssl") is not None:
+            options["ssl_handshake_timeout"] = HEAD_S
+        return await super().create_server(*arguments, **options)
+
+
+def reloading_context(files: TlsFiles) -> ssl.SSLContext:
+    """Return a context that has the files read at each new connection, if they have changed. Raises
+    `InvalidSetting`."""
+    reloaded, first = ReloadedFiles(files), files.server_context()
+    latest = first
+
+    def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
+        nonlocal latest
+        if reloaded.reload():
+            with contextlib.suppress(InvalidSetting):  # changed again since it was read: then at the next connection
+                latest = files.server_context()
+        connection.context = latest
+
+    first.sni_callback = choose
+    return first
 
 
 class _BoundedProtocol(H11Protocol):
@@ -100,7 +136,8 @@ class _BoundedProtocol(H11Protocol):
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Whoever has asked, and says no more, may still listen."""
-        return bool(self.cycle) and not self.cycle.more_body
+        is_encrypted = self.transport.get_extra_info("sslcontext") is not None  # TLS has no half of a connection
+        return not is_encrypted and bool(self.cycle) and not self.cycle.more_body
 
     def on_response_complete(self) -> None:
         """All of the answer is written, and not yet taken."""

@@ -8,6 +8,7 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret, secret_setting
+from sublet_protocol.tls.files import TlsFiles
 
 MAX_CONNECTIONS = 256
 """At a time; whoever comes then is turned away."""
@@ -25,11 +26,12 @@ MIN_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """A port: where it listens, its bounds, and what it takes to act there (None: nobody may)."""
+    """A port: where it listens, its bounds, what it takes to act there (None: nobody may), and its certificate."""
 
     listen: ListenAddress
     settings: MetricsSettings = field(default_factory=MetricsSettings)
     admin_token: Secret | None = None
+    tls: TlsFiles | None = None
 
 
 def admin_token() -> Secret | None:

@@ -1,8 +1,10 @@
-"""Where a node is: `HOST:PORT`, or `[::1]:PORT`."""
+"""Where a node is: `HOST:PORT` or `[::1]:PORT`, after `tls://` where it speaks TLS."""
 
 from __future__ import annotations
 
 import re
+
+TLS_SCHEME = "tls://"
 
 _ADDRESS = re.compile(r"(\[(?P<ipv6>[^][\s/]+)]|(?P<host>[^][\s/:]+)):(?P<port>[0-9]{1,5})", re.ASCII)
 
@@ -13,3 +15,13 @@ def split_address(text: str) -> tuple[str, int] | None:
     if found is None or int(found["port"]) > 65535:
         return None
     return found["ipv6"] or found["host"], int(found["port"])
+
+
+def is_tls(address: str) -> bool:
+    """Return whether a node's address says that it speaks TLS."""
+    return address.startswith(TLS_SCHEME)
+
+
+def split_node_address(address: str) -> tuple[str, int] | None:
+    """Host and port of a node's address, with or without `tls://`; None if it is not that."""
+    return split_address(address.removeprefix(TLS_SCHEME))

@@ -152,6 +152,10 @@ class ProtocolMismatch(Conflict):
     """The peer uses another version of the protocol."""
 
 
+class TlsFailed(SubletError):
+    """A node and its client do not come to terms about TLS, and trying again changes nothing."""
+
+
 class Unavailable(SubletError):
     """Nothing is wrong with the request; what it needs is not there now."""
 

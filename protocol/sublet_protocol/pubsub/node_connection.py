@@ -18,6 +18,7 @@ from typing import Any, assert_never
 import grpc
 import grpc.aio
 
+from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.field_checks import MalformedMessage
@@ -44,6 +45,7 @@ from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSid
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, Command, MessageToNode, Subscribe, Unsubscribe
+from sublet_protocol.tls.channel import channel_signature, explain_failure, open_aio_channel
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -89,8 +91,8 @@ class NodeConnection:
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
     themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
-    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
-    that the node serves.
+    `metadata` goes with every call (a token, say). `channels` are those that the node serves. With TLS where the
+    address says so: what hinders that rejects the connection.
     """
 
     def __init__(
@@ -103,7 +105,6 @@ class NodeConnection:
         on_refused: OnRefused = lambda command, text: None,
         settings: AgentSideSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
-        credentials: Any = None,
         metadata: Sequence[tuple[str, str]] = (),
         channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
@@ -118,8 +119,10 @@ class NodeConnection:
         self._metadata = tuple(metadata)
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        self._channel = _open_channel(address, credentials)
-        self._stub = sublet_pb2_grpc.SessionStub(self._channel)
+        self._channels_opened: list[Any] = []
+        self._opened_with: object = None
+        self._stub: Any = None
+        self._is_lost = False
         self._events: deque[Event] = deque()
         self._busy = False
         self._closed = False
@@ -209,7 +212,7 @@ class NodeConnection:
             task.cancel()
         self._wake_at(None)
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._channel.close()
+        await asyncio.gather(*(channel.close() for channel in self._channels_opened))
         return drained
 
     async def _drained(self, timeout_s: float) -> bool:
@@ -307,9 +310,7 @@ class NodeConnection:
 
         timeout = self._answer_within_s
         self._decide(
-            await self._answer(
-                self._stub.Commands, encode, batch.subscriber_incarnation, timeout, CommandsUnanswered, read
-            )
+            await self._answer("Commands", encode, batch.subscriber_incarnation, timeout, CommandsUnanswered, read)
         )
 
     async def _call_poll(self, poll: CallPoll) -> None:
@@ -320,13 +321,11 @@ class NodeConnection:
             return wire.encode_poll_request(poll, self._key)
 
         timeout = poll.hold_s + self._answer_within_s
-        self._decide(
-            await self._answer(self._stub.Poll, encode, poll.subscriber_incarnation, timeout, PollUnanswered, read)
-        )
+        self._decide(await self._answer("Poll", encode, poll.subscriber_incarnation, timeout, PollUnanswered, read))
 
     async def _answer(
         self,
-        method: Callable[..., Awaitable[Any]],
+        method: str,
         encode: Callable[[], Any],
         life: int,
         timeout: float,
@@ -335,8 +334,13 @@ class NodeConnection:
     ) -> Event:
         """Return what came of a call, as an event."""
         try:
-            return read(await method(encode(), timeout=timeout, metadata=self._metadata))
+            call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
+            return read(await call(encode(), timeout=timeout, metadata=self._metadata))
+        except InvalidSetting as error:
+            return ConnectionRejected(life, f"{self.address}: {error}")
         except grpc.aio.AioRpcError as error:
+            if reason := await self._explain(error):
+                return ConnectionRejected(life, reason)
             if error.code() in _FINAL_CODES:
                 return ConnectionRejected(life, f"{self.address}: {error.code().name}: {error.details()}")
             return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
@@ -346,11 +350,22 @@ class NodeConnection:
             log.exception("a call to %s failed in our own code", self.address)
             return failed(life, f"{self.address}: {error!r}", random.random())
 
+    def _open(self) -> Any:
+        """Return the stub, on a new channel if this is the first call, or the files for TLS have changed."""
+        if self._stub is None or self._is_lost:
+            self._is_lost = False
+            signature = channel_signature(self.address)
+            if self._stub is None or signature != self._opened_with:
+                channel = open_aio_channel(self.address, CHANNEL_OPTIONS)
+                self._opened_with, self._stub = signature, sublet_pb2_grpc.SessionStub(channel)
+                self._channels_opened.append(channel)
+        return self._stub
 
-def _open_channel(address: str, credentials: Any) -> Any:
-    if credentials is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(address, credentials, options=CHANNEL_OPTIONS)
+    async def _explain(self, error: grpc.aio.AioRpcError) -> str | None:
+        if error.code() is not grpc.StatusCode.UNAVAILABLE:
+            return None
+        self._is_lost = True
+        return await asyncio.to_thread(explain_failure, self.address, error.details() or "")
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:

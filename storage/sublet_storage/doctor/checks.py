@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import ip_address
 from shlex import quote
 from typing import Any
 
 import psycopg
 
+from sublet_protocol.domain.address import is_tls, split_node_address
 from sublet_storage.db.connect import ISOLATION, schema_name
 from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, find_missing_privileges, grant_statement
 from sublet_storage.groups.coordinator import leadership
@@ -217,12 +219,24 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
         detail = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
         return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
     detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:
+        detail += f"; others reach without TLS: {_some(plain)}"
+        return DoctorFinding("nodes", Severity.WARNING, detail, "Start them with --tls-cert and --tls-key.")
     detail += f"; drained: {_some(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
         return DoctorFinding("nodes", Severity.WARNING, f"{detail}; nobody takes over from it", hint)
     return DoctorFinding("nodes", Severity.OK, detail)
+
+
+def _is_insecure(address: str) -> bool:
+    """Whether other machines reach it and nothing is encrypted. A host's name is taken for one that they reach."""
+    host = (split_node_address(address) or ("", 0))[0]
+    try:
+        return not is_tls(address) and not ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return not is_tls(address) and host != "localhost"
 
 
 def _housekeeping(connection: Connection) -> DoctorFinding:

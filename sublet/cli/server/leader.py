@@ -16,7 +16,10 @@ from sublet.cli.base.json_logging import LogFormat, configure_json_logging
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
 if TYPE_CHECKING:
+    from sublet_leader.listen_address import ListenAddress
     from sublet_leader.server import NodeServer
+
+log = logging.getLogger(__name__)
 
 
 def leader(
@@ -36,8 +39,33 @@ def leader(
             help="Where it answers browsers, probes and Prometheus, such as 127.0.0.1:7480. Default: nowhere.",
         ),
     ] = None,
+    tls_cert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="SUBLET_TLS_CERT",
+            help="Its certificate in PEM, then those up to the authority: it speaks TLS, on both ports.",
+        ),
+    ] = None,
+    tls_key: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="SUBLET_TLS_KEY",
+            help="The key of it, which nobody else may read.",
+        ),
+    ] = None,
+    tls_client_ca: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            envvar="SUBLET_TLS_CLIENT_CA",
+            help="Serve only clients with a certificate of these authorities.",
+        ),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
+        bool,
+        typer.Option("--insecure", help="Listen beyond this machine without TLS: all who reach it may consume."),
     ] = False,
     notify: Annotated[
         str,
@@ -69,13 +97,14 @@ def leader(
       sublet leader
       sublet leader --name n2 --listen 127.0.0.1:7412
       sublet leader --http 127.0.0.1:7480
-      SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
+      SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 \\
+        --tls-cert node.crt --tls-key node.key
     """
     from sublet_leader.http.settings import HttpOptions, admin_token
-    from sublet_leader.listen_address import ListenAddress
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
+    from sublet_protocol.tls.files import TlsFiles
 
     called = socket.gethostname().split(".")[0] if name is None else name
     announce = _announcer(cli, called)
@@ -83,15 +112,15 @@ def leader(
         announce = configure_json_logging(called)
         cli.log = logging.getLogger("sublet")
     _check_name(called)
-    where = ListenAddress.parse(listen, insecure=insecure)
-    at = None if http is None else ListenAddress.parse(http, insecure=insecure)
+    tls = TlsFiles.of_server(tls_cert, tls_key, tls_client_ca)
+    where, at = _parse_addresses(listen, http, insecure, tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
-    port = None if at is None else HttpOptions(at, bounds, admin_token())
+    port = None if at is None else HttpOptions(at, bounds, admin_token(), tls)
     logging.getLogger("sublet_leader").setLevel(logging.INFO)
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port))
+        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port, tls))
 
 
 def migrate(
@@ -147,6 +176,25 @@ def _bring_up_to_date(
         return change(given)
     with cli.open_database(migrate_embedded=False) as database:
         return change(database.url)
+
+
+def _parse_addresses(
+    listen: str, http: str | None, insecure: bool, has_tls: bool
+) -> tuple[ListenAddress, ListenAddress | None]:
+    """Raises `InvalidSetting` for one that others reach without TLS; where `insecure` lets it pass, warns of it."""
+    from sublet_leader.listen_address import ListenAddress, is_loopback
+
+    def parse(text: str) -> ListenAddress:
+        found = ListenAddress.parse(text, insecure=insecure, has_tls=has_tls)
+        if not has_tls and not is_loopback(found.host):
+            log.warning(
+                "--insecure: nothing is encrypted at %s, and all who reach it may consume and publish. Give it "
+                "--tls-cert and --tls-key.",
+                found,
+            )
+        return found
+
+    return parse(listen), None if http is None else parse(http)
 
 
 def _announcer(cli: CommandContext, name: str) -> Callable[[str], None]:

@@ -25,7 +25,8 @@ export class NodesPage {
 
 function line(node) {
   const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
-  const http = node.http_address ? element("a", { href: `http://${node.http_address}/`, rel: "noreferrer" }, node.http_address) : null;
+  const url = node.http_address?.startsWith("https://") ? node.http_address : `http://${node.http_address}`;
+  const http = node.http_address ? element("a", { href: `${url}/`, rel: "noreferrer" }, node.http_address) : null;
   return [node.name, badge(state), whole(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
     node.notify_driver, new Date(node.started_at).toLocaleString("en-GB")];
 }

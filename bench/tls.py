@@ -1,0 +1,161 @@
+"""What TLS costs: clients through a node with it, over the same through a node without.
+
+`python -m bench tls --rounds 7`. Two nodes of one database; clients of both take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import os
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import trustme
+
+from bench import _postgres as postgres
+from bench import _report as report
+from bench._report import Claim, Series
+from bench.peers.processes import Running, module
+from sublet import Feed
+from sublet_borrower.node_client.node_calls import NodeCalls
+from sublet_protocol.messages.feed_fetch import encode_heads_request
+from tests.kit import eventually
+
+VALUE_BYTES = 100
+BLOCK = 1000
+WAIT_S = 60.0
+CALL_S = 30.0
+SIDES = ("plain", "TLS")
+TARGETS = {"publish": 0.8, "read": 0.7, "call": 0.7, "connect": None}
+WAYS = {
+    "publish": "publishing through a node",
+    "read": "reading history through a node",
+    "call": "calls, one after the other",
+    "connect": "connections, each with one call",
+}
+PROSE = """Rates through a node with TLS over those through one without, on the same database: messages of {value}
+bytes, {messages:,} by columns, published and then read; {calls:,} small calls (the heads of no stream), one after the
+other, whose ratio is that of a call's latency; and {connections:,} new connections with one such call each. {rounds}
+rounds, in which they take turns; the first does not count. Clients, nodes and Postgres share the machine, so that
+both ends of the encryption are in the figures. Ratios are medians of the rounds' ratios."""
+
+
+class Side:
+    """A client of one node."""
+
+    def __init__(self, address: str, values: list[pa.Array]) -> None:
+        self.address, self._values = address, values
+        self._calls = NodeCalls([address])
+        self._topic = "tls" if address.startswith("tls:") else "plain"
+
+    def publish(self) -> None:
+        """All, to the last acknowledgement."""
+        with Feed([self.address]) as feed:
+            for values in self._values:
+                feed.publish_batch({"topic": [self._topic] * len(values), "value": values})
+
+    def read(self, count: int) -> None:
+        """The first of this side's messages."""
+        with Feed([self.address]) as feed, feed.history(self._topic) as history:
+            while count > 0 and (table := history.read(CALL_S)) is not None:
+                count -= table.num_rows
+        assert count <= 0, "there is more to be read"
+
+    def call(self, count: int) -> None:
+        """One after the other."""
+        for _ in range(count):
+            self._calls.call("Heads", encode_heads_request(()), CALL_S)
+
+    def connect(self, count: int) -> None:
+        """A connection for each call."""
+        for _ in range(count):
+            self._calls.close()
+            self.call(1)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run, write the JSON and the page, print the table."""
+    options = _options(arguments)
+    series = Series()
+    with contextlib.ExitStack() as opened:
+        sides = _sides(opened, options.messages)
+        works: dict[str, tuple[int, Callable[[Side], None]]] = {
+            "publish": (options.messages, Side.publish),
+            "read": (options.messages, partial(Side.read, count=options.messages)),
+            "call": (options.calls, partial(Side.call, count=options.calls)),
+            "connect": (options.connections, partial(Side.connect, count=options.connections)),
+        }
+        for number in range(options.rounds + 1):
+            names = SIDES if number % 2 else SIDES[::-1]
+            for way, (count, work) in works.items():
+                for name in names:
+                    gc.collect()
+                    started = time.perf_counter()
+                    work(sides[name])
+                    if number:
+                        series.add(f"{way}, {name}", count, time.perf_counter() - started)
+            print(f"round {number} of {options.rounds}", flush=True)
+    _write(options, series)
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench tls", description=__doc__)
+    parser.add_argument("--messages", type=int, default=200_000, help="published and read, per round and side")
+    parser.add_argument("--calls", type=int, default=2_000, help="per round and side")
+    parser.add_argument("--connections", type=int, default=200, help="per round and side")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, default=None, help="where the results go")
+    parser.add_argument("--page", type=Path, default=report.PAGE)
+    return parser.parse_args(arguments)
+
+
+def _sides(opened: contextlib.ExitStack, messages: int) -> dict[str, Side]:
+    url = postgres.database(opened.enter_context(postgres.server()), 1)
+    directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
+    authority, paths = trustme.CA(), {name: str(directory / name) for name in ("ca", "cert", "key")}
+    issued = authority.issue_cert("127.0.0.1")
+    Path(paths["key"]).touch(mode=0o600)
+    authority.cert_pem.write_to_path(paths["ca"])
+    issued.cert_chain_pems[0].write_to_path(paths["cert"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    os.environ["SUBLET_TLS_CA"] = paths["ca"]
+    values = [
+        pa.array([os.urandom(VALUE_BYTES) for _ in range(min(BLOCK, messages - first))], pa.binary())
+        for first in range(0, messages, BLOCK)
+    ]
+    found = {}
+    for name in SIDES:
+        files = () if name == "plain" else ("--tls-cert", paths["cert"], "--tls-key", paths["key"])
+        command = ("leader", "--name", name, "--listen", "127.0.0.1:0", *files)
+        log, extra = directory / f"{name}.log", {"SUBLET_DATABASE_URL": url}
+        process = opened.enter_context(module("sublet.cli", *command, log=log, extra=extra))
+        found[name] = Side(_address(process), values)
+    return found
+
+
+def _address(process: Running) -> str:
+    def serving() -> list[str]:
+        process.check()
+        return re.findall(r"serves on (\S+)", process.said())
+
+    return str(eventually(serving, WAIT_S, process.said)[0])
+
+
+def _write(options: argparse.Namespace, series: Series) -> None:
+    claims = [Claim(f"{WAYS[way]}: TLS / plain", f"{way}, TLS", f"{way}, plain", TARGETS[way]) for way in WAYS]
+    settings = {name: getattr(options, name) for name in ("messages", "calls", "connections", "rounds")}
+    settings["value_bytes"] = VALUE_BYTES
+    section = report.write("tls", settings, series, claims, options.json)
+    report.page(options.page, "tls", PROSE.format(value=VALUE_BYTES, **settings), section)
+    print(section)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""TLS between real nodes and real clients: what is refused, by what name, and how certificates are replaced."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import trustme
+
+from sublet import Feed, Publisher, Session
+from sublet_protocol.domain.errors import InvalidSetting, SubscriptionEnded, TlsFailed
+from sublet_protocol.tls import channel
+from sublet_storage.db.connect import connect
+from sublet_storage.node_directory import NodeRef, live_nodes, register
+from tests.integration.cli_kit import Running, Shell, refused
+from tests.kit import eventually
+
+HOST = "127.0.0.1"
+PAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 2, tzinfo=UTC)
+SUBSCRIPTION = "$share/g/t/#"
+
+
+class Certificates:
+    """An authority, and files of what it has signed."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir()
+        self.directory, self.authority = directory, trustme.CA()
+        self.ca = directory / "ca.crt"
+        self.authority.cert_pem.write_to_path(self.ca)
+
+    def write(self, name: str, *hosts: str, is_expired: bool = False) -> tuple[str, str]:
+        """Paths of a certificate for these names and of its key."""
+        before, after = PAST if is_expired else (None, None)
+        issued = self.authority.issue_cert(*hosts, not_before=before, not_after=after)
+        certificate, key = (self.directory / f"{name}.{ending}" for ending in ("crt", "key"))
+        key.unlink(missing_ok=True)
+        issued.private_key_pem.write_to_path(key)
+        key.chmod(0o600)
+        certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+        return str(certificate), str(key)
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Certificates:
+    return Certificates(tmp_path / "ours")
+
+
+@pytest.fixture
+def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """The authority that clients of this process trust."""
+    monkeypatch.setenv("SUBLET_TLS_CA", str(ours.ca))
+    return ours
+
+
+def tls_node(shell: Shell, files: tuple[str, str], *arguments: str, name: str = "n1") -> Running:
+    return shell.leader(name, "--tls-cert", files[0], "--tls-key", files[1], *arguments)
+
+
+def publish(database: str, *values: bytes) -> None:
+    with Publisher(database) as publisher:
+        for value in values:
+            publisher.publish("t/1", value)
+
+
+def consumed(session: Session, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    while len(found) < count:
+        batch = session.poll(60)
+        assert batch is not None
+        found += batch.table.column("value").to_pylist()
+        batch.ack()
+    return found
+
+
+def test_sessions_find_nodes_with_tls(shell: Shell, database: str, trusted: Certificates) -> None:
+    node = tls_node(shell, trusted.write("node", HOST))
+    with connect(database) as connection:
+        (found,) = live_nodes(connection)
+    assert found.address == node.address
+    publish(database, b"1", b"2")
+    with Session(SUBSCRIPTION, database, starting_position="earliest") as session:
+        assert sorted(consumed(session, 2)) == [b"1", b"2"]
+        assert list(session.connections) == [found.address]
+    publish(database, b"3")
+    with Session(SUBSCRIPTION, nodes=[found.address], transport="nodes") as session:
+        assert consumed(session, 1) == [b"3"]
+    with Feed([found.address]) as feed:
+        assert feed.history("t/#").read() is not None
+
+
+def test_a_client_certificate_lets_in(
+    shell: Shell, database: str, trusted: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = tls_node(shell, trusted.write("node", HOST), "--tls-client-ca", str(trusted.ca))
+    address = node.address
+    publish(database, b"1")
+    certificate, key = trusted.write("client", "client.example")
+    monkeypatch.setenv("SUBLET_TLS_CERT", certificate)
+    with pytest.raises(InvalidSetting, match="only one is set"), Feed([address]) as feed:
+        feed.history("t/#")
+    monkeypatch.setenv("SUBLET_TLS_KEY", key)
+    with Session(SUBSCRIPTION, database, starting_position="earliest") as session:
+        assert consumed(session, 1) == [b"1"]
+
+
+def wrong_authority(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return tls_node(shell, other.write("node", HOST)).address
+
+
+def expired(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return tls_node(shell, ours.write("node", HOST, is_expired=True)).address
+
+
+def wrong_host(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return tls_node(shell, ours.write("node", "other.example")).address
+
+
+def no_client_certificate(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return tls_node(shell, ours.write("node", HOST), "--tls-client-ca", str(ours.ca)).address
+
+
+def plain_client(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return tls_node(shell, ours.write("node", HOST)).address.removeprefix("tls://")
+
+
+def plain_node(shell: Shell, ours: Certificates, other: Certificates) -> str:
+    return f"tls://{shell.leader('n1').address}"
+
+
+MISTAKES: dict[str, tuple[Callable[[Shell, Certificates, Certificates], str], str]] = {
+    "wrong authority": (wrong_authority, "unable to get local issuer"),
+    "expired": (expired, "certificate has expired"),
+    "wrong host": (wrong_host, "certificate is not valid for '127.0.0.1'"),
+    "no client certificate": (no_client_certificate, "asks for a client's certificate"),
+    "plain client": (plain_client, "it speaks TLS, and was asked without. Write its address as tls://"),
+    "plain node": (plain_node, "it does not speak TLS"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_hinders_tls_is_named(
+    shell: Shell, trusted: Certificates, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mistake: str
+) -> None:
+    make, reason = MISTAKES[mistake]
+    address = make(shell, trusted, Certificates(tmp_path / "other"))
+    tried: list[str] = []
+    explain = channel.explain_failure
+
+    def counting(address: str, details: str) -> str | None:
+        tried.append(details)
+        return explain(address, details)
+
+    for module in ("sublet_protocol.pubsub.node_connection", "sublet_borrower.node_client.node_calls"):
+        monkeypatch.setattr(f"{module}.explain_failure", counting)
+    with pytest.raises(TlsFailed, match=reason), Feed([address]) as feed:
+        feed.history("t/#")
+    with pytest.raises(TlsFailed, match=reason):
+        Session(SUBSCRIPTION, nodes=[address], transport="nodes").close()
+    database = shell.environment["SUBLET_DATABASE_URL"]
+    with pytest.raises(SubscriptionEnded, match=reason), Session(SUBSCRIPTION, database, nodes=[address]) as session:
+        consumed(session, 1)
+    assert 3 <= len(tried) <= 6, "nobody tries again and again"
+
+
+def test_a_tls_session_goes_to_no_plain_leader(shell: Shell, database: str, trusted: Certificates) -> None:
+    shell.leader("n1")
+    publish(database, b"1")
+    with Session(SUBSCRIPTION, database, starting_position="earliest") as session:
+        consumed(session, 1)
+        asked = tls_node(shell, trusted.write("node", HOST), name="n2")
+        other = Session(SUBSCRIPTION, database, nodes=[asked.address])
+        with pytest.raises(SubscriptionEnded, match=r"a node with TLS names 127.0.0.1:.* which has none"), other:
+            consumed(other, 1)
+
+
+def shown(address: str) -> bytes | None:
+    """The certificate that a server shows."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
+    with socket.create_connection((host, int(port)), 30) as plain, context.wrap_socket(plain) as encrypted:
+        return encrypted.getpeercert(binary_form=True)
+
+
+def http_address(node: Running) -> str:
+    node.says("answers at https://")
+    return node.err.partition("answers at ")[2].split()[0]
+
+
+def test_certificates_are_replaced_without_a_lost_call(shell: Shell, database: str, trusted: Certificates) -> None:
+    node = tls_node(shell, trusted.write("node", HOST), "--http", f"{HOST}:0")
+    places = node.address, http_address(node)
+    first = [shown(place) for place in places]
+    over, failures, calls = threading.Event(), list[BaseException](), [0]
+
+    def follow() -> None:
+        try:
+            while not over.is_set():  # a connection of its own each time, and without a second try
+                with Feed([node.address], node_timeout_s=0.001) as feed:
+                    feed.history("t/#")
+                calls[0] += 1
+        except BaseException as error:  # noqa: BLE001 looked at below
+            failures.append(error)
+
+    publish(database, b"1")
+    with Session(SUBSCRIPTION, database, starting_position="earliest") as session:
+        assert consumed(session, 1) == [b"1"]
+        reader = threading.Thread(target=follow)
+        reader.start()
+        try:
+            eventually(lambda: calls[0] > 3 or failures, 60)
+            trusted.write("node", HOST)
+            for place, before in zip(places, first, strict=True):
+                eventually(lambda place=place, before=before: shown(place) != before, 60)  # type: ignore[misc]
+            after = calls[0]
+            eventually(lambda: calls[0] > after + 3 or failures, 60)
+            second = [shown(place) for place in places]
+            Path(trusted.directory / "node.crt").write_text("no certificate")
+            assert [shown(place) for place in places] == second
+            node.says("The certificate that was there before is used.")
+            after = calls[0]
+            eventually(lambda: calls[0] > after + 3 or failures, 60)
+        finally:
+            over.set()
+            reader.join()
+        publish(database, b"2")
+        assert consumed(session, 1) == [b"2"]
+        (counters,) = session.connections.values()
+        assert not failures
+        assert not sum(counters.connections_lost.values())
+
+
+def test_http_speaks_tls_1_2_and_later(shell: Shell, trusted: Certificates) -> None:
+    node = tls_node(shell, trusted.write("node", HOST), "--http", f"{HOST}:0")
+    url = http_address(node)
+    context = ssl.create_default_context(cafile=str(trusted.ca))
+    with urlopen(f"{url}readyz", context=context, timeout=60) as answer:
+        assert answer.status == 200
+    for port in (node.address, url):
+        host, _, number = port.partition("://")[2].rstrip("/").rpartition(":")
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings(action="ignore"):
+            old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with socket.create_connection((host, int(number)), 60) as plain, pytest.raises(ssl.SSLError):
+            old.wrap_socket(plain)
+    with socket.create_connection((host, int(number)), 60) as silent:
+        assert silent.recv(1) == b"", "who says nothing is let go in the time of a request's head"
+
+
+def test_http_asks_for_a_client_certificate(shell: Shell, trusted: Certificates) -> None:
+    node = tls_node(shell, trusted.write("node", HOST), "--http", f"{HOST}:0", "--tls-client-ca", str(trusted.ca))
+    url = http_address(node)
+    context = ssl.create_default_context(cafile=str(trusted.ca))
+    with pytest.raises(OSError, match=r"CERTIFICATE|reset|closed|EOF"):
+        urlopen(f"{url}readyz", context=context, timeout=60).close()
+    context.load_cert_chain(*trusted.write("client", "client.example"))
+    with urlopen(f"{url}readyz", context=context, timeout=60) as answer:
+        assert answer.status == 200
+
+
+@pytest.mark.conforms("X2")
+def test_a_node_with_tls_listens_beyond_loopback(shell: Shell, ours: Certificates) -> None:
+    files = ours.write("node", HOST)
+    node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--tls-cert", files[0], "--tls-key", files[1])
+    node.says("serves on tls://0.0.0.0:")
+    refused(shell.run("leader", "--listen", f"{HOST}:0", "--http", "0.0.0.0:0"), 2, "address '0.0.0.0:0'", "--tls-cert")
+
+
+@pytest.mark.conforms("X2")
+def test_an_insecure_node_is_warned_of(shell: Shell, database: str) -> None:
+    node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--insecure")
+    node.says("nothing is encrypted at 0.0.0.0:")
+    node.says("serves on")
+    assert "others reach without TLS: n1 (0.0.0.0:" in shell.run("doctor").out
+    with connect(database) as connection:
+        register(connection, NodeRef("n2", "n2-1", "tls://10.0.0.5:7411"), 60.0, 1)
+        assert "n2 (tls" not in shell.run("doctor").out
+
+
+def test_files_that_cannot_be_used_are_named(shell: Shell, ours: Certificates, tmp_path: Path) -> None:
+    certificate, key = ours.write("node", HOST)
+    _, other_key = ours.write("other", HOST)
+
+    def answer(*arguments: str, reported: str) -> None:
+        refused(shell.run("leader", "--name", "n1", "--listen", f"{HOST}:0", *arguments), 2, reported)
+
+    answer("--tls-cert", certificate, reported="one of them is missing")
+    answer("--tls-client-ca", str(ours.ca), reported="one of them is missing")
+    answer("--tls-cert", certificate, "--tls-key", other_key, reported="KEY_VALUES_MISMATCH")
+    answer("--tls-cert", certificate, "--tls-key", str(tmp_path / "none"), reported="none: it cannot be read")
+    answer("--tls-cert", key, "--tls-key", key, reported=f"certificate {key} with key {key}")
+    os.chmod(key, 0o640)
+    if os.geteuid() != 0:
+        answer("--tls-cert", certificate, "--tls-key", key, reported=f"key {key} has the mode 640")
+    os.chmod(key, 0o604)
+    answer("--tls-cert", certificate, "--tls-key", key, reported=f"key {key} has the mode 604")
