@@ -34,7 +34,7 @@ WAIT_S = 60.0
 CALL_S = 30.0
 SIDES = ("plain", "TLS")
 TARGETS = {"publish": 0.8, "read": 0.7, "call": 0.7, "connect": None}
-WAYS = {
+TRANSPORTS = {
     "publish": "publishing through a node",
     "read": "reading history through a node",
     "call": "calls, one after the other",
@@ -149,7 +149,7 @@ def _address(process: Running) -> str:
 
 
 def _write(options: argparse.Namespace, series: Series) -> None:
-    claims = [Claim(f"{WAYS[way]}: TLS / plain", f"{way}, TLS", f"{way}, plain", TARGETS[way]) for way in WAYS]
+    claims = [Claim(f"{TRANSPORTS[way]}: TLS / plain", f"{way}, TLS", f"{way}, plain", TARGETS[way]) for way in TRANSPORTS]
     settings = {name: getattr(options, name) for name in ("messages", "calls", "connections", "rounds")}
     settings["value_bytes"] = VALUE_BYTES
     section = report.write("tls", settings, series, claims, options.json)

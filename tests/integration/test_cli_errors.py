@@ -45,7 +45,7 @@ REFUSED: list[tuple[int, list[str], str]] = [
     (USAGE, ["consume", f"$share/{'g' * 256}/x"], "at most 255 characters"),
     (USAGE, ["consume", GROUP, "--idle-timeout", "10"], "duration '10': it has no unit"),
     (USAGE, ["consume", GROUP, "--node", "foo"], "node 'foo': a leader node's address is HOST:PORT"),
-    (USAGE, ["consume", GROUP, "--name", "n" * 513], "it has 513 characters, and at most 512 are allowed"),
+    (USAGE, ["consume", GROUP, "--name", "n" * 256], "it has 256 bytes of UTF-8, and at most 255 are allowed"),
     (USAGE, ["consume", GROUP, "--from", "yesterday"], "--from 'yesterday': a group starts at latest"),
     (UNAVAILABLE, ["consume", GROUP, "--idle-timeout", "0.2s"], "start one with `sublet leader`"),
     (USAGE, ["groups", "create", "$share/g/a/#/b"], "filter 'a/#/b': # stands alone in the last level"),
