@@ -98,8 +98,10 @@ def test_a_token_is_drawn_and_found_by_its_id() -> None:
     check_token(token)
 
 
-@pytest.mark.parametrize("token", ["", "sub_", "sub_abcdefgh_x", "SUB_abcdefgh_" + "x" * 43, "sub_abcdefgh_" + "é" * 43])
+@pytest.mark.parametrize(
+    "token", ["", "sub_", "sub_abcdefgh_x", "SUB_abcdefgh_" + "x" * 43, "sub_abcdefgh_" + "é" * 43]
+)
 def test_what_is_no_token_has_no_id(token: str) -> None:
     assert token_id_of(token) is None
-    with pytest.raises(InvalidSetting, match="of [0-9]+ characters"):
+    with pytest.raises(InvalidSetting, match="access token, of"):
         check_token(token)

@@ -59,7 +59,7 @@ def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> l
 
 def check_room(conn: psycopg.Connection[Any], table: str) -> None:
     """Raise `Conflict` where the table has as many rows as nodes read."""
-    (row,) = conn.execute(_FULL.format(table), (MAX_ROWS, MAX_ROWS)).fetchall()  # type: ignore[arg-type]
+    (row,) = conn.execute(_FULL.format(table), (MAX_ROWS, MAX_ROWS)).fetchall()
     if row[0]:
         raise Conflict(
             f"table {table} has {MAX_ROWS} rows, which is the limit: every node has them all in memory. Delete some "
