@@ -76,6 +76,26 @@ GENERAL = (
         "[the HTTP port](http.md).",
     ),
     Setting(
+        "SUBLET_AUTH",
+        "`--auth`",
+        "`off`",
+        "`required`: a node asks everybody who calls for a token, and allows what [a rule](access.md) allows. `off`: "
+        "whoever reaches it may do anything.",
+    ),
+    Setting(
+        "SUBLET_TOKEN",
+        "",
+        "none",
+        "The access token that clients send to nodes: sessions, feeds, `sublet consume`, Spark tasks. "
+        "[`sublet access token`](access.md#tokens) makes one.",
+    ),
+    Setting(
+        "SUBLET_TOKEN_FILE",
+        "",
+        "none",
+        "A file with that token alone, read anew for each call, so that a token can be replaced while its bearer runs.",
+    ),
+    Setting(
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",

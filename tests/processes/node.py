@@ -38,8 +38,9 @@ def main(url: str, name: str, file: str = "") -> None:
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
+    is_auth_required = os.environ.get("SUBLET_AUTH") == "required"
     http = port if "SUBLET_HTTP" in os.environ else None
-    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http)
+    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http, is_auth_required)
     asyncio.run(node.run())
 
 

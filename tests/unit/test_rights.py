@@ -7,7 +7,6 @@ import pytest
 from sublet_protocol.domain.access_token import NewToken, check_token, digest_of, token_id_of
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 from sublet_protocol.domain.rights import AccessRule, Right, Rights, check_principal, parse_right
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 
 
@@ -65,7 +64,7 @@ def test_several_rules_do_not_add_up() -> None:
 def test_without_rules_nothing_is_allowed() -> None:
     for right in Right:
         assert Rights().find_rule("user:a", right) is None
-        assert Rights().find_group_rule("user:a", right, Subscription.parse("$share/g/a")) is None
+        assert not Rights().has_right("user:a", right)
 
 
 @pytest.mark.parametrize("text", ["", "etl", "user:", "user:a b", "user:*", "user:" + "x" * 255, "user:\n"])

@@ -14,6 +14,7 @@ from sublet_leader.group.events import (
     Event,
     ForcedRevokeRequested,
     GroupOutcome,
+    MemberDenied,
     StreamsChanged,
     Tick,
     WritesCommitted,
@@ -111,6 +112,9 @@ class GroupLeader:
                         self.schedule.note_stream_freed(entry.retry_at)
             case ForcedRevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
+            case MemberDenied():
+                if (member := self.members.get(event.borrower_id)) is not None:
+                    self._evict(member, BorrowerEndReason.DENIED, event.reason, now, keep_s=0.0)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
             case Tick():
@@ -392,7 +396,7 @@ class GroupLeader:
             return
         for member in self.members:
             if now >= member.last_heard_at + self.settings.eviction_timeout_s:
-                self._evict(member, now)
+                self._evict(member, BorrowerEndReason.RETRY, "evicted: no ping in time", now)
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.streams)
@@ -405,10 +409,11 @@ class GroupLeader:
             if entry.lending.status is LendingStatus.HELD and entry.is_quiet:
                 self._assignments.force_release(entry, "not reclaimed", now)
 
-    def _evict(self, member: Member, now: float) -> None:
-        reason = "evicted: no ping in time"
-        self._assignments.evict(member, reason, now)
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, BorrowerEndReason.RETRY, reason))
+    def _evict(
+        self, member: Member, end: BorrowerEndReason, reason: str, now: float, keep_s: float | None = None
+    ) -> None:
+        self._assignments.evict(member, reason, now, keep_s)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 

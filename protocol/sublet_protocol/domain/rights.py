@@ -6,12 +6,11 @@ rights on groups a pattern of their names. What is asked has to be covered by on
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter, check_characters, text_error
 
 MAX_PRINCIPAL_CHARACTERS = 255
@@ -93,9 +92,27 @@ class Rights:
                         return rule
         return None
 
-    def find_group_rule(self, principal: str, right: Right, group: Subscription) -> AccessRule | None:
-        """Return the rule that allows it on this group; None: it is refused."""
-        return self.find_rule(principal, right, group.filter, group.group)
+    def has_right(self, principal: str, right: Right) -> bool:
+        """Whether any rule gives the principal this right, on whatever."""
+        return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
+
+
+@dataclass(frozen=True, slots=True)
+class ValidToken:
+    """A token that was valid when it was read, for `remaining_s` from then on."""
+
+    digest: bytes
+    principal: str
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSnapshot:
+    """All rules and valid tokens (by id) of one moment. `version`: of the changes that it has all of."""
+
+    version: int
+    rights: Rights
+    tokens: Mapping[str, ValidToken]
 
 
 def parse_right(text: str) -> Right:

@@ -12,12 +12,14 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, assert_never
 
 import grpc
 import grpc.aio
 
+from sublet_protocol.domain.secret import Secret
+from sublet_protocol.gate.credentials import call_metadata
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.pubsub import wire
@@ -88,7 +90,7 @@ class NodeConnection:
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
     themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
-    `metadata` goes with every call (a token, say). `credentials` makes the channel a TLS channel. `channels` are those
+    `token` goes with every call. `credentials` makes the channel a TLS channel. `channels` are those
     that the node serves.
     """
 
@@ -103,7 +105,7 @@ class NodeConnection:
         settings: AgentSideSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
         credentials: Any = None,
-        metadata: Sequence[tuple[str, str]] = (),
+        token: Secret | None = None,
         channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,7 +116,7 @@ class NodeConnection:
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
-        self._metadata = tuple(metadata)
+        self._token = token
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._channel = _open_channel(address, credentials)
@@ -334,7 +336,7 @@ class NodeConnection:
     ) -> Event:
         """Return what came of a call, as an event."""
         try:
-            return read(await method(encode(), timeout=timeout, metadata=self._metadata))
+            return read(await method(encode(), timeout=timeout, metadata=call_metadata(self._token)))
         except grpc.aio.AioRpcError as error:
             if error.code() in _FINAL_CODES:
                 return ConnectionRejected(life, f"{self.address}: {error.code().name}: {error.details()}")

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,6 +18,13 @@ from sublet_protocol.domain.errors import InvalidSetting, UsageError
 
 if TYPE_CHECKING:
     from sublet_leader.server import NodeServer
+
+
+class AuthMode(StrEnum):
+    """Whether a node asks who calls."""
+
+    OFF = "off"
+    REQUIRED = "required"
 
 
 def leader(
@@ -39,6 +47,13 @@ def leader(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Listen beyond this machine though nothing is encrypted or asked for.")
     ] = False,
+    auth: Annotated[
+        AuthMode,
+        typer.Option(
+            envvar="SUBLET_AUTH",
+            help="required: callers prove with a token who they are, and may do what `sublet access` allows them.",
+        ),
+    ] = AuthMode.OFF,
     notify: Annotated[
         str,
         typer.Option(
@@ -69,6 +84,7 @@ def leader(
       sublet leader
       sublet leader --name n2 --listen 127.0.0.1:7412
       sublet leader --http 127.0.0.1:7480
+      sublet leader --auth required
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 --insecure
     """
     from sublet_leader.http.settings import HttpOptions, admin_token
@@ -76,6 +92,7 @@ def leader(
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
+    from sublet_protocol.gate.audit import AUDIT
 
     called = socket.gethostname().split(".")[0] if name is None else name
     announce = _announcer(cli, called)
@@ -87,11 +104,14 @@ def leader(
     at = None if http is None else ListenAddress.parse(http, insecure=insecure)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, admin_token())
-    logging.getLogger("sublet_leader").setLevel(logging.INFO)
+    for logger in ("sublet_leader", AUDIT):
+        logging.getLogger(logger).setLevel(logging.INFO)
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port))
+        return _serve(
+            NodeServer(database.url, called, where, settings, announce, notify, port, auth is AuthMode.REQUIRED)
+        )
 
 
 def migrate(

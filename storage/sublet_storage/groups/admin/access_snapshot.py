@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import psycopg
 
 from sublet_protocol.domain.errors import Conflict
-from sublet_protocol.domain.rights import Rights
+from sublet_protocol.domain.rights import AccessSnapshot, Rights, ValidToken
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
 
 CHANNEL = "sublet_access"
@@ -19,27 +19,12 @@ _VERSION = "select coalesce(max(number), 0) from access_history"
 _TOKENS = """
 select token_id, digest, principal, extract(epoch from expires_at - clock_timestamp())::float8 from token
  where revoked_at is null and expires_at > clock_timestamp() limit %s"""
+_GROUPS = """
+select l.stream_id, g.name, g.filter from lending l join consumer_group g using (group_id)
+ where l.stream_id = any(%s::bigint[]) and g.deleted_at is null"""
 _USED = """
 update token set last_used = current_date
  where token_id = any(%s) and last_used is distinct from current_date"""
-
-
-@dataclass(frozen=True, slots=True)
-class ValidToken:
-    """A token that was valid when it was read, for `remaining_s` from then on."""
-
-    digest: bytes
-    principal: str
-    remaining_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class AccessSnapshot:
-    """`version`: of the changes that it has all of. `tokens`: by id."""
-
-    version: int
-    rights: Rights
-    tokens: Mapping[str, ValidToken]
 
 
 def read_version(conn: psycopg.Connection[Any]) -> int:
@@ -65,3 +50,13 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
 def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
     """Write that these tokens were used today."""
     conn.execute(_USED, (list(token_ids),))
+
+
+def groups_of_streams(
+    conn: psycopg.Connection[Any], stream_ids: Iterable[int]
+) -> dict[int, list[tuple[str, TopicFilter]]]:
+    """Return {stream: name and filter of each group that has it to lend}."""
+    found: dict[int, list[tuple[str, TopicFilter]]] = {}
+    for stream_id, name, filter in conn.execute(_GROUPS, (list(stream_ids),)).fetchall():
+        found.setdefault(stream_id, []).append((name, TopicFilter(filter)))
+    return found
