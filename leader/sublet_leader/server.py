@@ -114,8 +114,7 @@ class NodeServer:
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
         loop = self._loop = asyncio.get_running_loop()
-        if self._access is not None:
-            self._gate = Gate(await loop.run_in_executor(None, self._access.open))
+        await self._open_gate()
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(self._gate),))
         self._publisher = new_publisher(self._incarnation, NodeSideSettings(hold_s=self.settings.poll_hold_s))
         self._callers = CallerRights(self._gate, self._publisher)
@@ -180,8 +179,7 @@ class NodeServer:
         housekeeper.start()
         relay = OutboxRelay(self._url, self._leads_maintenance)
         relay.start()
-        if self._access is not None:
-            self._access.start()
+        self._follow_access()
         self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
@@ -196,8 +194,7 @@ class NodeServer:
             await health.stop()
             housekeeper.stop()
             relay.stop()
-            if self._access is not None:
-                await run_with_timeout("closing the connection of the rights", self._access.stop)
+            await self._close_gate()
             struck_off = asyncio.create_task(
                 run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
             )
@@ -335,6 +332,19 @@ class NodeServer:
             self._watched.set_interest(key, wanted)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
             self._hub.set_interest(key, wanted)
+
+    async def _open_gate(self) -> None:
+        """Read the rights before anybody may call. Raises what hinders that."""
+        if self._access is not None:
+            self._gate = Gate(await self._loop.run_in_executor(None, self._access.open))
+
+    def _follow_access(self) -> None:
+        if self._access is not None:
+            self._access.start()
+
+    async def _close_gate(self) -> None:
+        if self._access is not None:
+            await run_with_timeout("closing the connection of the rights", self._access.stop)
 
     def _on_access_changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped

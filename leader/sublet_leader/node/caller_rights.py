@@ -1,4 +1,4 @@
-"""Which rights the commands of sessions need, and whose each agent is. Where authentication is off, none and nobody's."""
+"""Which rights the commands of sessions need, and whose each agent is; where authentication is off, none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's memory of all rules and tokens. It decides without the database, as long as it was read a short while ago."""
+"""A node's memory of all rules and tokens, by which it decides for a while also without the database."""
 
 from __future__ import annotations
 

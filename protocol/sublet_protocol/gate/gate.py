@@ -55,9 +55,12 @@ class Caller:
     def check_token(self) -> None:
         """Note that a right was asked for, of none of which there was an object; raise `Unauthenticated` as above."""
         self.is_checked = True
-        if self._access is not None and self._token is not None:
-            if self._access.authenticate(self._token) != self.principal:
-                raise Unauthenticated(UNKNOWN)
+        if (
+            self._access is not None
+            and self._token is not None
+            and self._access.authenticate(self._token) != self.principal
+        ):
+            raise Unauthenticated(UNKNOWN)
 
     def denied(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
         """Note a refusal in the audit log, and return its error."""

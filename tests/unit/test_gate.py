@@ -1,0 +1,139 @@
+"""The gate: who is let in, what a node's memory decides, and for how long."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from sublet_protocol.domain.access_token import NewToken
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
+from sublet_protocol.domain.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
+from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
+from sublet_protocol.gate.gate import Gate
+
+ORDERS = TopicFilter("orders/#")
+NEW = NewToken.draw()
+TOKEN = NEW.token.reveal()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: int = 1) -> AccessSnapshot:
+    return AccessSnapshot(version, Rights(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
+
+
+def publishes() -> AccessRule:
+    return AccessRule("user:etl", Right.PUBLISH, ORDERS)
+
+
+def test_the_bearer_of_a_token_is_its_principal() -> None:
+    gate = Gate(AccessCache(snapshot(publishes()), Clock()))
+    for scheme in ("Bearer", "bearer"):
+        caller = gate.identify(f"{scheme} {TOKEN}", "ipv4:127.0.0.1:1", "Publish")
+        assert caller.principal == "user:etl"
+        caller.check(Right.PUBLISH, TopicFilter("orders/eu"))
+        assert TOKEN not in repr(caller)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [None, "", "Bearer", "Bearer ", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer é"],
+)
+def test_without_a_token_nobody_is_let_in(sent: str | None) -> None:
+    with pytest.raises(Unauthenticated, match="SUBLET_TOKEN"):
+        Gate(AccessCache(snapshot(publishes()), Clock())).identify(sent, "", "Publish")
+
+
+def test_a_token_expires_by_the_nodes_clock() -> None:
+    clock = Clock()
+    gate = Gate(AccessCache(snapshot(publishes(), remaining_s=5.0), clock))
+    caller = gate.identify(f"Bearer {TOKEN}", "", "Follow")
+    clock.now += 4.9
+    caller.check(Right.PUBLISH, ORDERS)
+    clock.now += 0.1
+    with pytest.raises(Unauthenticated):
+        caller.check(Right.PUBLISH, ORDERS)
+    with pytest.raises(Unauthenticated):
+        gate.identify(f"Bearer {TOKEN}", "", "Follow")
+
+
+def test_a_call_under_way_loses_what_is_revoked() -> None:
+    cache = AccessCache(snapshot(publishes()), Clock())
+    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    cache.replace(snapshot(version=2))
+    with pytest.raises(PermissionDenied, match="sublet access allow user:etl publish 'orders/#'"):
+        caller.check(Right.PUBLISH, ORDERS)
+    cache.replace(AccessSnapshot(3, Rights([publishes()]), {}))
+    with pytest.raises(Unauthenticated):
+        caller.check(Right.PUBLISH, ORDERS)
+
+
+def test_old_rights_allow_nothing() -> None:
+    clock = Clock()
+    cache = AccessCache(snapshot(publishes()), clock)
+    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    clock.now += MAX_AGE_S
+    caller.check(Right.PUBLISH, ORDERS)
+    clock.now += 0.1
+    for ask in (lambda: caller.check(Right.PUBLISH, ORDERS), lambda: caller.may_somewhere(Right.PUBLISH)):
+        with pytest.raises(Unavailable, match="has not been able to read the rights for 60 s"):
+            ask()
+    assert cache.authenticate(TOKEN) == "user:etl", "what is lent is read and reported on"
+    cache.confirm()
+    caller.check(Right.PUBLISH, ORDERS)
+
+
+def test_without_authentication_anybody_may_do_anything() -> None:
+    caller = Gate().identify(None, "", "Publish")
+    for right in Right:
+        caller.check(right)
+        assert caller.may_somewhere(right)
+    assert Gate().caller().principal is None
+
+
+def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
+    with pytest.raises(LookupError):
+        Gate(AccessCache(snapshot(), Clock())).caller()
+
+
+def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    refusals = RefusalLog(clock)
+    with caplog.at_level(logging.INFO, logger=AUDIT):
+        for _ in range(5):
+            refusals.record("user:a", "here", "Publish", "publish a/b")
+        refusals.record("user:b", "here", "Publish", "publish a/b")
+        clock.now += REFUSAL_INTERVAL_S
+        refusals.record("user:a", "there", "Read", "x" * 1000)
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["principal"], line["address"], line.get("count", 1)) for line in lines] == [
+        ("user:a", "here", 1),
+        ("user:b", "here", 1),
+        ("user:a", "there", 5),
+    ]
+    assert set(lines[0]) == {"time", "principal", "address", "action", "object", "outcome"}
+    assert len(lines[2]["object"]) == 300
+
+
+def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(AccessCache(snapshot(), Clock()))
+    with caplog.at_level(logging.INFO, logger=AUDIT):
+        caller = gate.identify(f"Bearer {TOKEN}", "here", "Publish")
+        with pytest.raises(PermissionDenied):
+            caller.check(Right.JOIN, ORDERS, "billing")
+        with pytest.raises(Unauthenticated):
+            gate.identify(f"Bearer {TOKEN}x", "there", "Publish")
+    assert [json.loads(record.getMessage())["object"] for record in caplog.records] == [
+        "join orders/# in group 'billing'",
+        "unknown caller",
+    ]
+    assert TOKEN not in caplog.text
