@@ -185,7 +185,9 @@ class NodeServer:
             loop.add_signal_handler(number, self._signalled, number)
         await health.start()
         if self._http is not None:
-            self._http.attach_node(NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
+            self._http.attach_node(
+                NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub), self._gate
+            )
             self._announce(f"node {ref.name} answers at http://{self._http.address}/")
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:

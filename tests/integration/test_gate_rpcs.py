@@ -89,15 +89,15 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
     for right in Right:
         allow(conn, rule("user:right", right, "orders/#"))
         allow(conn, rule("user:other", right, "bills/#"))
-    right = token_of(conn, "user:right")
+    counts = token_of(conn, "user:right")
     return {
         "none": None,
-        "wrong": right[:-1] + ("A" if right[-1] != "A" else "B"),
+        "wrong": counts[:-1] + ("A" if counts[-1] != "A" else "B"),
         "no token": "nonsense",
         "expired": expired_token(conn, "user:right"),
         "revoked": revoked_token(conn, "user:right"),
         "other": token_of(conn, "user:other"),
-        "right": right,
+        "right": counts,
     }
 
 
@@ -127,7 +127,7 @@ def call(node: grpc.Channel, name: str, method: Any, request: Any, token: str | 
 def refusal(node: grpc.Channel, name: str, method: Any, request: Any, token: str | None) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as raised:
         call(node, name, method, request, token)
-    return raised.value.code(), raised.value.details()  # type: ignore[attr-defined]
+    return raised.value.code(), raised.value.details()
 
 
 def test_every_rpc_has_a_row() -> None:
@@ -180,7 +180,7 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
     for name in ("/sublet.v1.Feed/Drop", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/x/y"):
         with pytest.raises(grpc.RpcError) as raised:
             node.unary_unary(name)(b"", timeout=WAIT_S, metadata=bearer(tokens["right"]))
-        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED  # type: ignore[attr-defined]
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:

@@ -28,6 +28,7 @@ REVEALED = {
     "leader/sublet_leader/http/auth.py": 1,  # compared
     "leader/sublet_leader/http/settings.py": 1,  # checked
     "protocol/sublet_protocol/domain/access_token.py": 1,  # hashed, when it is made
+    "protocol/sublet_protocol/gate/credentials.py": 2,  # checked, and into the metadata of each call
     "sublet/cli/access/tokens.py": 1,  # shown, once
     "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
     "examples/_stage.py": 2,  # the same
