@@ -99,9 +99,9 @@ GENERAL = (
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",
-        "On a node without `--auth required`: whoever sends it may act over that port: pause, resume, create, delete, weigh and reset groups, move "
-        "their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable characters. Or "
-        "SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
+        "On a node without `--auth required`: whoever sends it may act over that port: pause, resume, create, delete, "
+        "weigh and reset groups, move their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable "
+        "characters. Or SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
     ),
     Setting(
         "SUBLET_LOG_FORMAT",

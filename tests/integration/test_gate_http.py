@@ -105,7 +105,8 @@ def test_every_route_is_in_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     port._url, port._token, port._registry = "", None, CollectorRegistry()
     for name in ("HealthProbes", "GroupsApi", "NodesApi", "NodeActionsApi", "GroupActionsApi"):
         monkeypatch.setattr(app, name, lambda *args, **more: _Anything())
-    routes = port._routes(_Anything(), Gate(), _Anything(), _Anything())
+    anything: Any = _Anything()
+    routes = port._routes(anything, Gate(), anything, anything)
     found = {(each.path, "POST" in (each.methods or ())) for each in routes if isinstance(each, Route)}
     assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
 
