@@ -99,6 +99,10 @@ class World:
         self.streams.append(stream_id, count, self.clock(), bounds)
         self.publish_catalogue()
 
+    def lower_head(self, stream_id: int, head: int) -> None:
+        self.streams.lower_head(stream_id, head)
+        self.publish_catalogue()
+
     def complete(self, epoch: int, space_id: int = 1) -> None:
         """All epochs of the space before this one are completed."""
         self.streams.lowers[space_id] = LowerFrontier(((epoch,),))

@@ -8,6 +8,7 @@ from threading import Barrier
 import pytest
 
 from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
+from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
@@ -415,6 +416,48 @@ def test_a_position_beyond_the_head_blocks_the_stream(world: World) -> None:
         assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (REFUSED, BLOCKED, 2)
         assert events(world, group)[-1][0] == "block"
         assert world.row(group, term, stream).grant_id > grant_id
+
+
+@pytest.mark.conforms("P10")
+def test_a_sync_blocks_rows_beyond_a_lowered_head(world: World) -> None:
+    """Held and free ones of open streams, and those with a plan that reaches beyond; all others stay."""
+    group, term, streams = world.led(4)
+    held, planned, free, fine = streams
+    grants = {stream: granted(world, group, term, stream).grant_id for stream in streams}
+    for stream in streams:
+        world.append(stream, 6)
+        world.append(stream, 4)
+        position = 6 if stream == planned else 10
+        doubt = InDoubtRange(grants[stream], 6, 10, 60.0) if stream == planned else None
+        world.apply(group, term, AdvancePosition(stream, grants[stream], position, None, doubt))
+    world.apply(group, term, ReleaseStream(free, grants[free], 10, "leave"))
+    assert world.write(group, term, renew=True).synced == ()
+    for stream in (held, planned, free):
+        world.lower_head(stream, 6)
+    synced = {row.stream_id: row for row in world.write(group, term, renew=True).synced}
+    assert {stream: (row.status, row.position) for stream, row in synced.items()} == {
+        held: (BLOCKED, 10),
+        planned: (BLOCKED, 6),
+        free: (BLOCKED, 10),
+    }
+    assert all(row.grant_id > grants[stream] for stream, row in synced.items())
+    said = [(line.stream_id, line.reason) for line in world.store.history(group.group_id) if line.event == "block"]
+    assert said == [(stream, "offset 10 is beyond the head 6") for stream in (held, planned, free)]
+    for stream in streams:
+        world.append(stream, 10)
+    assert world.write(group, term, renew=True).synced == (), "what others append does not unblock them"
+    assert world.row(group, term, fine).status is HELD
+    assert outcome(world.apply(group, term, grant(free))) == (REFUSED, BLOCKED, 10)
+
+
+@pytest.mark.conforms("P10")
+def test_a_holders_report_beyond_the_head_blocks(world: World) -> None:
+    """Others have appended since, so that only its holder can know."""
+    group, term, stream, row = world.granted(10)
+    found = ReleaseStream(stream, row.grant_id, 8, "offset 8 is beyond the head 3", is_beyond_head=True)
+    assert outcome(world.apply(group, term, found)) == (REFUSED, BLOCKED, 8)
+    last = world.store.history(group.group_id)[-1]
+    assert (last.event, last.reason, last.position) == ("block", "offset 8 is beyond the head 3", 8)
 
 
 @pytest.mark.conforms("E32")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
+import functools
 import itertools
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +160,39 @@ def next_of(session: Session) -> Batch:
     return batch
 
 
-WELL: list[Leave] = [break_, return_, break_out_of_a_generator, list_, one_by_one, slice_, zip_, close]
+class Peekable(Iterator[Batch]):
+    """A class of the user's own around the iterator."""
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._batches = iter(batches)
+        self._ahead: list[Batch] = []
+
+    def __next__(self) -> Batch:
+        return self._ahead.pop() if self._ahead else next(self._batches)
+
+    def peek(self) -> Batch:
+        if not self._ahead:
+            self._ahead.append(next(self._batches))
+        return self._ahead[0]
+
+
+def break_out_of_a_wrapper(session: Session, seen: Seen) -> None:
+    for batch in Peekable(session):
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+def next_by_hand(session: Session, seen: Seen) -> None:
+    batches = iter(session)
+    seen.append(next(batches).first)
+    seen.append(batches.__next__().first)
+
+
+WELL: list[Leave] = [
+    break_, return_, break_out_of_a_generator, break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, close,
+    next_by_hand,
+]  # fmt: skip
 
 
 def fail(batch: Batch, error: type[BaseException] = Failed) -> None:
@@ -284,7 +318,49 @@ def within_a_context_manager(session: Session, seen: Seen) -> None:
             fail(batch)
 
 
+def over_a_wrapper(session: Session, seen: Seen) -> None:
+    for batch in Peekable(session):
+        seen.append(batch.first)
+        fail(batch)
+
+
+def over_a_wrapper_that_looks_ahead(session: Session, seen: Seen) -> None:
+    batches = Peekable(session)
+    for batch in batches:
+        seen.append(batch.first)
+        batches.peek()
+        fail(batch)
+
+
+Taker = Callable[[Callable[[Batch], int], Iterable[Batch]], object]
+TAKERS: dict[str, Taker] = {
+    "list": lambda work, batches: list(map(work, batches)),
+    "star": lambda work, batches: [*map(work, batches)],
+    "arguments": lambda work, batches: min(*map(work, batches)),
+    "deque": lambda work, batches: collections.deque(map(work, batches), maxlen=0),
+    "sum": lambda work, batches: sum(map(work, batches)),
+    "max": lambda work, batches: max(batches, key=work),
+    "dict": lambda work, batches: dict((work(batch), 0) for batch in batches),  # noqa: C402 it is what is tried
+    "reduce": lambda work, batches: functools.reduce(lambda total, batch: total + work(batch), batches, 0),
+    "next": lambda work, batches: [next(mapped) for mapped in [map(work, batches)] for _ in range(3)],
+    "a wrapper": lambda work, batches: list(map(work, Peekable(batches))),
+}
+
+
+def by(taker: Taker) -> Leave:
+    def leave(session: Session, seen: Seen) -> None:
+        def work(batch: Batch) -> int:
+            seen.append(batch.first)
+            fail(batch)
+            return batch.first
+
+        taker(work, session)
+
+    return leave
+
+
 BADLY: list[Leave] = [
+    over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
     over_a_stored_iterator, over_a_stored_generator, over_what_a_traceback_keeps,
     over_a_generator_that_ends_when_it_is_closed, within_a_context_manager,
@@ -295,9 +371,9 @@ BADLY: list[Leave] = [
 @pytest.mark.long
 def test_what_failed_comes_again_and_no_more(place: Place) -> None:
     """Where a session goes on after its loop; what ended well is not repeated."""
-    for leave in (*WELL, *BADLY):
+    for number, leave in enumerate((*WELL, *BADLY)):
         seen: Seen = []
-        with place.session(leave.__name__) as session:
+        with place.session(f"{number} {leave.__name__}") as session:
             with contextlib.suppress(Failed, KeyboardInterrupt):
                 leave(session, seen)
             assert seen == [0, 1], leave
@@ -338,9 +414,21 @@ def plainly(session: AsyncSession) -> AsyncIterable[Batch]:
     return session
 
 
+class AsyncWrapper(AsyncIterator[Batch]):
+    def __init__(self, session: AsyncSession) -> None:
+        self._batches = aiter(session)
+
+    async def __anext__(self) -> Batch:
+        return await anext(self._batches)
+
+
 async def over_a_generator(session: AsyncSession) -> AsyncIterator[Batch]:
     async for batch in session:
         yield batch
+
+
+Begin = Callable[[AsyncSession], AsyncIterable[Batch]]
+BEGIN: list[Begin] = [plainly, AsyncWrapper, over_a_generator]
 
 
 @pytest.mark.conforms("E37")
@@ -349,8 +437,8 @@ async def over_a_generator(session: AsyncSession) -> AsyncIterator[Batch]:
 def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
     """But that how a loop over an asynchronous generator was left cannot be seen, and so it has failed."""
 
-    async def loop(batches: AsyncIterable[Batch], error: type[BaseException] | None, seen: Seen) -> None:
-        async for batch in batches:
+    async def loop(session: AsyncSession, begin: Begin, error: type[BaseException] | None, seen: Seen) -> None:
+        async for batch in begin(session):
             seen.append(batch.first)
             await asyncio.sleep(0)
             if batch.first == 1:
@@ -358,16 +446,14 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
                     raise error
                 break
 
-    async def story(
-        session: AsyncSession, begin: Callable[[AsyncSession], AsyncIterable[Batch]], error: Any, seen: Seen
-    ) -> None:
+    async def story(session: AsyncSession, begin: Begin, error: Any, seen: Seen) -> None:
         if end == "with":
             async with session:
-                await loop(begin(session), error, seen)
+                await loop(session, begin, error, seen)
             return
         try:
             with contextlib.suppress(Failed, asyncio.CancelledError):
-                await loop(begin(session), error, seen)
+                await loop(session, begin, error, seen)
             if end == "entered again":
                 async for batch in session:
                     seen.append(batch.first)
@@ -375,12 +461,12 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
         finally:
             await session.close()
 
-    for begin, error in itertools.product((plainly, over_a_generator), (None, Failed, asyncio.CancelledError)):
+    for begin, error in itertools.product(BEGIN, (None, Failed, asyncio.CancelledError)):
         seen: Seen = []
         group = f"{begin.__name__} {error}"
         with contextlib.suppress(Failed, asyncio.CancelledError):
             asyncio.run(story(place.of_a_loop(group), begin, error, seen))
-        done = 2 if error is None and begin is plainly else 1
+        done = 2 if error is None and begin is not over_a_generator else 1
         again = [done] if end == "entered again" else []
         assert (seen, place.progress(group)) == ([0, 1, *again], done + len(again)), group
 

@@ -358,12 +358,50 @@ def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
         with pytest.raises(UsageError, match="offset 0, which comes before it, is still to be done"):
             commit(batch.slice(2, 1))
         commit(batch.slice(0, 1), batch.slice(1, 1))
-        for twice in (batch, batch.slice(1, 2), batch.slice(5, 0)):
-            with pytest.raises(UsageError):
-                commit(twice)
+        left = batch.slice(2, 3)
+        for twice in ([batch], [batch.slice(1, 2)], [batch.slice(5, 0)], [left, batch.slice(2, 1)], [left, left]):
+            with pytest.raises(UsageError, match=r"batch\.slice\("):
+                commit(*twice)
         assert (place.output(), place.progress()) == (expected(2), 2)
-        commit(batch.slice(2, 3))
+        commit(left)
     assert (place.output(), place.progress()) == (expected(5), 5)
+
+
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("trouble", ["an exception", "not arrived", "arrived"])
+@pytest.mark.parametrize("done_before", [0, 2])
+def test_a_part_in_vain_is_still_to_be_done(place: Place, trouble: str, done_before: int) -> None:
+    """A poll acknowledges nothing of a batch of which a part failed, or may have, and each part counts once."""
+    with Publisher(place.url) as publisher:
+        for number in range(5):
+            publisher.publish("t", str(number), key="k")
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
+        batch = first(session)
+        assert len(batch) == 5
+
+        def commit(start: int, count: int, error: type[Exception] | None = None) -> None:
+            part = batch.slice(start, count)
+            with part.transaction() as connection:
+                write(connection, part)
+                if error is not None:
+                    raise error
+
+        if done_before:
+            commit(0, done_before)
+        if trouble == "an exception":
+            with pytest.raises(Interrupted):
+                commit(done_before, 1, Interrupted)
+        else:
+            cutter.cut_commit(resume=False, arrives=trouble == "arrived")
+            with pytest.raises(UnknownOutcome):
+                commit(done_before, 1)
+            cutter.resume()
+        assert session.poll(0.5) is None
+        done = done_before + (trouble == "arrived")
+        assert (place.output(), place.progress()) == (expected(done), done)
+        commit(done_before, 1)
+        commit(done_before + 1, 4 - done_before)
+        assert (place.output(), place.progress()) == (expected(5), 5)
 
 
 @pytest.mark.conforms("E25")

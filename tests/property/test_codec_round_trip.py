@@ -59,9 +59,8 @@ IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, TIME, CONSUMED).map(
     lambda parts: InDoubtRange(parts[0], parts[1][0], parts[1][1], *parts[2:])
 )
 HELD = st.builds(HeldGrant, NATURAL, NATURAL, NATURAL, CONSUMED)
-ONE_PROGRESS = st.builds(
-    StreamProgress, NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL, CONSUMED, IN_DOUBT
-)
+_PLAIN = (NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL)
+ONE_PROGRESS = st.builds(StreamProgress, *_PLAIN, CONSUMED, IN_DOUBT, TEXT, NATURAL, st.booleans())
 PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 

@@ -7,6 +7,7 @@ transactions, and whether it has a stable name.
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import itertools
 import json
@@ -33,6 +34,8 @@ S = TypeVar("S", Session, AsyncSession)
 BATCH_BYTES = 2000
 MAX_WORK_S = 0.06
 LONG_WORK_S = 2.0
+IN_C = 0.3
+"""Share of loops that a function in C runs."""
 RETRY_INTERVAL_S = 0.3
 
 LASTS = 0.01
@@ -57,11 +60,13 @@ class WorkFailed(Exception):
 @dataclass(frozen=True, slots=True)
 class Role:
     """What a thread does. `start`: of its group, if it is the first. `fails`, `breaks`: shares of batches whose work
-    fails, and after which a loop ends. `nodes`: addresses through which it reads, without the database."""
+    fails, and after which a loop ends. `nodes`: addresses through which it reads, without the database. `in_parts`: a
+    transaction for each half of a batch, by a session that acknowledges by itself."""
 
     group: str
     start: str = "earliest"
     exact: bool = False
+    in_parts: bool = False
     named: bool = False
     in_asyncio: bool = False
     nodes: tuple[str, ...] = ()
@@ -109,7 +114,7 @@ class Worker:
         else:
             with self._open(Session) as session:
                 self._opened(session)
-                (self._in_transactions if role.exact else self._in_loops)(session)
+                (self._in_parts if role.in_parts else self._in_transactions if role.exact else self._in_loops)(session)
         self._record.write("closed", session=self._called)
 
     def _open(self, kind: type[S]) -> S:
@@ -121,7 +126,7 @@ class Worker:
             name=self._name if role.named else None,
             starting_position=role.start,
             max_batch_bytes=BATCH_BYTES,
-            auto_ack=not role.exact,
+            auto_ack=role.in_parts or not role.exact,
             transport="nodes" if role.nodes else "database",
         )
 
@@ -134,12 +139,19 @@ class Worker:
     # --- at least once ----------------------------------------------------------------------------------------------
 
     def _in_loops(self, session: Session) -> None:
-        """Loops over one session: one that ends with an exception is entered again, and a break ends the session."""
+        """Loops over one session, in Python or in C: one that ends with an exception is entered again, and a break ends
+        the session."""
+
+        def work(batch: Batch) -> None:
+            with self._call(batch):
+                self._work()
+
         while not session.is_closed:
             try:
+                if self._chance.random() < IN_C:
+                    collections.deque(map(work, session), maxlen=0)
                 for batch in session:
-                    with self._call(batch):
-                        self._work()
+                    work(batch)
                     if self._chance.random() < self._role.breaks:
                         return
             except WorkFailed:
@@ -183,6 +195,18 @@ class Worker:
             while self._chance.random() < 0.3 and (more := session.poll(0.05)) is not None:
                 batches.append(more)
             self._commit(session, {self._begin(each): each for each in batches})
+
+    def _in_parts(self, session: Session) -> None:
+        """The session ends with a part that fails, after another poll, which acknowledges nothing of its batch."""
+        while (batch := session.poll()) is not None:
+            middle = len(batch) // 2
+            for part in (batch.slice(0, middle), batch.slice(middle, len(batch) - middle)):
+                works = {self._begin(part): part} if len(part) else {}
+                if works and not self._is_committed(session, works):
+                    for call in works:
+                        self._end(call, Outcome.UNKNOWN, "given up")
+                    session.poll(RETRY_INTERVAL_S)
+                    raise WorkFailed
 
     def _commit(self, session: Session, batches: dict[str, Batch]) -> None:
         """Work on them together until they are done or somebody else's; `batches` by call. What becomes of a commit

@@ -46,7 +46,11 @@ NEWEST, LATER = "$share/newest/#", "$share/later/#"
 ROLES = {
     "worker-1": (Role(PLAIN), Role(EXACT, exact=True), Role(QUEUE), Role(MOVED)),
     "worker-2": (Role(PLAIN, named=True), Role(PLAIN, nodes=NODES), Role(EXACT, exact=True, named=True), Role(MOVED)),
-    "worker-3": (Role(PLAIN, in_asyncio=True), Role(EXACT, exact=True), Role(QUEUE, named=True)),
+    "worker-3": (
+        Role(PLAIN, in_asyncio=True),
+        Role(EXACT, exact=True, in_parts=True, fails=0.1),
+        Role(QUEUE, named=True),
+    ),
 }
 
 KINDS = {"publisher-1": ("plain", "sql"), "publisher-2": ("named", "batch")}

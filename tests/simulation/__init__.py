@@ -19,7 +19,8 @@ hours pass, by which spaces roll over and retention takes what is old, and block
 (`housekeeping`). Groups are
 paused, reset, exported and imported at work, and begin at a time or an offset of a past of hours (`operators`).
 Some users write output and progress in one transaction, whose commit may get no answer (`transactions`), and now and
-then the database fails over to a standby that is behind (`failover`). Publishers (`publishers`) publish in epochs,
+then the database fails over to a standby that is behind (`failover`), or a stream loses its end under holders that are
+quiet (`lowered_heads`). Publishers (`publishers`) publish in epochs,
 in some runs in pairs of numbers, skip some, run ahead, leave and die; a third of the groups are atomic, and their
 streams are consumed in whole epochs (`entire`) by the product's own plan of them. Some runs have a streaming query
 (`queries`), which plans ahead, dies between any two steps and comes back to its checkpoint. Each run has its own

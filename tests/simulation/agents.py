@@ -32,7 +32,7 @@ from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
 from tests.simulation.transactions import WritingSession
-from tests.simulation.work import Work
+from tests.simulation.work import BEYOND_HEAD, Work
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -130,7 +130,15 @@ class SimulatedAgent(Process):
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
         reported = StreamConsumed(
-            work.stream_id, work.grant_id, work.position, is_final=final, size=size, lag=lag, delivered_end=until
+            work.stream_id,
+            work.grant_id,
+            work.position,
+            is_final=final,
+            size=size,
+            lag=max(lag, 0),
+            delivered_end=until,
+            read_error=BEYOND_HEAD if final and work.beyond_head else "",
+            is_beyond_head=final and work.beyond_head,
         )
         self.say(handle, work, reported)
 

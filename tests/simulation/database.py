@@ -47,6 +47,7 @@ class WatchedGroups(MemoryGroupStore):
         super().__init__(streams, world.clock_us)
         self._world = world
         self.checkers: Checkers | None = None
+        self.on_sync: Callable[[int], None] = lambda group_id: None
         self._timelines: dict[int, int] = {}
 
     @property
@@ -87,6 +88,9 @@ class WatchedGroups(MemoryGroupStore):
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         results = super().commit(batch)
+        for writes, result in zip(batch, results, strict=True):
+            if writes.sync_streams and not result.has_stale_term:
+                self.on_sync(writes.group_id)
         if self.checkers is not None:
             self.checkers.committed(batch, results)
         return results

@@ -52,6 +52,17 @@ class Journal:
             keys.append(key)
         self.appended[stream_id].append((len(keys), at_us))
 
+    def lower_head(self, stream_id: int, head: int) -> None:
+        """What the stream had from there on is lost."""
+        keys = self.keys[stream_id]
+        del keys[head:]
+        last = {key: offset for offset, key in enumerate(keys)}
+        self.appended[stream_id] = [(end, at_us) for end, at_us in self.appended[stream_id] if end <= head]
+        for key, parts in self.parts.items():
+            self.parts[key] = [part for part in parts if part.stream_id != stream_id or key in last]
+            for part in self.parts[key]:
+                part.last = last[key] if part.stream_id == stream_id else part.last
+
     def since(self, stream_id: int, at_us: int) -> int:
         """The offset of the first message that was appended then or later; the head, if there is none."""
         begin = 0

@@ -72,7 +72,7 @@ class Operators:
                 self.reset(group, self._random.choice(_ATOMIC if group.options.atomic else _TARGETS))
             case "one" if not group.options.atomic:
                 self._reset_one(group)
-            case "import":
+            case "import" if not self._simulation.lowered_heads.concerns(group.group_id):
                 self._simulation.groups.move(group, self._random.choice((0.0, 0.0, self._random.uniform(0.0, 10.0))))
             case "silence":
                 self._revoke_in_silence(group)

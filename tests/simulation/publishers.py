@@ -40,6 +40,7 @@ class Publishers:
             space_id,
             epochs,
         )
+        self._lowered_heads = simulation.lowered_heads
         self._journal = simulation.journal
         self._random = Random(f"the epochs of {simulation.seed} in space {space_id}")
         self._numbers = self._random.choice((0, 1, 1, 1, 1, 1, 2, 2))
@@ -98,6 +99,8 @@ class Publishers:
             self._settle()
 
     def _append(self, stream_id: int, epochs: Sequence[Epoch | None]) -> None:
+        if self._lowered_heads.holds(stream_id):
+            return
         some = {epoch for epoch in epochs if epoch is not None}
         bounds = EpochBounds(
             LowerFrontier.from_epochs(some).least, UpperFrontier.from_epochs(some).greatest, None in epochs

@@ -158,7 +158,9 @@ class Query(Session):
         if batches:
             planning.acknowledge(batches[-1].ranges)
         streams = self._simulation.streams.streams
-        planning.update_heads([(stream_id, streams[stream_id].head) for stream_id in self._streams])
+        heads = [(stream_id, streams[stream_id].head) for stream_id in self._streams]
+        planning.update_heads(heads)
+        planning.end_beyond_head(heads, planning.known_ends(self._streams))
         planning.plan(dict(self._ends(planning.plannable_streams(self._may_start))))
         planning.report_progress()
         self._await_written()

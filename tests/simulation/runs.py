@@ -125,6 +125,7 @@ def _run_one(seed: int, figures: Figures) -> None:
         "messages written in transactions": checkers.transactions.stored,
         "commits not answered": simulation.users.unknown,
         "resets": simulation.operators.resets,
+        "heads lowered": simulation.lowered_heads.happened,
         "blocks merged": simulation.housekeeping.merged,
         "generations taken by age": simulation.housekeeping.taken,
     }

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CountedWork(Work):
-    """A stream that is consumed message by message. `begun`: where; `in_hand`: so many are in the call that runs."""
+    """A stream that is consumed message by message. `begun`: where; `in_hand`: so many are in the call that runs.
+    `beyond_head`: the stream was found to end before."""
 
     begun: int
     in_hand: int = 0
     stopping: bool = False
+    beyond_head: bool = False
 
 
 class Session:
@@ -44,6 +46,7 @@ class Session:
         self._work: dict[int, CountedWork | AtomicWork] = {}
         # Chances of its own, so that all else is as if no user gave anything up.
         self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
+        self._sees_lower_heads = Random(f"{agent.simulation.seed} {agent.name} sees lower heads").random() < 0.5
         self._complete = AtomicReading(agent, handle, self._whims, self._later)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
@@ -113,6 +116,10 @@ class Session:
             return
         allowed = agent.machine.may_start_call(self._handle, work.stream_id, work.grant_id, agent.now)
         ready = self._simulation.streams.streams[work.stream_id].head - work.position
+        if ready < 0 and self._sees_lower_heads:
+            work.stopping = work.beyond_head = True
+            self._report(work)
+            return
         if not allowed or ready <= 0:
             self._later(rnd.uniform(0.2, 0.8), lambda: self._next(work))
             return

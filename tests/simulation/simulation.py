@@ -15,6 +15,7 @@ from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
 from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.journal import Journal
+from tests.simulation.lowered_heads import LoweredHeads
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.operators import Operators
@@ -63,6 +64,8 @@ class Simulation:
         self.nodes = [SimulatedNode(self, name, leader, self._drift) for name in ("n1", "n2", "n3")]
         self.agents: dict[str, SimulatedAgent] = {}
         self.failover = Failover(self)
+        self.lowered_heads = LoweredHeads(self)
+        self.store.on_sync = self.lowered_heads.synced
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
         self.troubles = Troubles(self)
@@ -131,6 +134,7 @@ class Simulation:
         self.turnover.begin(SAFETY_S)
         self.housekeeping.begin(SAFETY_S)
         self.failover.begin(SAFETY_S)
+        self.lowered_heads.begin(SAFETY_S)
         if not self.failover.runs:
             self.operators.begin(SAFETY_S)
         for node in self.nodes:

@@ -19,7 +19,7 @@ ENOUGH_FOR_ALL_PAIRS = 1000
 @pytest.mark.conforms(
     "E7", "E8", "E9", "E10", "E11", "E13", "E14", "E16", "E17", "E18", "E21", "E23", "E29", "E30", "E31", "E32"
 )
-@pytest.mark.conforms("A4", "A5", "E25", "E26", "E27", "E33", "E34", "E35", "S4", "S8", "W3", "W8", "W11")
+@pytest.mark.conforms("A4", "A5", "E25", "E26", "E27", "E33", "E34", "E35", "P10", "S4", "S8", "W3", "W8", "W11")
 def test_no_seed_breaks_a_rule(figures: Figures) -> None:
     shown = "\n".join(f"SEED={seed} pytest tests/simulation: {wrong[:600]}" for seed, wrong in figures.failures[:10])
     assert not figures.failures, f"{len(figures.failures)} of {figures.seeds} seeds:\n{shown}"
@@ -37,6 +37,7 @@ def test_the_seeds_were_worth_running(figures: Figures) -> None:
         "messages of epochs given": 10,
         "epochs announced": 1,
         "blocks merged": 1,
+        "heads lowered": 1 / 50,
         "generations taken by age": 1 / 10,
         "resets": 1 / 4,
         "messages written in transactions": 10,

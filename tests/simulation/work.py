@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+BEYOND_HEAD = "beyond the head"
+"""What a holder says that has found a stream to end before what it had read."""
+
 
 @dataclass(slots=True)
 class Work:

@@ -75,7 +75,7 @@ def test_at_a_bad_block_final_progress_waits(given_up: bool) -> None:
     play = Play()
     first = play.give(3)
     poison = PoisonBlock(7, (FROM + 3, FROM + 5), "is garbage.")
-    assert [play.handler.poisoned(play.granted, poison) for _ in range(2)] == [True, False]
+    assert [play.handler.end_unreadable(play.granted, poison) for _ in range(2)] == [True, False]
     play.handler.release_read(play.granted)
     assert (play.reports, play.granted.may_have_more) == ([], False)
     if given_up:
@@ -256,4 +256,4 @@ def test_a_transaction_while_another_acknowledges() -> None:
     play.granted.outstanding = Acknowledging.outstanding = {Acknowledging(first): first, second: second, third: third}
     batch = Batch(pa.table({"offset": [first]}), first, first + 3, play.granted, play.handler.mark_acknowledged)
     batch.join_transaction([batch])
-    assert batch.began
+    assert batch.has_uncommitted_transaction

@@ -51,6 +51,10 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             "it is blocked: lost 5 times", f"groups reset {QUOTED} --stream 12 --to-current",
         ),
         (
+            StallReason.BLOCKED, LED, replace(FREE, status="blocked", blocked_reason="offset 9 is beyond the head 7"),
+            "offset 9 is beyond the head 7", f"groups reset {QUOTED} --stream 12 --to-offset 7",
+        ),
+        (
             StallReason.BLOCKED, LED, replace(FREE, status="blocked", lag=None, head_state="gone"),
             "it is blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),

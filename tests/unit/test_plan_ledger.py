@@ -163,6 +163,24 @@ def test_a_head_is_polled_once_then_followed(desk: Desk) -> None:
     assert desk.planning.lags() == {1: (10, 30), 2: (10, 10)}, "a head does not go back"
 
 
+def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
+    """But for what came after its head was asked for: a plan, or another grant."""
+    desk.plan(s1=30)
+    before = desk.planning.known_ends([1, 2])
+    assert before == {1: (50, 30)}
+    desk.done(desk.plan(s1=30))
+    desk.heads(s1=40)
+    desk.done(desk.plan(s1=40))
+    desk.planning.end_beyond_head([(1, 30)], before)
+    desk.planning.hand_back()
+    assert not desk.last().is_final
+    desk.heads(s1=30)
+    assert desk.planning.streams_to_poll() == [1], "it is looked at again"
+    desk.planning.end_beyond_head([(1, 29)], before)
+    desk.planning.hand_back()
+    assert (desk.last().is_final, desk.last().is_beyond_head) == (True, True)
+
+
 @pytest.mark.conforms("P5", "X4")
 def test_hints_are_polled_and_not_planned(desk: Desk) -> None:
     desk.grant(position=10)

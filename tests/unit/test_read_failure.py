@@ -161,6 +161,20 @@ def test_a_failure_is_passed_on_at_once() -> None:
     assert troubles(play) == [""]
 
 
+@pytest.mark.conforms("P10")
+def test_beyond_the_head_is_passed_on_while_leaving() -> None:
+    """The next holder will not see it for itself; a predecessor's report is its successor's."""
+    play = connected(GRANT)
+    play.do(StreamConsumed(5, 50, 12, is_final=True, read_error="beyond", is_beyond_head=True), at=play.now)
+    (said,) = [each for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress) for each in said.streams]
+    assert (said.final, said.beyond_head, said.read_error) == (True, True, "beyond")
+    (stream,) = play.machine.successor_state().streams
+    assert stream.to_progress().beyond_head
+    play.do(LeaveRequested(), at=play.now)
+    (left,) = [each for said in play.said(Disconnect) if isinstance(said, Disconnect) for each in said.streams]
+    assert (left.final, left.beyond_head, left.read_error) == (True, True, "")
+
+
 MANY = 600
 
 
@@ -250,6 +264,21 @@ def test_a_leader_blocks_at_or_skips_a_bad_block(on_poison: OnPoison, row: tuple
     assert (found.status, found.position, found.lost_message_count) == row
     (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == event]
     assert (line.position, line.reason.partition(" ")[0]) == (3, "garbage.")
+
+
+@pytest.mark.conforms("P10")
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_leader_blocks_what_was_beyond_the_head(leaves: bool) -> None:
+    """Wherever the head is by then."""
+    bench = leading()
+    reported = StreamProgress(1, bench.grant_id(), 3, True, read_error="" if leaves else "beyond.", beyond_head=True)
+    message = (Disconnect if leaves else UpdateProgress)(BORROWER, bench.term, (reported,))
+    bench.receive(message, AGENT)
+    bench.settle()
+    assert (bench.row().status, bench.row().position) == ("blocked", 3)
+    (line,) = [line for line in bench.store.history(bench.group.group_id) if line.event == "block"]
+    reason = "its borrower found it to end before what it had read" if leaves else "beyond."
+    assert (line.position, line.reason) == (3, reason)
 
 
 def test_a_new_grant_begins_without_failure() -> None:

@@ -237,14 +237,27 @@ def test_a_wakeup_ends_the_skipping(session: Session, reader: Reader) -> None:
     assert len(reader.read) == 7
 
 
-@pytest.mark.conforms("W4")
-@pytest.mark.parametrize(
-    "problem", [PositionGone(STREAM, 0, 5), PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")]
-)
-def test_a_stream_without_position_is_named_once(
-    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture, problem: Exception
+@pytest.mark.conforms("P10")
+def test_a_stream_beyond_its_head_is_handed_back(
+    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
 ) -> None:
     """All other streams go on."""
+    problem = PositionBeyondHead("stream 7: offset 9 is beyond the head 5.")
+    reader.gone = {STREAM: problem}
+    reader.before_page = lambda number: session.drain() if number == 20 else None
+    assert session.poll() is None
+    assert (reader.read.count(STREAM), len(reader.read)) == (1, 20)
+    (said,) = [each for each in agent.reports if each.stream_id == STREAM]
+    assert (said.is_final, said.is_beyond_head, said.read_error) == (True, True, str(problem))
+    assert [record.getMessage().count(str(problem)) for record in caplog.records] == [1]
+
+
+@pytest.mark.conforms("W4")
+def test_a_stream_without_position_is_named_once(
+    session: Session, reader: Reader, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All other streams go on."""
+    problem = PositionGone(STREAM, 0, 5)
     reader.gone = {STREAM: problem}
     reader.before_page = lambda number: session.drain() if number == 20 else None
     assert session.poll() is None

@@ -84,8 +84,8 @@ class AsyncSession:
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        self._loops.asked_beside(sys._getframe(1))
-        return AsyncSessionIterator(self._iterated, self._loops, self._left)
+        self._loops.asked_beside(frame := sys._getframe(1))
+        return AsyncSessionIterator(self._iterated, self._loops, self._left, frame)
 
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.

@@ -13,16 +13,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dis
+import functools
 import inspect
+import logging
 import opcode
 import sys
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from sublet_borrower.streams.batch import Batch
+
+log = logging.getLogger(__name__)
 
 
 def _codes(*names: str) -> frozenset[int]:
@@ -30,12 +34,15 @@ def _codes(*names: str) -> frozenset[int]:
 
 
 _ASKS = _codes("FOR_ITER", "GET_ANEXT", "SEND")
+_AWAITS = _codes("GET_AWAITABLE")
 _DROPS = _codes("POP_TOP", "POP_ITER")
 _YIELDS = _codes("YIELD_VALUE", "RESUME")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
 _CALLS = _codes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
-"""Names of the methods that advance a generator."""
+"""Names of the functions that advance a generator."""
+_ITER = frozenset({"iter", "__iter__", "aiter", "__aiter__"})
+_NEXT = frozenset({"next", "__next__", "anext", "__anext__"})
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
@@ -55,6 +62,7 @@ class SessionLoops:
 
     def __init__(self) -> None:
         self._known: tuple[weakref.ref[_Loop], ...] = ()
+        self._has_warned = False
 
     def add(self, loop: _Loop) -> None:
         """Another begins."""
@@ -62,51 +70,90 @@ class SessionLoops:
 
     def has(self, batch: Batch) -> bool:
         """Return whether a loop is at work on it."""
-        return any(loop.batch is batch for loop in self._living())
+        return any(batch in loop.batches for loop in self._living())
 
     def asked_beside(self, frame: FrameType) -> None:
         """In that frame another loop over the session begins, or a batch is polled."""
         for loop in self._living():
             loop.asked_beside(frame)
 
+    def warn_of(self, batch: Batch) -> None:
+        """Warn, once, that the batch is given out again though its work may have ended well."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                "%r comes again: it was taken by neither a `for` nor `poll`, and how that ended cannot be seen. "
+                "Acknowledge such batches when their work is done: batch.ack()",
+                batch,
+            )
+
     def _living(self) -> Iterator[_Loop]:
         return (loop for known in self._known if (loop := known()) is not None)
 
 
 class _Loop:
-    """What is known of a loop. `batch`: it is at work on that. `left(batch, well)` is called when that is over."""
+    """What is known of a loop. `batches`: it is at work on those, as a rule on one. `left(batch, well)` is called when
+    that is over.
+
+    Its place is where the nearest `for` around the call that advances it is, so that a wrapper with a `__next__` of its
+    own makes no difference, else where that call is: a function in C that takes all there is, as `list(map(...))` does.
+    Only `next` called by hand makes no loop: its batch is acknowledged as that of `poll` is.
+    """
 
     def __init__(self, loops: SessionLoops, left: Callable[[Batch, bool], None]) -> None:
-        self._left = left
-        self.batch: Batch | None = None
-        self._is_loop = False
-        self._asked_at = self._frame = self._caller = (0, 0)
+        self._loops, self._left = loops, left
+        self.batches: list[Batch] = []
+        self._is_for = self._is_by_hand = self._is_taken_by_hand = False
+        self._asked_at = self._frame = self._caller = self._beside_at = (0, 0)
         self._handled = 0
         self._asker: weakref.ref[Any] | None = None
         loops.add(self)
 
     def asks(self, frame: FrameType) -> None:
         """Advance: the batch before has ended well if this call comes from the same place."""
-        if self.batch is not None and _call_site(frame) == self._asked_at:
+        loop_frame = _loop_frame(frame)
+        self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
+        if self.batches and _call_site(loop_frame) == self._asked_at:
             self._ends(True)
         self.entered(frame)
-        if self.batch is None:
-            self._is_loop, self._handled = _opcode(frame) in _ASKS, id(sys.exc_info()[1])
-            self._asked_at, self._frame, self._caller = _call_site(frame), _identity(frame), _identity(_caller(frame))
-            self._asker = weakref.ref(_asker())
+        if not self.batches:
+            self._is_for, self._handled = _is_for(loop_frame), id(sys.exc_info()[1])
+            self._asked_at, self._frame, self._caller = (
+                _call_site(loop_frame),
+                _identity(loop_frame),
+                _identity(_caller(loop_frame)),
+            )
+            self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
+        elif _identity(frame) != self._frame:
+            self._looks_ahead(_call_site(frame))
 
     def has(self, batch: Batch) -> None:
-        """Record the batch. One that was fetched by itself, with `next`, is its user's to acknowledge."""
-        if self._is_loop and self.batch is None:
-            self.batch = batch
+        """Record the batch. One that was fetched by hand is its user's to acknowledge, unless that is in a loop."""
+        if self.batches or not self._is_by_hand:
+            self.batches.append(batch)
 
     def missed(self, batch: Batch) -> None:
         """An exception has come before it had it."""
         self._left(batch, False)
 
+    def taken(self, frame: FrameType) -> None:
+        """Note that somebody asks for the iterator: `iter` called by hand, a loop, or a wrapper."""
+        if _opcode(frame) in _CALLS:
+            self._is_taken_by_hand = _called(frame) in _ITER
+        self.entered(frame)
+
+    def _looks_ahead(self, site: tuple[int, int]) -> None:
+        """A wrapper takes another while its loop is at work: the one before may be what that is at work on now, and
+        those before that one are done when it does so again."""
+        if site == self._beside_at:
+            done, self.batches = self.batches[:-1], self.batches[-1:]
+            for batch in done:
+                self._left(batch, True)
+        self._beside_at = site
+
     def entered(self, frame: FrameType) -> None:
         """A loop over the iterator begins, or `next` is called by itself."""
-        if self.batch is not None and not self._is_around(frame):
+        if self.batches and not self._is_around(frame):
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
@@ -117,17 +164,23 @@ class _Loop:
 
     def dropped(self, frame: FrameType | None, *, closed: bool = False) -> None:
         """The iterator is garbage, or is `closed`."""
-        if (batch := self.batch) is not None:
-            self._ends(frame is not None and self._ended_well(frame, batch, closed))
+        if not self.batches:
+            return
+        ended_well = frame is not None and self._ended_well(frame, self.batches[-1], closed)
+        if not (ended_well or self._is_for or closed):
+            self._loops.warn_of(self.batches[-1])
+        self._ends(ended_well)
 
     def _ends(self, well: bool) -> None:
-        batch, self.batch = self.batch, None
-        if batch is not None:
+        batches, self.batches = self.batches, []
+        for batch in batches:
             self._left(batch, well)
 
     def _ended_well(self, frame: FrameType, batch: Batch, closed: bool) -> bool:
         if closed and _called(frame) in ("close", "aclose"):
             return self._is_undisturbed()
+        if not self._is_for:
+            return False
         is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
         if not _is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
@@ -176,13 +229,14 @@ class _Deleted:
 class SessionIterator(_Deleted, Iterator[Batch]):
     """Over a session."""
 
-    def __init__(self, session: IterableSession) -> None:
+    def __init__(self, session: IterableSession, frame: FrameType) -> None:
         self._ask = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
+        self._loop.taken(frame)
         self._over = False
 
     def __iter__(self) -> Iterator[Batch]:
-        self._loop.entered(sys._getframe(1))
+        self._loop.taken(sys._getframe(1))
         return self
 
     def __next__(self) -> Batch:
@@ -211,14 +265,19 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     """Over a session of an event loop."""
 
     def __init__(
-        self, ask: Callable[[], Awaitable[Batch | None]], loops: SessionLoops, left: Callable[[Batch, bool], None]
+        self,
+        ask: Callable[[], Awaitable[Batch | None]],
+        loops: SessionLoops,
+        left: Callable[[Batch, bool], None],
+        frame: FrameType,
     ) -> None:
         self._ask = ask
         self._loop = _Loop(loops, left)
+        self._loop.taken(frame)
         self._over = False
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        self._loop.entered(sys._getframe(1))
+        self._loop.taken(sys._getframe(1))
         return self
 
     def __anext__(self) -> Awaitable[Batch]:
@@ -259,11 +318,31 @@ def _has_ended(asker: asyncio.Task[Any] | threading.Thread) -> bool:
     return asker.done() if isinstance(asker, asyncio.Task) else not asker.is_alive()
 
 
+def _loop_frame(frame: FrameType) -> FrameType:
+    """Return where the loop is that advances an iterator by this frame's call: the nearest frame that is at the head of
+    a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`."""
+    around: FrameType | None = frame
+    while around is not None and not _is_for(around):
+        around = around.f_back
+    while around is None and frame.f_code.co_name in _NEXT and frame.f_back is not None:
+        frame = frame.f_back
+    return around or frame
+
+
+def _is_for(frame: FrameType) -> bool:
+    """Return whether the frame is where a `for` takes the next, or `yield from` does, and not `await`."""
+    code, index = frame.f_code.co_code, _index(frame)
+    return index >= 0 and code[index] in _ASKS and not (index >= 4 and code[index - 4] in _AWAITS)
+
+
 def _called(frame: FrameType) -> str:
     """Return the name by which what the frame calls now was looked up; empty where it calls nothing."""
-    if _opcode(frame) not in _CALLS:
-        return ""
-    before = [step for step in dis.get_instructions(frame.f_code) if step.offset <= frame.f_lasti]
+    return _called_at(frame.f_code, frame.f_lasti) if _opcode(frame) in _CALLS else ""
+
+
+@functools.lru_cache(maxsize=256)
+def _called_at(code: CodeType, offset: int) -> str:
+    before = [step for step in dis.get_instructions(code) if step.offset <= offset]
     call = next(step.positions for step in reversed(before) if step.opcode in _CALLS)
     named = [
         step
@@ -302,8 +381,14 @@ def _call_site(frame: FrameType) -> tuple[int, int]:
 
 
 def _opcode(frame: FrameType) -> int:
+    """Return the instruction that is being executed."""
+    index = _index(frame)
+    return frame.f_code.co_code[index] if index >= 0 else -1
+
+
+def _index(frame: FrameType) -> int:
     """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
     code, index = frame.f_code.co_code, frame.f_lasti
     while index > 0 and code[index] == _CACHE:
         index -= 2
-    return code[index] if index >= 0 else -1
+    return index

@@ -10,6 +10,7 @@ Work that ended well is acknowledged and not repeated; work that failed is not a
   `poll` gave last also when `with Session(...)` ends without an exception.
 - A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
   session is asked on, or else to whoever gets the stream. Where it cannot be seen how a loop was left, it has failed.
+- So has what a function took, as in `list(map(work, session))`; `next` called by hand is as `poll` is.
 - `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
 - What an exception in the middle of `poll` (a signal handler's) keeps from being returned the next call gives.
 
@@ -169,8 +170,8 @@ class Session:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        self.loops.asked_beside(sys._getframe(1))
-        return SessionIterator(self)
+        self.loops.asked_beside(frame := sys._getframe(1))
+        return SessionIterator(self, frame)
 
     def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
@@ -345,8 +346,8 @@ class Session:
             self._acknowledge(self._last)
 
     def _acknowledge(self, batch: Batch) -> None:
-        """Acknowledge the batch, unless a transaction was begun for it and not committed."""
-        if self._auto_ack and (batch.committed or not batch.began):
+        """Acknowledge the batch, unless transactions do that and have not done all of it."""
+        if self._auto_ack and not batch.has_uncommitted_transaction:
             batch.ack()
 
     def _resolve_doubt(self) -> None:

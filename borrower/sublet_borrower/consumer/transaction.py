@@ -102,12 +102,12 @@ class ProgressTransactions:
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         self.find_out()
-        if committed := [batch for batch in batches if batch.recovered]:
+        if committed := [batch for batch in batches if batch.is_recovered]:
             _check_all_committed(committed, batches)
             with self.rolled_back() as connection:
                 yield connection
             for batch in committed:
-                batch.recovered = False
+                batch.forget_recovery()
             return
         for batch in batches:
             batch.join_transaction(batches)

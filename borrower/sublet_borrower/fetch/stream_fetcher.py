@@ -104,8 +104,8 @@ class StreamFetcher:
         logged once; one that may be repaired is tried again."""
         try:
             found = read()
-        except PoisonBlock as error:
-            if self._assignment.poisoned(granted, error):
+        except (PoisonBlock, PositionBeyondHead) as error:
+            if self._assignment.end_unreadable(granted, error):
                 log.warning("%s: %s All other streams go on.", self._subscription, error)
             return None
         except PayloadUnreadable as error:
@@ -114,7 +114,7 @@ class StreamFetcher:
         except PayloadUnavailable as error:
             self._defer(granted, error, UNAVAILABLE_RETRY_S)
             return None
-        except (PositionGone, PositionBeyondHead) as error:
+        except PositionGone as error:
             granted.is_unreadable = True
             log.warning(
                 "%s: %s Nothing more is read of this stream unless its group moves past that; all others go on.",

@@ -37,6 +37,7 @@ class BorrowedStream:
     read_error: str = ""
     sent_read_error: str = ""
     poison: int = 0
+    is_beyond_head: bool = False
 
     @property
     def is_settled(self) -> bool:
@@ -79,11 +80,12 @@ class BorrowedStream:
             self.in_doubt,
             self.read_error,
             self.poison,
+            self.is_beyond_head,
         )
 
     def to_final_progress(self) -> StreamProgress:
-        """Return the final progress of all streams, for one message; read errors are left out, as the next holder will
-        see for itself."""
+        """Return the final progress of all streams, for one message; texts of read errors are left out, and blocks that
+        cannot be decoded, as the next holder will see for itself."""
         return replace(self.to_progress(), read_error="", poison=0)
 
 
@@ -154,6 +156,7 @@ class BorrowedStreams:
                 in_doubt=s.in_doubt,
                 read_error=s.read_error,
                 poison=s.poison,
+                is_beyond_head=s.is_beyond_head,
             )
             for s in self._held.values()
         )

@@ -388,6 +388,7 @@ class Borrower:
         stream.size, stream.lag, stream.delivered_end = event.size, event.lag, event.delivered_end
         stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
         stream.read_error, stream.poison = event.read_error, event.poison
+        stream.is_beyond_head = event.is_beyond_head
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:

@@ -40,7 +40,7 @@ class StreamConsumed:
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
     is given up, `consumed` what is consumed in entire epochs, `in_doubt` what is planned (None: unchanged),
     `read_error` why it cannot be read on at present, `poison`, in a final report, the offset before which it cannot be
-    decoded.
+    decoded, `is_beyond_head`, in a final report, that the stream was found to end before what was read of it.
     """
 
     stream_id: int
@@ -54,6 +54,7 @@ class StreamConsumed:
     in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
+    is_beyond_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,10 @@ class MicroBatchPlanner:
     def _poll_heads(self) -> None:
         """Read how far the streams go that were not looked at, or are said to go on."""
         if stream_ids := self._ledger.streams_to_poll():
-            self._ledger.update_heads(self._reader.fetch_heads(stream_ids))
+            before = self._ledger.known_ends(stream_ids)
+            heads = self._reader.fetch_heads(stream_ids)
+            self._ledger.update_heads(heads)
+            self._ledger.end_beyond_head(heads, before)
 
     def _may_start(self, granted: PlannerStream) -> bool:
         return self._member.may_start_call(granted.grant.stream_id, granted.grant.grant_id)

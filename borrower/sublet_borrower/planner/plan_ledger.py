@@ -14,7 +14,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import assert_never
 
 from sublet_borrower.machine.events import (
@@ -26,12 +25,13 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.machine.read_failure_report import plain
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartedRange
+from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_storage.log.fetch import beyond_head_error
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
@@ -126,13 +126,29 @@ class PlanLedger:
             }
 
     def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says."""
+        """(stream, head), as the log says. One before what is planned of its stream has it be polled again."""
         with self.changed:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
                 if granted is not None:
-                    granted.head, granted.has_head_hint = max(head, granted.head or 0, granted.known_end), False
+                    granted.has_head_hint = head < granted.known_end
+                    granted.head = max(head, granted.head or 0, granted.known_end)
                     granted.initial_head = granted.head if granted.initial_head is None else granted.initial_head
+
+    def known_ends(self, stream_ids: Iterable[int]) -> dict[int, tuple[int, int]]:
+        """Return {stream: (grant id, how far it is planned)}, for `end_beyond_head`."""
+        with self.changed:
+            held = {stream_id: self._granted[stream_id] for stream_id in stream_ids if stream_id in self._granted}
+            return {stream_id: (granted.grant.grant_id, granted.known_end) for stream_id, granted in held.items()}
+
+    def end_beyond_head(self, heads: Iterable[tuple[int, int]], before: Mapping[int, tuple[int, int]]) -> None:
+        """Plan no more of streams that end before what was planned of them. `before`: `known_ends`, taken before the
+        heads were read; a grant or a plan that came meanwhile may be further than these."""
+        with self.changed:
+            for stream_id, head in heads:
+                grant_id, known_end = before.get(stream_id, (0, 0))
+                if head < known_end and (granted := self._under(stream_id, grant_id)) is not None:
+                    granted.beyond_head = beyond_head_error(stream_id, known_end, head)
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
         """(stream, head), as somebody says who may be wrong: only what the log has is planned."""
@@ -194,17 +210,17 @@ class PlanLedger:
                     self._notify(granted, planned.cut)
 
     def hand_back(self) -> None:
-        """Give up streams of which all is done that lies before a block that cannot be decoded: their group decides
-        what becomes of them."""
+        """Give up streams that end before what was planned of them, and those of which all is done that lies before a
+        block that cannot be decoded: their group decides what becomes of them."""
         with self.changed:
             for granted in self._granted.values():
-                if granted.poison is None or granted.step_planner is not None:
-                    continue  # of whole epochs the next step shows it
-                if granted.may_be_planned and granted.position >= granted.poison.offsets[0]:
+                poison = granted.poison if granted.step_planner is None else None  # else the next step shows it
+                at_poison = poison is not None and granted.position >= poison.offsets[0]
+                if granted.may_be_planned and (at_poison or granted.beyond_head is not None):
                     self._end(granted)
 
     def _end(self, granted: PlannerStream) -> None:
-        granted.at_poison = True
+        granted.at_end = True
         self._notify(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
@@ -380,9 +396,8 @@ class PlanLedger:
         progress = StreamConsumed(
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
-        if granted.at_poison and granted.poison is not None:
-            progress = replace(progress, read_error=plain(str(granted.poison)), poison=granted.poison.offsets[1])
-        self._report(progress)
+        problem = granted.beyond_head or granted.poison
+        self._report(with_final_error(progress, problem) if granted.at_end and problem is not None else progress)
 
     def _under(self, stream_id: int, grant_id: int) -> PlannerStream | None:
         granted = self._granted.get(stream_id)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import LastPlannedRange
@@ -103,8 +103,9 @@ class PlannerStream:
     not known yet, of what was planned under an earlier grant. `goal`: what a plan that is to be finite consumes of
     them; None: the stream was not looked at yet.
 
-    `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `at_poison`: nor is anything
-    left before it, so that the stream is handed back.
+    `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `beyond_head`: the stream was
+    found to end before what is planned of it. `at_end`: nor is anything left before that, so that the stream is handed
+    back.
     """
 
     grant: Grant
@@ -122,7 +123,8 @@ class PlannerStream:
     step: EpochStep | None = None
     goal: ConsumedFrontier | None = None
     poison: PoisonBlock | None = None
-    at_poison: bool = False
+    beyond_head: PositionBeyondHead | None = None
+    at_end: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -137,7 +139,7 @@ class PlannerStream:
     @property
     def is_ending(self) -> bool:
         """Nothing more will be planned of it."""
-        return self.is_stopping or self.at_poison
+        return self.is_stopping or self.at_end
 
     @property
     def to_started(self) -> StartedRange | None:

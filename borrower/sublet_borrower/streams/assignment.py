@@ -29,7 +29,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.abandoned_lock import let_go
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPlanner
@@ -97,11 +97,11 @@ class SessionAssignment:
                 self.report(granted)
             return is_news
 
-    def poisoned(self, granted: GrantedStream, problem: PoisonBlock) -> bool:
-        """Hand the stream back, as it cannot be decoded, when all before is done; return whether this is new."""
+    def end_unreadable(self, granted: GrantedStream, problem: PoisonBlock | PositionBeyondHead) -> bool:
+        """Hand the stream back, as nobody can read it on, when all before is done; return whether this is new."""
         with self._lock:
-            is_news, granted.is_unreadable, granted.retry_at = granted.poison is None, True, None
-            granted.poison = problem
+            is_news, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
+            granted.final_error = problem
             if isinstance(granted, EpochGrantedStream):
                 granted.abort_step()
             return is_news

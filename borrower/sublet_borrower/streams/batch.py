@@ -48,9 +48,9 @@ class Batch:
         self._source, self._row = self, 0
         self.ticket = first if ticket is None else ticket
         self.step_end = step_end
-        self.began = self.committed = self.recovered = False
-        """Whether a transaction was begun for it, and whether one with its progress was committed: then it must not be
-        worked on again. `found`: the outcome was found later and its user has not seen it yet."""
+        self.committed = False
+        """Whether a transaction with its progress was committed: then it must not be worked on again."""
+        self._began, self._recovered_rows = False, range(0)
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -102,6 +102,18 @@ class Batch:
         """Whether it is still to be done, and ours to do."""
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
+    @property
+    def has_uncommitted_transaction(self) -> bool:
+        """Whether a transaction was begun for it, or for a part of it, and not all of it is known to be committed."""
+        return self._began and not self.committed and self._rows_done() < len(self)
+
+    @property
+    def is_recovered(self) -> bool:
+        """Whether it was committed by a transaction of which that was found out later, and is still to be tried again
+        by its user, who does not know."""
+        known = self._source._recovered_rows
+        return known.start <= self._row < self._rows.stop <= known.stop
+
     def transaction(self) -> AbstractContextManager[psycopg.Connection[Any]]:
         """Return a transaction on the messages' database in which the user's output and this batch's progress are
         committed together: exactly once. An exception inside rolls it back, and the batch is still to be done.
@@ -117,7 +129,7 @@ class Batch:
 
     def ack(self, upto: int | None = None) -> None:
         """Acknowledge all of it. Polling for the next batch does this too, unless the session has auto_ack off or a
-        transaction was begun for the batch and not committed.
+        transaction was begun for the batch, or a part of it, and not all of it is committed.
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
@@ -155,7 +167,7 @@ class Batch:
         if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).completes_epochs:
             raise UsageError(
                 f"{self!r}: its epochs go on in the next batch of its stream, and progress moves only behind whole"
-                " epochs. Give all batches up to the one that ends_epochs to one session.transaction()."
+                " epochs. Give all batches up to the one that completes_epochs to one session.transaction()."
             )
         with_it = {one._source.ticket for one in of_stream}
         outstanding = self._granted.outstanding.copy()
@@ -166,20 +178,22 @@ class Batch:
                 " done. Acknowledge that one first, or give both to one session.transaction()."
             )
         self._source._check_rows(of_stream)
-        self.began = True
+        self._source._began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
-        """Of its rows these do the next that are to be done, without a gap, and all if a later batch is among them."""
-        parts = {one._row: one for one in of_stream if one._source is self}
+        """Of its rows these do the next that are to be done, without a gap, each once, and all if a later batch is
+        among them."""
         rows_done, offsets = self._rows_done(), self.table.column("offset")
-        for row, part in sorted(parts.items()):
-            if row < rows_done or not len(part):
-                last = offsets[rows_done - 1].as_py() if rows_done else None
-                detail = "there is nothing in it" if last is None else f"messages up to offset {last} are done already"
+        for part in sorted((one for one in of_stream if one._source is self), key=lambda one: one._row):
+            if part._row < rows_done or not len(part):
+                detail = "there is nothing in it"
+                if len(part):
+                    last = offsets[rows_done - 1].as_py()
+                    detail = f"messages up to offset {last} are done already, or by another part of this transaction"
                 raise UsageError(
-                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.part({rows_done}, ...)."
+                    f"{part!r}: {detail}. Give the transaction a part of what is left: batch.slice({rows_done}, ...)."
                 )
-            if row > rows_done:
+            if part._row > rows_done:
                 self._refuse_gap(part, offsets[rows_done].as_py())
             rows_done += len(part)
         if rows_done < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
@@ -196,10 +210,24 @@ class Batch:
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
+    @property
+    def _rows(self) -> range:
+        """Its rows, as numbered in the batch that it is of."""
+        return range(self._row, self._row + len(self))
+
     def complete_transaction(self, *, recovered: bool = False) -> None:
-        """That transaction is committed. A part stands for what came before it too."""
-        self.committed, self.recovered = True, recovered
+        """Note that that transaction is committed. A part stands for what came before it too. `recovered`: its user
+        does not know."""
+        self.committed, known = True, self._source._recovered_rows
+        if recovered:
+            first = min(known.start, self._row) if known else self._row
+            self._source._recovered_rows = range(first, max(known.stop, self._rows.stop))
         if self is self._source:
             self.ack()
         else:
             self._source.ack(upto=self.end)
+
+    def forget_recovery(self) -> None:
+        """Note that its user has tried it again."""
+        known = self._source._recovered_rows
+        self._source._recovered_rows = range(max(self._rows.stop, known.start), known.stop)

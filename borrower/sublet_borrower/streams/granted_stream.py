@@ -7,7 +7,7 @@ from typing import Any
 
 from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -20,9 +20,9 @@ class GrantedStream:
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
     what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what
     follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its messages are gone, or
-    not to be had now: then it is tried `retry_at`, and `read_failure` has what was reported of it. `poison`: it cannot
-    be decoded, and the stream is handed back once all before it is done. `size`: bytes given out so far. `max_bytes`:
-    no more than this is worth reading at once.
+    not to be had now: then it is tried `retry_at`, and `read_failure` has what was reported of it. `final_error`: it
+    cannot be decoded, or the stream ends before it, and is handed back once all before it is done. `size`: bytes given
+    out so far. `max_bytes`: no more than this is worth reading at once.
     """
 
     stream_id: int
@@ -42,7 +42,7 @@ class GrantedStream:
     is_unreadable: bool = False
     retry_at: float | None = None
     read_failure: ReadFailureTracker = field(default_factory=ReadFailureTracker)
-    poison: PoisonBlock | None = None
+    final_error: PoisonBlock | PositionBeyondHead | None = None
     size: int = 0
     ticket: int = 0
     max_bytes: int | None = None
@@ -103,7 +103,7 @@ class GrantedStream:
     @property
     def is_ending(self) -> bool:
         """Whether nothing more will be read: it is being revoked, or cannot be read on."""
-        return self.is_stopping or self.poison is not None
+        return self.is_stopping or self.final_error is not None
 
     def to_progress(self) -> StreamConsumed:
         """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
@@ -116,6 +116,14 @@ class GrantedStream:
 
     def _with_read_error(self, progress: StreamConsumed) -> StreamConsumed:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
-        if self.poison is None or not progress.is_final or self.outstanding:
+        if self.final_error is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)
-        return replace(progress, read_error=plain(str(self.poison)), poison=self.poison.offsets[1])
+        return with_final_error(progress, self.final_error)
+
+
+def with_final_error(progress: StreamConsumed, error: PoisonBlock | PositionBeyondHead) -> StreamConsumed:
+    """Return the final progress of a stream that nobody can read on, with the reason."""
+    progress = replace(progress, read_error=plain(str(error)))
+    if isinstance(error, PoisonBlock):
+        return replace(progress, poison=error.offsets[1])
+    return replace(progress, is_beyond_head=True)

@@ -2,7 +2,7 @@
 
 It polls often while something comes, and seldom while nothing does. `note_heads` takes heads that are known already:
 then no waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Nothing
-depends on either.
+depends on either. A head below one that was known before the poll began is passed on too: its waiter verifies it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from types import MappingProxyType
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.log.fetch import HeadState
@@ -119,9 +120,9 @@ class FeedHeadPoller:
     async def _run(self) -> None:
         pause_s = BACKOFF_INITIAL_S
         while self._waiters:
-            self._fresh, began = False, self._loop.time()
+            self._fresh, began, before = False, self._loop.time(), self._heads.copy()
             found = await self._try_to_look(list(self._waiters))
-            changed = self._notify(found or {})
+            changed = self._notify(found or {}, before)
             pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
             await self._rest(TROUBLED_PAUSE_S if found is None else 4 * took_s, pause_s)
@@ -147,11 +148,13 @@ class FeedHeadPoller:
             self.looks += 1
         return None
 
-    def _notify(self, heads: Mapping[int, HeadState]) -> bool:
-        """Pass heads that are newer than known to the waiters of these streams; return whether there were any."""
+    def _notify(self, heads: Mapping[int, HeadState], before: Mapping[int, HeadState] = MappingProxyType({})) -> bool:
+        """Pass heads that are newer than known to the waiters of these streams, and those lower than `before`; return
+        whether there were any."""
         by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
-            if stream_id in self._waiters and _is_news(head, self._heads.get(stream_id)):
+            is_lower = stream_id in before and head.head < before[stream_id].head
+            if stream_id in self._waiters and (is_lower or _is_news(head, self._heads.get(stream_id))):
                 self._heads[stream_id] = head
                 for waiter in self._waiters[stream_id]:
                     by_waiter.setdefault(waiter, {})[stream_id] = head

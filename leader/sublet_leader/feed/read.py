@@ -73,7 +73,10 @@ class FeedReadCall:
             await self._mark(reading)
             while True:
                 await self._all_there_is(reading)
-                reading.update_heads(await self._news(waiter, reading))
+                news = await self._news(waiter, reading)
+                if reading.is_beyond(news):  # or these are older than what was read since
+                    await self._patiently(reading.look_again)
+                reading.update_heads(news)
         finally:
             waiter.set_streams(())
 

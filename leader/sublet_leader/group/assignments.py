@@ -234,6 +234,7 @@ class AssignmentManager:
                 self.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
             else:
                 assignment.delivered_end, assignment.consumed = progress.delivered_end, progress.consumed
+                assignment.is_beyond_head = progress.beyond_head
                 self.apply_event(
                     assignment,
                     AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.ABORTED,
@@ -452,11 +453,12 @@ class AssignmentManager:
             reserved_s = self._keep_s(self._entry(assignment)) if goes else 0.0
             left = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
             left = member.leave_reason if member is not None and member.leave_reason else left
+            left = "its borrower found it to end before what it had read" if assignment.is_beyond_head else left
             reason = assignment.reason or (left if goes else "handed back by its borrower")
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)
-            self._streams.enqueue(replace(final, poison=a.poison, skips=skips))
+            self._streams.enqueue(replace(final, poison=a.poison, skips=skips, is_beyond_head=a.is_beyond_head))
 
     def _write_aborted(self, assignment: StreamAssignment, now: float, position: int) -> None:
         if not assignment.is_final_queued:

@@ -271,8 +271,9 @@ class GroupLeader:
             entry.meter.record(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
                 self._assignments.record_read_error(found, progress.read_error)
-            elif progress.poison and not found.is_final_queued:
-                found.poison, found.reason = progress.poison, progress.read_error
+            elif (progress.poison or progress.beyond_head) and not found.is_final_queued:
+                found.poison, found.is_beyond_head = progress.poison, progress.beyond_head
+                found.reason = progress.read_error
         kind = AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.PROGRESS
         found.delivered_end, found.consumed, found.in_doubt = (
             progress.delivered_end,

@@ -33,7 +33,7 @@ class StreamAssignment:
     """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
     to end, once that is decided; `delivered_end`: up to where it was delivered and given up, by its holder's final
     progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset it cannot
-    be decoded."""
+    be decoded; `is_beyond_head`: it was found to end before what was read of it."""
 
     stream_id: int
     borrower_id: str
@@ -50,6 +50,7 @@ class StreamAssignment:
     in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
+    is_beyond_head: bool = False
     is_aborted: bool = False
     revoked_reason: GrantOutcome = GrantOutcome.LOST
 

@@ -64,6 +64,8 @@ class StreamProgress:
     what is planned; it may be started when `ProgressSaved` confirms that it is durable. `read_error`: why the next
     messages cannot be read at present, for people; empty: they can be, as far as is known. `poison`: in a final report,
     the next messages up to before that offset cannot be decoded, and `read_error` is why; 0: no such block.
+    `beyond_head`: in a final report, the stream was found to end before what was read of it, and `read_error` says
+    where.
     """
 
     stream_id: int
@@ -77,6 +79,7 @@ class StreamProgress:
     in_doubt: InDoubtRange | None = None
     read_error: str = ""
     poison: int = 0
+    beyond_head: bool = False
 
 
 MAX_READ_ERROR_CHARS = 2000

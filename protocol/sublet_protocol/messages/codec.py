@@ -137,6 +137,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             in_doubt=_in_doubt(one.in_doubt),
             read_error=one.read_error or None,
             poison=one.poison,
+            beyond_head=one.beyond_head,
         )
         for one in streams
     ]
@@ -201,6 +202,7 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
             consumed=_read_consumed(one),
             in_doubt=_read_in_doubt(one),
             read_error=_text("read_error", one.read_error, MAX_READ_ERROR_CHARS, may_be_empty=True),
+            beyond_head=one.beyond_head,
         )
         for one in streams
     )

@@ -228,7 +228,7 @@ class HeldGrant(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ...) -> None: ...
 
 class StreamProgress(_message.Message):
-    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "delivered_end", "consumed", "in_doubt", "read_error", "poison")
+    __slots__ = ("stream_id", "grant_id", "position", "final", "size", "lag", "delivered_end", "consumed", "in_doubt", "read_error", "poison", "beyond_head")
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
@@ -240,6 +240,7 @@ class StreamProgress(_message.Message):
     IN_DOUBT_FIELD_NUMBER: _ClassVar[int]
     READ_ERROR_FIELD_NUMBER: _ClassVar[int]
     POISON_FIELD_NUMBER: _ClassVar[int]
+    BEYOND_HEAD_FIELD_NUMBER: _ClassVar[int]
     stream_id: int
     grant_id: int
     position: int
@@ -251,7 +252,8 @@ class StreamProgress(_message.Message):
     in_doubt: InDoubt
     read_error: str
     poison: int
-    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., delivered_end: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., read_error: _Optional[str] = ..., poison: _Optional[int] = ...) -> None: ...
+    beyond_head: bool
+    def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., delivered_end: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., read_error: _Optional[str] = ..., poison: _Optional[int] = ..., beyond_head: bool = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
     __slots__ = ("borrower_id", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number")

@@ -14,6 +14,7 @@ from sublet_storage.db.connect import ISOLATION, schema_name
 from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, find_missing_privileges, grant_statement
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.groups.status.diagnosis import lower_head
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.node_directory import list_nodes
@@ -274,8 +275,9 @@ def _blocked(connection: Connection) -> DoctorFinding:
         name, stream_id, reason = rows[0]
         detail = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
-        again = f"sublet groups reset {quote(name)} --stream {stream_id} --to-current"
-        hint = f"sublet groups why {quote(name)} says why, {again} tries once more."
+        target = "--to-current" if (head := lower_head(reason)) is None else f"--to-offset {head}"
+        reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
+        hint = f"sublet groups why {quote(name)} says why, {reset} lets it go on."
         return DoctorFinding("streams", Severity.ERROR, detail, hint)
     return DoctorFinding("streams", Severity.OK, "none is blocked")
 

@@ -249,8 +249,7 @@ def beyond_head_error(stream_id: int, offset: int, head: int) -> PositionBeyondH
     return PositionBeyondHead(
         f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup, or a "
         "standby promoted that lacked the last messages? "
-        "Read from an offset up to the head. A group begins again with `sublet groups delete` and `sublet groups "
-        "create ... --from`."
+        "Read from an offset up to the head. `sublet groups reset` says where a group goes on."
     )
 
 

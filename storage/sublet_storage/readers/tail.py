@@ -185,11 +185,24 @@ class MultiStreamReader:
 
     def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
-        for stream_id, head in heads.items():
-            cursor = self._cursors.get(stream_id)
-            if cursor is not None and cursor.position > head.head:
-                raise message_log.beyond_head_error(stream_id, cursor.position, head.head)
+        for stream_id in self._beyond(heads):
+            raise message_log.beyond_head_error(stream_id, self._cursors[stream_id].position, heads[stream_id].head)
         self.update_heads(heads)
+
+    def look_again(self, conn: psycopg.Connection[Any]) -> None:
+        """Look where its streams end now, see `look`."""
+        self.look(message_log.heads_or_ends(conn, self.open_streams))
+
+    def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
+        """Whether more was read of a stream than it has by these heads."""
+        return bool(self._beyond(heads))
+
+    def _beyond(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
+        return [
+            stream_id
+            for stream_id, head in heads.items()
+            if (cursor := self._cursors.get(stream_id)) is not None and cursor.position > head.head
+        ]
 
     def update_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Where streams end now, as far as somebody knows."""
@@ -284,7 +297,7 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.look(message_log.heads_or_ends(self.conn, reading.open_streams))
+        reading.look_again(self.conn)
         reading.check_timeline(timeline_of(self.conn))
         if reading.is_stale:
             reading.refresh_streams(self.conn)

@@ -63,6 +63,15 @@ class Deliveries:
         self._reset[key] = grant_id
         self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
 
+    def head_lowered(self, stream_id: int, head: int) -> None:
+        """What the stream had from there on is lost; who has had it is to have what comes in its place, or nothing more
+        before an operator says where to go on."""
+        for life in self._lives.live():
+            key = life.group.group_id, stream_id
+            if life.start(stream_id) is not None:
+                self._done[key] = min(self.consumed(*key), head)
+                self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < head}
+
     def is_over(self, work: Work) -> bool:
         """An operator has set the stream to another position since it was lent so, or a failover has ended that."""
         grant = work.group_id, work.stream_id, work.grant_id

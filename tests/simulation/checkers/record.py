@@ -19,6 +19,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.work import BEYOND_HEAD
 
 if TYPE_CHECKING:
     from tests.simulation.database import WatchedGroups
@@ -131,9 +132,10 @@ class Record:
 
     def _check_gone(self, line: HistoryRecord) -> None:
         """Nothing is passed over, nor blocked, but what retention has taken, and passed over only where that is
-        wanted; what a failover has cost is blocked. (Here no block is broken, and no loss too many.)"""
+        wanted; what a failover, or a lower head, has cost is blocked, where that was seen. (Here no block is broken,
+        and no loss too many.)"""
         stream = self._store.streams.streams[line.stream_id]
-        if line.event == "block" and line.position > stream.head:
+        if line.event == "block" and (line.position > stream.head or line.reason == BEYOND_HEAD):
             return
         gone = stream.generation.gone
         skips = self._lives[line.group_id].group.options.on_data_loss is OnDataLoss.SKIP

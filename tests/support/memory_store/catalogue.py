@@ -113,6 +113,13 @@ class MemoryCatalogue:
         """Close the space's open streams and open the next generation, of `shards` streams; the new stream ids."""
         return self._turn({space_id: self.spaces[space_id].shards if shards is None else shards}, space_id)
 
+    def lower_head(self, stream_id: int, head: int) -> None:
+        """The stream has lost its last blocks, behind `head`, where a block ends, and nobody is told."""
+        stream = self.streams[stream_id]
+        stream.blocks = [(end, at) for end, at in stream.blocks if end <= head]
+        stream.block_summaries = [each for each in stream.block_summaries if each.end <= head]
+        stream.head = head
+
     def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: EpochBounds | None = None) -> int:
         """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
 

@@ -260,8 +260,7 @@ class MemoryGroupStore:
         new = self._add_rows(life)
         touched = {row.stream_id for row in new if row.status is LendingStatus.FREE}
         for row in sorted(life.rows.values(), key=lambda row: row.stream_id):
-            closed = self.streams.streams[row.stream_id].closed
-            if not closed or (row.group_id, row.stream_id) in self.locked:
+            if (row.group_id, row.stream_id) in self.locked:
                 continue
             ruling = close_out(row, self._facts(row.stream_id), now, life.group.options.on_data_loss)
             if ruling:

@@ -1,4 +1,5 @@
-"""Stream sync of a group: rows for streams that were opened, and the ends of streams that were closed.
+"""Stream sync of a group: rows for streams that were opened, and the ends of streams that were closed, or that end
+before the group's position.
 
 Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
 generations can matter is decided by the filter that each was filled under, which its space may have changed since. An
@@ -51,8 +52,9 @@ update consumer_group set after_generation = %(newest)s
 
 _UNTIDY = f"""
 select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.status in ('free', 'held') and s.state = 'closed'
-   and (l.position > s.head or n.state = 'gone' or (l.position = s.head and l.status = 'free'))
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.status in ('free', 'held')
+   and (greatest(l.position, (l.consumed ->> 'upto')::bigint, (l.in_doubt ->> 'end')::bigint) > s.head
+        or s.state = 'closed' and (n.state = 'gone' or (l.position = s.head and l.status = 'free')))
  order by l.group_id, l.stream_id for no key update of l skip locked"""
 
 _REPORT = f"""
@@ -153,7 +155,8 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 def _tidy_up(
     connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
 ) -> set[Key]:
-    """Finish or block rows of closed streams; the keys of those that changed."""
+    """Finish or block rows of streams that are closed, or end before the row's position; the keys of those that
+    changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
     if not untidy:
         return set()

@@ -56,6 +56,12 @@ class LendingRow:
         """What of it is not done."""
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
+    @property
+    def furthest_offset(self) -> int:
+        """The furthest offset up to which its stream must have had messages."""
+        doubt, consumed = self.pending_in_doubt, self.consumed
+        return max(self.position, doubt.end if doubt else 0, consumed.upto if consumed else 0)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
@@ -154,8 +160,8 @@ def end_unreadable(
 ) -> LendingTransition | None:
     """What becomes of a row from whose position no borrower could read; None where it can."""
     twice = redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
-    if row.position > stream.head:
-        return block(row, beyond_head_reason(row.position, stream), now_us, twice)
+    if row.furthest_offset > stream.head:
+        return block(row, beyond_head_reason(row.furthest_offset, stream), now_us, twice)
     if not stream.is_gone or row.position == stream.head:
         return None
     lost = stream.head - row.position

@@ -9,7 +9,8 @@ back. So the rules that the simulator runs a thousand times are the very rules t
 - a reclaim by the same agent draws no new grant id;
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
-- a block that its holder cannot decode blocks the row, or is skipped, as the group was created.
+- a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
+- a stream that its holder found to end before what it had read blocks the row, though others have appended since.
 """
 
 from __future__ import annotations
@@ -151,6 +152,8 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
         return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
+    if change.is_beyond_head:
+        return block(replace(row, position=position), change.reason, now_us, redelivery_end(row, stream))
     if change.poison > position:
         return _poisoned(change, replace(row, position=position), stream, now_us)
     if is_consumed(position, stream):

@@ -180,7 +180,8 @@ class ReleaseStream:
     name. Where something is in doubt the row is reserved for that session afterwards. With `delivered_end` behind the
     position, what lies between them was delivered and given up: it may be delivered again. With `poison` the next
     messages cannot be decoded, up to before that offset: the row is blocked, or, with `skips`, goes on there, and what
-    lies between is counted as lost.
+    lies between is counted as lost. With `is_beyond_head` its holder found the stream to end before what it had read:
+    the row is blocked, wherever the stream ends now.
     """
 
     stream_id: int
@@ -192,6 +193,7 @@ class ReleaseStream:
     consumed: ConsumedFrontier | None = None
     poison: int = 0
     skips: bool = False
+    is_beyond_head: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,5 @@
-"""What becomes of a lending row without a change of its leader: an operator's reset, or its stream is closed."""
+"""What becomes of a lending row without a change of its leader: an operator's reset, or its stream is closed, or ends
+before the row's position."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from sublet_storage.groups.model.records import ChangeOutcome, LendingStatus, On
 def close_out(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
 ) -> LendingTransition | None:
-    """What a renewal does to a row whose stream is closed: finish it, block it, or leave it (None)."""
+    """What a stream sync does to a row: finish it, block it, or leave it (None)."""
     if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
         return None
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):

@@ -22,6 +22,7 @@ SILENT_MEMBER_S = 20.0
 # What holders say of a block that cannot be had, or be decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
 # that is away has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
+_LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,12 @@ def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> StallD
 
 def _quoted(group: GroupDiagnosisFacts) -> str:
     return shlex.quote(group.subscription)
+
+
+def lower_head(blocked_reason: str | None) -> str | None:
+    """Return where the stream ended that is blocked since the group was further; None where that is not why."""
+    found = _LOWER_HEAD.search(blocked_reason or "")
+    return None if found is None else found[1]
 
 
 def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, how: str) -> str:
@@ -94,6 +101,9 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
         return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
+    if head := lower_head(stream.blocked_reason):
+        there = _reset(group, stream, f"--to-offset {head}")
+        return f"From offset {head} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
     if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
     again = _reset(group, stream, "--to-current")

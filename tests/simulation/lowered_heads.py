@@ -1,0 +1,99 @@
+"""A stream loses its last blocks under holders that live and are quiet, on the same timeline: all that it had was
+consumed, and nobody is told. By chances of its own, in runs without failover and users' transactions, and while there
+are no atomic groups and no queries.
+
+Nothing is published into the stream before a leader of each group has looked at its streams: what nobody could see
+nobody can report. What is published then are other messages, and none may be passed over. Some holders see it, and hand
+the stream back; others never look.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING
+
+from sublet_storage.groups.model.lending_row import LendingRow
+from sublet_storage.groups.model.records import LendingStatus
+from tests.support.memory_store.catalogue import MemoryStream
+
+if TYPE_CHECKING:
+    from tests.simulation.simulation import Simulation
+
+_RUNS = 0.3
+_INTERVAL_S = 6.0
+_AT_REST = (LendingStatus.BLOCKED, LendingStatus.FINISHED)
+
+
+class LoweredHeads:
+    """Of a part of all runs. `happened`: how often."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._random = Random(f"the lowered heads of {simulation.seed}")
+        self._unseen: dict[int, set[int]] = {}
+        self.happened = 0
+
+    def begin(self, until: float) -> None:
+        self._until = until
+        if self._random.random() < _RUNS and not self._simulation.failover.runs and not self._simulation.users.runs:
+            self._later()
+
+    def holds(self, stream_id: int) -> bool:
+        """Whether nothing may be published there yet."""
+        if not self._unseen.get(stream_id):
+            return False
+        head = self._simulation.streams.streams[stream_id].head
+        beyond = {row.group_id for row in self._rows(stream_id) if row.position > head and row.status not in _AT_REST}
+        return bool(beyond & self._unseen[stream_id])
+
+    def synced(self, group_id: int) -> None:
+        """A leader has looked at the streams of its group, but for rows that others had locked."""
+        for stream_id, groups in self._unseen.items():
+            if (group_id, stream_id) not in self._simulation.store.locked:
+                groups.discard(group_id)
+
+    def concerns(self, group_id: int) -> bool:
+        """Whether a stream of the group is where it cannot be exported from."""
+        rows = self._simulation.store.rows(group_id)
+        heads = self._simulation.streams.streams
+        return any(
+            row.position > heads[row.stream_id].head or row.status is LendingStatus.BLOCKED
+            for row in rows.values()
+            if row.stream_id in self._unseen
+        )
+
+    def _later(self) -> None:
+        self._world.after(self._random.expovariate(1 / _INTERVAL_S), self._befall)
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._later()
+        groups = self._simulation.checkers.live_groups()
+        has_query = any(agent.checkpoint is not None for agent in self._simulation.living())
+        if has_query or any(group.options.atomic for group in groups):
+            return
+        found = [each for each in self._simulation.streams.streams.values() if self._is_quiet(each)]
+        if found:
+            self._lower(self._random.choice(found))
+
+    def _is_quiet(self, stream: MemoryStream) -> bool:
+        rows = self._rows(stream.stream_id)
+        held = [row for row in rows if row.status is LendingStatus.HELD and row.agent in self._simulation.agents]
+        consumed = all(row.position == stream.head and row.pending_in_doubt is None for row in rows)
+        return bool(held) and consumed and not stream.closed and bool(stream.block_summaries)
+
+    def _rows(self, stream_id: int) -> list[LendingRow]:
+        """Those of all groups that live."""
+        rows = (self._simulation.store.rows(group.group_id) for group in self._simulation.checkers.live_groups())
+        return [own[stream_id] for own in rows if stream_id in own]
+
+    def _lower(self, stream: MemoryStream) -> None:
+        head = self._random.choice([0, *(each.end for each in stream.block_summaries[:-1])])
+        self._world.say("database", f"loses the end of stream {stream.stream_id}: it ends at {head}, not {stream.head}")
+        self.happened += 1
+        self._unseen[stream.stream_id] = {row.group_id for row in self._rows(stream.stream_id)}
+        self._simulation.streams.lower_head(stream.stream_id, head)
+        self._simulation.journal.lower_head(stream.stream_id, head)
+        del self._simulation.publishing.epochs[stream.stream_id][head:]
+        self._simulation.checkers.deliveries.head_lowered(stream.stream_id, head)
