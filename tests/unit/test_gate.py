@@ -45,12 +45,12 @@ def test_the_bearer_of_a_token_is_its_principal() -> None:
 
 
 @pytest.mark.parametrize(
-    "sent",
-    [None, "", "Bearer", "Bearer ", TOKEN, f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer é"],
+    "sent", [None, "", "Bearer", "Bearer ", "{0}", "Basic {0}", "Bearer {0}x", "Bearer {1}", "Bearer \xe9"]
 )
 def test_without_a_token_nobody_is_let_in(sent: str | None) -> None:
+    header = None if sent is None else sent.format(TOKEN, TOKEN[:-1])
     with pytest.raises(Unauthenticated, match="SUBLET_TOKEN"):
-        Gate(AccessCache(snapshot(publishes()), Clock())).identify(sent, "", "Publish")
+        Gate(AccessCache(snapshot(publishes()), Clock())).identify(header, "", "Publish")
 
 
 def test_a_token_expires_by_the_nodes_clock() -> None:
@@ -92,7 +92,7 @@ def test_old_rights_allow_nothing() -> None:
     caller.check(Right.PUBLISH, ORDERS)
 
 
-def test_without_authentication_anybody_may_do_anything() -> None:
+def test_without_authentication_all_is_allowed() -> None:
     caller = Gate().identify(None, "", "Publish")
     for right in Right:
         caller.check(right)

@@ -25,9 +25,8 @@ PAGE_BYTES = 8 << 20
 off is read again."""
 
 
-def check_lent(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless the stream is lent by a group that the caller may join, and that reads what is
-    wanted of it."""
+def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, and what is wanted of it."""
     if caller.principal is not None and not any(
         filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group)
         for group, filter in groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
@@ -35,8 +34,8 @@ def check_lent(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchReque
         raise caller.denied(Right.JOIN, wanted.filter)
 
 
-def lent_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
-    """Return those of the streams that are lent by groups that the caller may join."""
+def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
+    """Return those of the streams that are read by groups that the caller may join."""
     if caller.principal is None:
         return stream_ids
     caller.check_token()

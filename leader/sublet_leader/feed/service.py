@@ -20,7 +20,7 @@ import psycopg
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
-from sublet_leader.feed.fetch import check_lent, fetch_page, lent_streams, read_heads
+from sublet_leader.feed.fetch import check_may_fetch, fetch_page, fetchable_streams, read_heads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
@@ -150,7 +150,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         caller = self._gate.caller()
 
         def fetch(conn: psycopg.Connection[Any], wanted: feed_fetch.FetchRequest) -> Any:
-            check_lent(conn, caller, wanted)
+            check_may_fetch(conn, caller, wanted)
             return fetch_page(conn, wanted)
 
         return await self._answer(
@@ -162,7 +162,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         caller = self._gate.caller()
 
         def read(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
-            return read_heads(conn, lent_streams(conn, caller, stream_ids))
+            return read_heads(conn, fetchable_streams(conn, caller, stream_ids))
 
         return await self._answer(
             request, context, feed_fetch.decode_heads_request, read, feed_fetch.encode_heads_reply

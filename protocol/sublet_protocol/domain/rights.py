@@ -23,7 +23,7 @@ class Right(StrEnum):
 
     PUBLISH = "publish"  # append to the topics of the filter
     READ = "read"  # read what is stored, without a group
-    JOIN = "join"  # be a member of a group, and read what it is lent
+    JOIN = "join"  # be a member of a group, and read what it is granted
     WATCH = "watch"  # see a group, its lag and its history
     OPERATE = "operate"  # change a group; includes watch
 

@@ -23,10 +23,8 @@ RPC_RIGHTS = {
     "/sublet.v1.Feed/Publish": RpcRight(Right.PUBLISH, "each topic of the batch"),
     "/sublet.v1.Feed/History": RpcRight(Right.READ, "the filter"),
     "/sublet.v1.Feed/Follow": RpcRight(Right.READ, "the filter"),
-    "/sublet.v1.Feed/Read": RpcRight(
-        Right.JOIN, "a group that has the stream to lend, and whose filter covers the filter"
-    ),
-    "/sublet.v1.Feed/Heads": RpcRight(Right.JOIN, "groups that have the streams to lend"),
+    "/sublet.v1.Feed/Read": RpcRight(Right.JOIN, "a group that reads the stream, and whose filter covers the filter"),
+    "/sublet.v1.Feed/Heads": RpcRight(Right.JOIN, "groups that read the streams"),
     "/sublet.v1.Feed/SessionEpoch": RpcRight(Right.JOIN, "the group"),
     "/grpc.health.v1.Health/Check": RpcRight(None, "whether it serves", is_open=True),
     "/grpc.health.v1.Health/List": RpcRight(None, "whether it serves", is_open=True),

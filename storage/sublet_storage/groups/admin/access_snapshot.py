@@ -55,7 +55,7 @@ def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None
 def groups_of_streams(
     conn: psycopg.Connection[Any], stream_ids: Iterable[int]
 ) -> dict[int, list[tuple[str, TopicFilter]]]:
-    """Return {stream: name and filter of each group that has it to lend}."""
+    """Return {stream: name and filter of each group that reads it}."""
     found: dict[int, list[tuple[str, TopicFilter]]] = {}
     for stream_id, name, filter in conn.execute(_GROUPS, (list(stream_ids),)).fetchall():
         found.setdefault(stream_id, []).append((name, TopicFilter(filter)))
