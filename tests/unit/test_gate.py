@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+from types import SimpleNamespace
+from typing import Any
 
+import grpc
 import pytest
 
 from sublet_protocol.domain.access_token import NewToken
@@ -14,6 +18,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
 from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.interceptor import GateInterceptor
 
 ORDERS = TopicFilter("orders/#")
 NEW = NewToken.draw()
@@ -137,3 +142,64 @@ def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture
         "unknown caller",
     ]
     assert TOKEN not in caplog.text
+
+
+class _Context:
+    """What a call tells its interceptor, and what that says."""
+
+    def __init__(self, *metadata: tuple[str, str]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise RuntimeError(code, text)
+
+
+def call(gate: Gate, method: str, answer: Any, *metadata: tuple[str, str]) -> Any:
+    """The reply, or the code."""
+
+    async def run() -> Any:
+        async def found(details: object) -> Any:
+            return None if answer is None else grpc.unary_unary_rpc_method_handler(answer)
+
+        handler = await GateInterceptor(gate).intercept_service(found, SimpleNamespace(method=method))
+        if handler is None:
+            return None
+        try:
+            return await handler.unary_unary(b"", _Context(*metadata))
+        except RuntimeError as error:
+            return error.args[0]
+
+    return asyncio.run(run())
+
+
+async def _answers(request: object, context: object) -> str:
+    return "reply"
+
+
+def test_a_method_without_a_row_is_refused_though_served() -> None:
+    bearer = ("authorization", f"Bearer {TOKEN}")
+    is_on, is_off = Gate(AccessCache(snapshot(), Clock())), Gate()
+    for gate in (is_on, is_off):
+        assert call(gate, "/sublet.v1.Feed/New", _answers, bearer) is grpc.StatusCode.PERMISSION_DENIED
+    assert call(is_on, "/sublet.v1.Feed/New", None, bearer) is grpc.StatusCode.PERMISSION_DENIED
+    assert call(is_off, "/sublet.v1.Feed/New", None) is None
+
+
+def test_a_method_that_asks_for_no_right_answers_nothing() -> None:
+    gate, bearer = Gate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
+
+    async def asks(request: object, context: object) -> str:
+        gate.caller().check(Right.PUBLISH, ORDERS)
+        return "reply"
+
+    assert call(gate, "/sublet.v1.Feed/Publish", _answers, bearer) is grpc.StatusCode.INTERNAL
+    assert call(gate, "/sublet.v1.Feed/Publish", asks, bearer) == "reply"
+    assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
+    assert call(gate, "/sublet.v1.Session/Poll", _answers, bearer) == "reply"
+    assert call(Gate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

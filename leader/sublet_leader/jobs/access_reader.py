@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import psycopg
 
-from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.errors import Conflict, SubletError
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
@@ -55,6 +55,9 @@ class AccessReader:
                 with self._reconnecting as connection:
                     self._wait_for_change(connection)
                     self._read(connection)
+            except Conflict as error:
+                log.warning("the rights could not be read, and none is given in a while: %s", error)
+                self._stop.wait(READ_INTERVAL_S)
             except (SubletError, psycopg.Error) as error:
                 log.debug("the rights could not be read: %s", error)
                 self._stop.wait(STOP_CHECK_INTERVAL_S)

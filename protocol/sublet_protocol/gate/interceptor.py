@@ -28,11 +28,12 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the method's handler behind the gate."""
         method = handler_call_details.method
-        needed = RPC_RIGHTS.get(method)
-        if needed is None:
+        needed, handler = RPC_RIGHTS.get(method), await continuation(handler_call_details)
+        if handler is None and not self._gate.is_on:
+            return None  # gRPC answers that there is no such method
+        if handler is None or needed is None:
             return grpc.unary_unary_rpc_method_handler(_refuse_method)
-        handler = await continuation(handler_call_details)
-        return handler if handler is None or needed.is_open else self._behind_gate(handler, method, needed)
+        return handler if needed.is_open else self._behind_gate(handler, method, needed)
 
     def _behind_gate(self, handler: Any, method: str, needed: RpcRight) -> Any:
         streams_in, streams_out = handler.request_streaming, handler.response_streaming

@@ -92,7 +92,7 @@ def leader(
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
-    from sublet_protocol.gate.audit import AUDIT
+    from sublet_protocol.gate import audit
 
     called = socket.gethostname().split(".")[0] if name is None else name
     announce = _announcer(cli, called)
@@ -104,8 +104,10 @@ def leader(
     at = None if http is None else ListenAddress.parse(http, insecure=insecure)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, admin_token())
-    for logger in ("sublet_leader", AUDIT):
+    for logger in ("sublet_leader", audit.AUDIT):
         logging.getLogger(logger).setLevel(logging.INFO)
+    if insecure:
+        audit.record(None, str(where), "start", "--insecure", "done")
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
