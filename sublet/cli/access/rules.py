@@ -120,9 +120,10 @@ def revoke(cli: CommandContext, principal: Who, right: May, filter: On, group: G
 
 
 def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> int:
-    """Say whether a principal may do something, and the rule that says so. The exit code is 0 for yes, 1 for no.
+    """Say whether a principal may do something.
 
-    FILTER is a topic, or a filter all of which is meant; without --group it is about all groups.
+    And which rule says so; the exit code is 0 for yes, 1 for no. FILTER is a topic, or a filter all of which is meant;
+    without --group it is about all groups.
 
     Examples:
 

@@ -22,11 +22,11 @@ def token(
     expires: Annotated[str, typer.Option(metavar="DURATION", help="How long it is valid.")] = "90d",
     note: Annotated[str, typer.Option(help="For whom or what, shown by tokens.")] = "",
 ) -> None:
-    """Make a token, with which a client proves to nodes which principal it is.
+    """Make an access token for a principal.
 
-    It is the only line on stdout, and is shown this once: what is stored is its hash. A client takes it from
-    SUBLET_TOKEN, or from the file that SUBLET_TOKEN_FILE names. Two tokens of a principal are valid at a time: make
-    one, hand it out, and revoke the other.
+    A client proves with it who it is, and takes it from SUBLET_TOKEN, or from the file that SUBLET_TOKEN_FILE names. It
+    is the only line on stdout, and is shown this once: what is stored is its hash. Two tokens of a principal are valid
+    at a time: make one, hand it out, and revoke the other.
 
     Example:
 
@@ -55,7 +55,9 @@ def token(
 
 
 def tokens(cli: CommandContext) -> None:
-    """List the tokens: whose each is, until when it is valid, and the day when a node last saw it.
+    """List the access tokens.
+
+    Whose each is, until when it is valid, and the day when a node last saw it.
 
     Example:
 
