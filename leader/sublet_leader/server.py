@@ -310,7 +310,8 @@ class NodeServer:
         return on_desired_state
 
     def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
-        self._callers.check_message(subscriber_id, message)
+        if not self._callers.check_message(subscriber_id, message):
+            return
         if isinstance(message, GroupEvent):
             self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return

@@ -47,7 +47,8 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
 @pytest.fixture
 def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
     """By user, given with their rights before the node starts, so that it knows them."""
-    for each in (JOIN, READ, PUBLISH, WATCH, rule("user:third", Right.JOIN, "#")):
+    elsewhere = rule("user:spark", Right.JOIN, "bills/#")
+    for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
         allow(conn, each)
     return {name: token_of(conn, f"user:{name}") for name in ("spark", "other", "third")}
 

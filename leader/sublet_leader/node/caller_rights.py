@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.events import MemberDenied
 from sublet_leader.node.group_event_publisher import parse_leader_query
-from sublet_protocol.domain.errors import PermissionDenied, UsageError
+from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.rights import ALL, Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import Caller, Gate
@@ -25,8 +25,16 @@ class CallerRights:
         self._gate, self._publisher = gate, publisher
         self._principals: dict[str, str] = {}
 
-    def check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
-        """Raise `PermissionDenied` where the caller may not send that, or the agent is somebody else's."""
+    def check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> bool:
+        """Return whether the message can be judged; False: the rules are too old, and its sender repeats it. Raise
+        `PermissionDenied` where the caller may not send it, or the agent is somebody else's."""
+        try:
+            self._check_message(subscriber_id, message)
+        except Unavailable:
+            return False
+        return True
+
+    def _check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         caller = self._caller_of(subscriber_id)
         match message:
             case _ if caller.principal is None:

@@ -65,8 +65,7 @@ class AccessCache:
         return self._state[0].rights.find_rule(principal, right, filter, group)
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Whether there is a rule with this right for the principal, on whatever. Raises as above."""
-        self.find_rule(principal, right)
+        """Whether there is a rule with this right for the principal, on whatever; however old the rules are."""
         return self._state[0].rights.has_right(principal, right)
 
     def take_used(self) -> set[str]:

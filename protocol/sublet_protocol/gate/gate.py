@@ -40,7 +40,7 @@ class Caller:
         return self.principal is not None and (self._access.find_rule(self.principal, right, filter, group) is not None)
 
     def may_somewhere(self, right: Right) -> bool:
-        """Whether a rule allows it on whatever. Raises `Unavailable`."""
+        """Whether a rule allows it on whatever, however old the rules are."""
         if self._access is None:
             return True
         return self.principal is not None and self._access.has_right(self.principal, right)
