@@ -43,6 +43,7 @@ check: $(READY) ## ruff, mypy --strict, the import contracts, the generated page
 	$(BIN)/python -m tools.settings_doc --check
 	$(BIN)/python -m tools.cli_doc --check
 	$(BIN)/python -m tools.metrics_doc --check
+	$(BIN)/python -m tools.limits_doc --check
 	$(BIN)/python -m tools.protocol_doc --check
 	$(BIN)/python -m tools.stories_doc --check
 	$(BIN)/python -m tools.conformance --check

@@ -23,6 +23,7 @@ smaller runs), which also writes `bench/results/NAME.json`. A figure stands besi
 in the same run."""
 SECTIONS = {
     "log": "The log: publish and consume",
+    "decode": "Validation of blocks",
     "allocation": "Allocation: who gets which stream",
     "handover": "Graceful hand-over",
     "takeover": "Takeover of a killed leader",

@@ -115,10 +115,10 @@ PUBLISHER = {
     "space": "Refuse topics outside of this space.",
     "producer": "A name that outlives the process: a new publisher of the same name fences the older one.",
     "linger_ms": "How long a message waits for company, in milliseconds. 0 sends at once; load makes blocks large.",
-    "block_messages": "Most messages in one block.",
-    "block_bytes": "About the most bytes in one block, before compression.",
+    "block_messages": "Most messages in one block; 100 000 at most.",
+    "block_bytes": "About the most bytes in one block, before compression; 16 MiB at most.",
     "max_buffered_bytes": "Most bytes that wait to be sent; beyond them `publish` blocks.",
-    "max_message_bytes": "Largest message: topic, key, value and headers together.",
+    "max_message_bytes": "Largest message: topic, key, value and headers together; 16 MiB at most.",
     "delivery_timeout_s": "How long a lost or silent database is tried again before deliveries fail, in seconds.",
 }
 

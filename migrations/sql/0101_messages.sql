@@ -75,30 +75,47 @@ create index stream_parents on stream using gin (parents);
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 create index stream_to_tier on stream (space_id) where is_to_tier;
 
--- A block covers the offsets [end_offset - count, end_offset). One partition per generation, made by LIKE + ATTACH.
+-- Whether these are the epochs of a block as readers expect them: two antichains of up to 1000, all of as many numbers.
+create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql immutable strict as $$
+  select coalesce(
+    jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
+      && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000', '{}', true)
+    and not jsonb_path_exists(p_bounds,
+      'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*] ? (@.type() != "array" || @.size() != $.least[0].size())',
+      '{}', true)
+    and not jsonb_path_exists(p_bounds,
+      'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*][*]
+         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false)
+$$;
+
+-- A block covers the offsets [end_offset - count, end_offset). Its row has no more, and nothing else, than readers expect. One
+-- partition per generation, made by LIKE + ATTACH.
 create table block (
   generation_id bigint not null,
   stream_id bigint not null,
   end_offset bigint not null,
-  count integer not null check (count > 0),
+  count integer not null check (count between 1 and 100000),
   first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
   last_timestamp timestamptz not null,
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null when there are more than a few
   lower_frontier jsonb,                                -- the space's, before this block
-  epoch_bounds jsonb,                                  -- {"least": antichain, "greatest": antichain} of those in it, and whether it is
-                                                       -- "has_unset": with messages without an epoch
+  epoch_bounds jsonb check (are_epoch_bounds(epoch_bounds)), -- {"least": antichain, "greatest": antichain} of those in it,
+                                                       -- and whether it is "has_unset": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,
-  uri_bytes bigint,                                    -- of the payload that lies there
+  uri_bytes bigint check (uri_bytes <= 34603008),      -- of the payload that lies there
   -- Of a block that was merged, a window by time of which holds the same messages for ever: where in it, counted from its first
   -- message, those begin that were appended later than all before them, and when. The first begins at 0, the last was
   -- appended at the time in the block's row. Null: it is of one time.
   piece_starts integer[],
   piece_times timestamptz[],
   primary key (generation_id, stream_id, end_offset),
-  check ((payload is null) <> (uri is null))
+  check ((payload is null) <> (uri is null)),
+  check (octet_length(payload) <= 34603008),
+  check (topics is null or (array_ndims(topics) = 1 and cardinality(topics) <= 8 and array_position(topics, null) is null
+                            and octet_length(array_to_string(topics, '')) <= 524288))
 ) partition by list (generation_id);
 alter table block alter payload set storage external;
 

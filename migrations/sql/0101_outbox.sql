@@ -47,9 +47,12 @@ begin
     perform reject_message(shown, 'each message needs a topic', 'Give a topic such as orders/eu.');
   elsif p_topic = '' then
     perform reject_message(shown, 'it is empty, and needs a character', 'Give a topic such as orders/eu.');
-  elsif bytes > 65535 then
-    perform reject_message(shown, 'it is ' || bytes || ' bytes of UTF-8 and the limit is 65535',
+  elsif bytes > 4096 then
+    perform reject_message(shown, 'it is ' || bytes || ' bytes of UTF-8 and the limit is 4096',
       'Shorten it, and put the rest into the message''s key or headers.');
+  elsif topic_levels(p_topic) > 128 then
+    perform reject_message(shown, 'it has ' || topic_levels(p_topic) || ' levels and the limit is 128',
+      'Put the rest into the message''s key or headers.');
   elsif starts_with(p_topic, '$') then
     perform reject_message(shown, 'what begins with $ is reserved, and cannot be a topic', 'Leave out the leading $.');
   elsif p_topic ~ '[+#]' then
@@ -110,6 +113,13 @@ language sql immutable as $$
     from jsonb_array_elements(p_headers) pair
 $$;
 
+-- What headers count for in the limit of 16 KiB, in bytes, of all of a message together.
+create function headers_bytes(p_headers jsonb) returns bigint
+language sql immutable as $$
+  select headers_size(p_headers) + sum(octet_length(convert_to(pair ->> 0, 'UTF8')) - length(pair ->> 0))
+    from jsonb_array_elements(p_headers) pair
+$$;
+
 create function insert_outbox_row(p_topic text, p_value bytea, p_key bytea, p_headers jsonb, p_timestamp timestamptz)
 returns bigint language plpgsql as $$
 declare
@@ -122,6 +132,13 @@ begin
   size := 32 + length(p_topic) + coalesce(octet_length(p_key), 0) + coalesce(octet_length(p_value), 0);
   if p_headers is not null then
     headers := message_headers(p_headers);
+    if jsonb_array_length(headers) > 100 then
+      perform reject_message('a message to topic ' || quote_literal(left(p_topic, 80)),
+        'it has ' || jsonb_array_length(headers) || ' headers and the limit is 100', 'Put the rest into its value.');
+    elsif headers_bytes(headers) > 16384 then
+      perform reject_message('a message to topic ' || quote_literal(left(p_topic, 80)),
+        'it has headers of ' || headers_bytes(headers) || ' bytes and the limit is 16384', 'Put the rest into its value.');
+    end if;
     size := size + coalesce(headers_size(headers), 0);
   end if;
   if size > most then

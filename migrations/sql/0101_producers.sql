@@ -36,17 +36,21 @@ returns void language sql as $$
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
 
+-- How many levels a topic has.
+create function topic_levels(p_topic text) returns integer language sql immutable as $$
+  select length(p_topic) - length(replace(p_topic, '/', '')) + 1
+$$;
 -- Raise where a block's row cannot be right. Of its payload only the size and the header are checked: Arrow is decoded by
 -- readers.
 create function check_block(
   p_count integer, p_first timestamptz, p_last timestamptz, p_topics text[], p_payload bytea
 ) returns void language plpgsql immutable as $$
 declare
-  most constant integer := 536870912;                  -- bytes
+  most constant integer := 34603008;                   -- bytes
   header bigint;
 begin
-  if p_count is null or p_count < 1 or p_count > 1000000 then
-    perform reject_message('count ' || coalesce(p_count::text, 'null'), 'a block has 1 to 1000000 messages',
+  if p_count is null or p_count < 1 or p_count > 100000 then
+    perform reject_message('count ' || coalesce(p_count::text, 'null'), 'a block has 1 to 100000 messages',
       'Append several blocks.');
   end if;
   if p_payload is null or octet_length(p_payload) not between 16 and most then
@@ -70,7 +74,7 @@ begin
       || least(p_count, 8) || ' distinct ones, or null', 'Give null where it has more.');
   end if;
   if exists (select from unnest(p_topics) as t (topic)
-              where t.topic is null or t.topic = '' or t.topic ~ '^\$|[+#]' or octet_length(t.topic) > 65535) then
+              where t.topic is null or t.topic = '' or t.topic ~ '^\$|[+#]' or octet_length(t.topic) > 4096 or topic_levels(t.topic) > 128) then
     perform check_topic(t.topic) from unnest(p_topics) as t (topic);
   end if;
 end $$;
@@ -97,13 +101,14 @@ declare
   is_behind boolean;
 begin
   -- In one expression what is right in all blocks of ours; what is not so is looked at one by one.
-  if (p_count between 1 and 1000000 and octet_length(p_payload) between 16 and 536870912
+  if (p_count between 1 and 100000 and octet_length(p_payload) between 16 and 34603008
       and substr(p_payload, 1, 4) = '\xffffffff' and get_byte(p_payload, 7) = 0
       and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
       and p_first <= p_last and p_first >= '0001-01-01 00:00:00+00' and p_last < '10000-01-01 00:00:00+00'
       and (p_topics is null or (
         cardinality(p_topics) between 1 and least(p_count, 8) and array_position(p_topics, null) is null
-        and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 65535
+        and array_position(p_topics, '') is null and octet_length(array_to_string(p_topics, e'\n')) <= 4096
+         and topic_levels(array_to_string(p_topics, '/')) <= 128
         and e'\n' || array_to_string(p_topics, e'\n') !~ '\n[$]|[+#]'))) is not true then
     perform check_block(p_count, p_first, p_last, p_topics, p_payload);
   end if;

@@ -8,12 +8,12 @@ create unlogged table staged_block (
   attempt uuid not null,                               -- at a task: what a commit does not name is not published
   ordinal integer not null,
   stream_id bigint not null,                           -- open when it was routed there
-  count integer not null check (count > 0),
+  count integer not null check (count between 1 and 100000),
   first_timestamp timestamptz not null,
   last_timestamp timestamptz not null,
   topics text[],
   codec smallint not null,
-  payload bytea not null,
+  payload bytea not null check (octet_length(payload) <= 34603008),
   staged_at timestamptz not null default clock_timestamp(),
   primary key (sink, batch, attempt, ordinal)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);

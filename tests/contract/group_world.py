@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
 from typing import Any
 
 import psycopg
@@ -45,6 +46,7 @@ TABLES = "space, generation, stream, block, consumer_group, leadership, lending,
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
 APPLIED, REFUSED, BUSY = ChangeOutcome.APPLIED, ChangeOutcome.REFUSED, ChangeOutcome.BUSY
+INVALID = ChangeOutcome.INVALID
 
 
 class Ticker:
@@ -282,7 +284,7 @@ def _upper(stream: Any) -> list[Any]:
 
 
 def _epochs(mark: Any) -> str | None:
-    return None if mark.epochs is None else json.dumps({"least": mark.epochs.least, "greatest": mark.epochs.greatest})
+    return None if mark.epochs is None else json.dumps(asdict(mark.epochs))
 
 
 def _json(found: list[Any]) -> str | None:

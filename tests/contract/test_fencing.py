@@ -199,7 +199,8 @@ def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
     """Kept is why a stream is blocked, and who leads now."""
     group, term, (blocked, unblocked, moved) = postgres.led(3)
     for stream in (blocked, unblocked):
-        postgres.apply(group, term, AdvancePosition(stream, granted(postgres, group, term, stream).grant_id, 99))
+        lost = ReleaseStream(stream, granted(postgres, group, term, stream).grant_id, 0, "its end", is_beyond_head=True)
+        postgres.apply(group, term, lost)
     postgres.connection.execute("update lending set status = 'free' where stream_id = %s", (unblocked,))
     granted(postgres, group, term, moved)
     assert len(events(postgres, group)) == 5

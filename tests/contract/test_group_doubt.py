@@ -8,6 +8,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
@@ -20,7 +21,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     UnreserveStream,
 )
-from tests.contract.group_world import BLOCKED, FINISHED, FREE, HELD, REFUSED, World
+from tests.contract.group_world import FINISHED, FREE, HELD, INVALID, REFUSED, World
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
@@ -181,10 +182,18 @@ def test_what_was_never_begun_is_taken_back(world: World) -> None:
     assert etl.end().status is FREE
 
 
-def test_a_plan_beyond_the_head_blocks_the_row(world: World) -> None:
+@pytest.mark.conforms("X4")
+def test_a_plan_that_cannot_be_changes_nothing(world: World) -> None:
+    """Beyond the head, or of a grant that is to come."""
     etl = Etl(world)
-    lie = InDoubtRange(etl.grant_id, 2, 11, HOLD_S)
-    assert etl.refused(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie)).status is BLOCKED
+    before = etl.world.row(etl.group, etl.term, etl.stream)
+    for grant_id, end in ((etl.grant_id, 11), (etl.grant_id, MAX_OFFSET), (etl.grant_id + 1, 10), (MAX_OFFSET, 10)):
+        lie = InDoubtRange(grant_id, 2, end, HOLD_S)
+        answer = etl.world.apply(etl.group, etl.term, AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=lie))
+        assert answer.outcome is INVALID, answer
+        assert answer.lending == before == etl.world.row(etl.group, etl.term, etl.stream)
+    fits = InDoubtRange(etl.grant_id, 2, 10, HOLD_S)
+    assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 2, in_doubt=fits)).in_doubt == fits
 
 
 def test_what_is_reserved_is_never_blocked(world: World) -> None:

@@ -12,7 +12,6 @@ from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup, S
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
-    GrantStream,
     Group,
     GroupDesiredState,
     GroupOptions,
@@ -28,6 +27,8 @@ from tests.contract.group_world import (
     BLOCKED,
     FINISHED,
     FREE,
+    HELD,
+    INVALID,
     REFUSED,
     SHARE,
     PostgresWorld,
@@ -204,16 +205,6 @@ def test_each_group_has_its_own_policy(world: World) -> None:
     assert lost_messages(world, fails)[stream] == 0
 
 
-@pytest.mark.conforms("W4")
-def test_beyond_the_head_every_policy_blocks(world: World) -> None:
-    (stream,) = world.add_space()
-    group = world.declare(on_data_loss=OnDataLoss.SKIP)
-    term = world.lead(group)
-    held = granted(world, group, term, stream)
-    assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 3))) == (REFUSED, BLOCKED, 0)
-    assert outcome(world.apply(group, term, GrantStream(stream, "b", "a", None, "share"))) == (REFUSED, BLOCKED, 0)
-
-
 # --- blocks that cannot be decoded ----------------------------------------------------------------------------------
 
 
@@ -256,7 +247,7 @@ def test_skipping_the_last_block_finishes_a_stream(world: World) -> None:
     last = ReleaseStream(closed, grants[0], 6, "garbage", poison=8, skips=True)
     assert outcome(world.apply(group, term, last)) == (APPLIED, FINISHED, 8)
     beyond = ReleaseStream(other, grants[1], 0, "garbage", poison=1, skips=True)
-    assert outcome(world.apply(group, term, beyond)) == (REFUSED, BLOCKED, 0)
+    assert outcome(world.apply(group, term, beyond)) == (INVALID, HELD, 0)
 
 
 # --- orders -------------------------------------------------------------------------------------------------------

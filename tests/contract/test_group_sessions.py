@@ -111,11 +111,11 @@ def test_what_ends_for_good_is_not_reserved(world: World) -> None:
     world.apply(group, term, ReleaseStream(idle, retained.grant_id, 0, "leave", 60))
     held = world.applied(group, term, named(consumed))
     world.apply(group, term, AdvancePosition(consumed, held.grant_id, 1))
-    beyond = world.applied(group, term, named(poisoned))
+    held_too = world.applied(group, term, named(poisoned))
     world.rollover(1, shards=1)
     ends = (
         world.apply(group, term, ReleaseStream(consumed, held.grant_id, 1, "leave", 60)),
-        world.apply(group, term, ReleaseStream(poisoned, beyond.grant_id, 9, "leave", 60)),
+        world.apply(group, term, ReleaseStream(poisoned, held_too.grant_id, 0, "garbage", 60, poison=1)),
         world.apply(group, term, named(idle)),
     )
     assert [end.lending.status for end in ends if end.lending] == [FINISHED, BLOCKED, FINISHED]
@@ -164,7 +164,7 @@ def test_a_forced_move_records_what_may_be_seen_twice(world: World) -> None:
         world.apply(group, term, AdvancePosition(stream, grants[stream], 3))
     world.apply(group, term, ForceRelease(moved, grants[moved], "deadline"))
     world.append(moved, 5)
-    world.apply(group, term, AdvancePosition(blocked, grants[blocked], 99))
+    world.apply(group, term, ReleaseStream(blocked, grants[blocked], 3, "garbage", 0.0, 10, poison=4))
     world.apply(group, term, ReleaseStream(left, grants[left], 4, "leave"))
     windows = {
         line.stream_id: (line.is_forced, line.position, line.redelivery_end)

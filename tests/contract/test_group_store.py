@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
@@ -32,6 +32,7 @@ from tests.contract.group_world import (
     BUSY,
     FREE,
     HELD,
+    INVALID,
     LEASE_S,
     ONE,
     REFUSED,
@@ -126,15 +127,13 @@ def test_history_ends_each_grant_of_a_deleted_group(world: World) -> None:
 
 @pytest.mark.conforms("E23", "W4")
 def test_blocked_streams_begin_again_in_a_second_life(world: World) -> None:
-    beyond, gone = world.add_space("orders", "orders/#")[0], world.add_space("others", "orders/eu")[0]
+    bad, gone = world.add_space("orders", "orders/#")[0], world.add_space("others", "orders/eu")[0]
     group = world.group()
     term = world.lead(group)
-    for stream in (beyond, gone):
+    for stream in (bad, gone):
         world.append(stream, 3)
-    assert (
-        outcome(world.apply(group, term, AdvancePosition(beyond, granted(world, group, term, beyond).grant_id, 9)))[1]
-        is BLOCKED
-    )
+    poison = ReleaseStream(bad, granted(world, group, term, bad).grant_id, 0, "garbage", poison=1)
+    assert outcome(world.apply(group, term, poison))[1] is BLOCKED
     world.rollover(2)
     world.retire(2)
     world.write(group, term, renew=True)
@@ -143,7 +142,7 @@ def test_blocked_streams_begin_again_in_a_second_life(world: World) -> None:
     again = world.declare(starting_position=StartingPosition.EARLIEST)
     rows = world.store.load(again.group_id, world.lead(again))
     assert {row.status for row in rows} == {FREE}
-    assert {row.stream_id: row.position for row in rows}[beyond] == 0
+    assert {row.stream_id: row.position for row in rows}[bad] == 0
     assert gone not in {row.stream_id for row in rows}
 
 
@@ -373,7 +372,7 @@ def test_a_release_frees_at_the_exact_position(world: World) -> None:
 
 
 @pytest.mark.conforms("E11")
-@pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (99, 10)])
+@pytest.mark.parametrize(("until", "announced"), [(0, None), (7, None), (9, 9), (10, 10)])
 def test_a_release_records_what_was_given_up(world: World, until: int, announced: int | None) -> None:
     group, term, stream, held = world.granted(10)
     for _ in range(MAX_LOSSES + 1):
@@ -406,16 +405,31 @@ def test_a_stream_lost_too_often_is_blocked(world: World) -> None:
     assert outcome(world.apply(group, term, grant(stream))) == (REFUSED, BLOCKED, 2)
 
 
-def test_a_position_beyond_the_head_blocks_the_stream(world: World) -> None:
+@pytest.mark.conforms("P10", "X4")
+def test_what_lies_beyond_the_head_changes_nothing(world: World) -> None:
+    """At the head it is good, one behind it and at the end of its type it is its sender's fault, and the row is as it
+    was."""
     group, term, streams = world.led(3)
-    for stream, word in zip(streams, (AdvancePosition, ReleaseStream, ReclaimStream), strict=True):
+    for stream, word in zip(streams, (AdvancePosition, ReclaimStream, ReleaseStream), strict=True):
         world.append(stream, 5)
         grant_id = granted(world, group, term, stream).grant_id
         world.apply(group, term, AdvancePosition(stream, grant_id, 2))
+        before, lines = world.row(group, term, stream), len(world.store.history(group.group_id))
         extra = {AdvancePosition: (), ReleaseStream: ("leave",), ReclaimStream: ("b1", "a1")}[word]
-        assert outcome(world.apply(group, term, word(stream, grant_id, 2**70, *extra))) == (REFUSED, BLOCKED, 2)
-        assert events(world, group)[-1][0] == "block"
-        assert world.row(group, term, stream).grant_id > grant_id
+        for position in (6, MAX_OFFSET):
+            answer = world.apply(group, term, word(stream, grant_id, position, *extra))
+            assert (answer.outcome, answer.lending) == (INVALID, before)
+            assert answer.problem == f"stream {stream}: offset {position} is beyond the head 5"
+        assert (world.row(group, term, stream), len(world.store.history(group.group_id))) == (before, lines)
+        assert outcome(world.apply(group, term, word(stream, grant_id, 5, *extra)))[::2] == (APPLIED, 5)
+
+
+@pytest.mark.conforms("X4")
+def test_what_was_given_up_beyond_the_head_cannot_be(world: World) -> None:
+    group, term, stream, held = world.granted(10)
+    for given_up in (11, MAX_OFFSET):
+        answer = world.apply(group, term, ReleaseStream(stream, held.grant_id, 7, "leave", 0.0, given_up))
+        assert outcome(answer) == (INVALID, HELD, 0)
 
 
 @pytest.mark.conforms("P10")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import threading
@@ -15,6 +16,7 @@ import pytest
 
 from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_protocol.domain.errors import StaleTerm, UsageError
+from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
@@ -23,7 +25,7 @@ from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
 from sublet_storage.producer import outbox
-from sublet_storage.producer.batches.input_conversion import check_size, size_of
+from sublet_storage.producer.batches.input_conversion import as_headers, check_size, size_of, to_record_batches
 from sublet_storage.producer.outbox import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
@@ -169,7 +171,8 @@ REFUSED = [
     ("publish('a/+', 'v')", "topic 'a/+': a topic has no wildcards, and this one contains +", "one exact topic"),
     ("publish('a/#', 'v')", "contains #", "one exact topic"),
     ("publish('$SYS/x', 'v')", "what begins with $ is reserved", "leading $"),
-    ("publish(repeat('é', 32768), 'v')", "it is 65536 bytes of UTF-8 and the limit is 65535", "Shorten it"),
+    ("publish(repeat('é', 2049), 'v')", "it is 4098 bytes of UTF-8 and the limit is 4096", "Shorten it"),
+    ("publish(repeat('/', 128), 'v')", "it has 129 levels and the limit is 128", "Put the rest"),
     ("publish('a', repeat('x', 1048576))", "it takes 1048609 bytes and the limit is 1048576", "a reference to where"),
     ("publish('a', 'v', null, '3')", "headers 3: headers are an object, or a list of", '{"name": "text"}'),
     ("publish('a', 'v', null, '[[\"n\"]]')", 'header ["n"]: headers are', '{"name": "text"}'),
@@ -207,7 +210,8 @@ TOPICS = [
     "+",
     "a+b",
     "#",
-    "x" * 65535,
+    "x" * 4096,
+    "/" * 127,
     "x" * 65536,
     "é" * 32767,
     " ",
@@ -219,21 +223,36 @@ def test_topics_are_judged_as_by_every_publisher(user: Connection) -> None:
     assert by_sql == [_accepts(lambda: check_topic(topic)) for topic in TOPICS]  # noqa: B023
 
 
-@pytest.mark.parametrize("part", ["value", "key", "header"])
+@pytest.mark.parametrize("part", ["value", "key"])
 def test_sizes_are_judged_as_by_every_publisher(conn: Connection, user: Connection, part: str) -> None:
     """What just fits is moved."""
     for over in (0, 1):
         topic, spare = "grün", MAX_MESSAGE_BYTES - size_of("grün", None, None, None) + over
-        header: list[tuple[str, bytes | None]] | None = [("é", b"\0" * (spare - 1))] if part == "header" else None
         given = {name: b"x" * spare if part == name else None for name in ("key", "value")}
-        size = size_of(topic, given["key"], given["value"], header)
-        encoded = f"encode(decode(repeat('00', {spare - 1}), 'hex'), 'base64')"
-        headers = f"jsonb_build_object('é', jsonb_build_object('base64', {encoded}))" if header else "null"
-        call = f"select sublet.publish(%b, %b::bytea, %b::bytea, {headers})"
+        size = size_of(topic, given["key"], given["value"], None)
+        call = "select sublet.publish(%b, %b::bytea, %b::bytea)"
         assert _accepts(lambda: user.execute(call, (topic, given["value"], given["key"])), user) == (not over)  # noqa: B023
         assert _accepts(lambda: check_size(size, MAX_MESSAGE_BYTES, "it")) == (not over)  # noqa: B023
         user.commit()
     assert move_all(conn) == 1
+    assert read_backlog(conn).rejected == 0
+
+
+@pytest.mark.conforms("X4")
+def test_headers_are_judged_as_by_every_publisher(conn: Connection, user: Connection) -> None:
+    """As many as there may be, and as large; a name counts by its bytes, as does what a value decodes to."""
+    encoded = "jsonb_build_array(jsonb_build_array('é', jsonb_build_object('base64', encode(%b::bytea, 'base64'))))"
+    for over in (0, 1):
+        large = b"x" * (MAX_HEADER_BYTES - len("é".encode()) + over)
+        many: list[tuple[str, bytes | None]] = [("n", None)] * (MAX_HEADERS + over)
+        for headers, given, pairs in (("%s::jsonb", json.dumps(many), many), (encoded, large, [("é", large)])):
+            call = f"select sublet.publish('t', 'v', headers => {headers})"
+            column = {"topic": ["a", "t"], "value": ["v", "v"], "headers": [None, pairs]}
+            assert _accepts(lambda: user.execute(call, (given,)), user) == (not over)  # noqa: B023
+            assert _accepts(lambda: as_headers(pairs)) == (not over)  # noqa: B023
+            assert _accepts(lambda: to_record_batches(column)) == (not over)  # noqa: B023
+        user.commit()
+    assert move_all(conn) == 2
     assert read_backlog(conn).rejected == 0
 
 

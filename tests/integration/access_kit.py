@@ -6,7 +6,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.rights import AccessRule, Right
+from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import allow, revoke
 from sublet_storage.groups.admin.access_tokens import make_token, revoke_token

@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_protocol.domain.access_token import digest_of
+from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.access.token import digest_of
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_protocol.domain.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules

@@ -58,19 +58,19 @@ def held(stage: Stage) -> list[Held]:
 def forged(streams: list[Held], term: int, wanted: dict[str, Any]) -> Iterator[pb.ToLeader]:
     """All that can be said in the name of who holds these."""
     who = streams[0].borrower
-    ends = [
-        pb.StreamProgress(stream_id=one.stream, grant_id=one.grant, position=one.head, final=final)
+    ends, finals = (
+        [pb.StreamProgress(stream_id=one.stream, grant_id=one.grant, position=one.head, final=final) for one in streams]
         for final in (False, True)
-        for one in streams
-    ]
+    )
     yield pb.ToLeader(ping=pb.Ping(borrower_ids=[who], sent_at=1.0))
     yield pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id=who, term=term, streams=ends))
+    yield pb.ToLeader(update_progress=pb.UpdateProgress(borrower_id=who, term=term, streams=finals))
     for one in streams:
         finished = pb.RevokeFinished(borrower_id=who, term=term, stream_id=one.stream, grant_id=one.grant)
         yield pb.ToLeader(revoke_finished=finished)
     reclaim = [pb.HeldGrant(stream_id=one.stream, grant_id=one.grant, position=one.head) for one in streams]
     yield pb.ToLeader(leader_wanted=pb.LeaderWanted(**wanted, predecessor=who, reclaim=reclaim))
-    yield pb.ToLeader(disconnect=pb.Disconnect(borrower_id=who, term=term, streams=ends))
+    yield pb.ToLeader(disconnect=pb.Disconnect(borrower_id=who, term=term, streams=finals))
     yield pb.ToLeader(disconnect=pb.Disconnect(borrower_id=who, term=0))
 
 

@@ -14,8 +14,8 @@ from sublet import Session
 from sublet_borrower.node_client.feed import Feed
 from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, NodeUnreachable
 from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
-from sublet_protocol.domain.rights import Right
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect

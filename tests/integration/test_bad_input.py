@@ -34,8 +34,9 @@ from sublet_protocol.domain.errors import (
     UsageError,
     ValueTooLarge,
 )
+from sublet_protocol.domain.limits import MAX_ID_BYTES
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.bootstrap.migrate import current_version, migrate
 from sublet_storage.db.connect import SCHEMA_VERSION, connect
 from sublet_storage.readers.tail import Tail
@@ -180,10 +181,10 @@ ADDRESS = "a leader node's address is HOST:PORT, such as 127.0.0.1:7411 or [::1]
         ({"nodes": 5}, "nodes is 5: it must be a list of addresses, such as ['127.0.0.1:7411']."),
         ({"name": ""}, "name is '': a session's name is not empty. Give a text such as billing-1"),
         ({"name": 5}, "name is 5: a session's name is a text. Give a text such as billing-1"),
-        ({"name": "a\0b"}, "name is 'a\\x00b': the character NUL and lone surrogates are not allowed. Remove them."),
-        ({"name": "n" * (MAX_ID + 1)}, "it has 513 characters, and at most 512 are allowed. Shorten it."),
+        ({"name": "a\0b"}, "name is 'a\\x00b': all of its characters must be printable. Remove the others."),
+        ({"name": "n" * (MAX_ID_BYTES + 1)}, "it has 256 bytes of UTF-8, and at most 255 are allowed. Shorten it."),
         ({"weight": "1"}, "weight is '1': it is a number. 1 is what everybody has"),
-        ({"weight": float("nan")}, "weight is nan: it must be above 0 and at most"),
+        ({"weight": float("nan")}, "weight is nan: it must be from 0.001 to 10000."),
         ({"starting_position": 5}, "starting_position is 5: it is a text: latest, earliest, offset:N, or a time"),
         ({"max_batch_bytes": True}, "max_batch_bytes is True: it is a whole number of bytes."),
         ({"max_batch_bytes": 0}, "max_batch_bytes is 0: it must be positive, and at most"),

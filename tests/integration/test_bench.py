@@ -12,7 +12,19 @@ from typing import Any
 
 import pytest
 
-from bench import allocation, epochs, handover, latency, node, operate, push_cost, subscriptions, takeover, volume
+from bench import (
+    allocation,
+    decode,
+    epochs,
+    handover,
+    latency,
+    node,
+    operate,
+    push_cost,
+    subscriptions,
+    takeover,
+    volume,
+)
 from bench.peers.known import SYSTEMS
 from tests.kit_nodes import ROOT
 from tests.spark.java_archive import java_options
@@ -55,6 +67,7 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
     [
         (allocation, "--streams 200 --borrowers 20 --rounds 1", "Allocation: who gets which stream", {"plans": 5}),
         (operate, "--groups 20 --streams 10 --rounds 1", "What an operator waits for", {"figures": 13}),
+        (decode, "--messages 1 100 --rounds 3", "Validation of blocks", {"figures": 12}),
         pytest.param(handover, "--moves 1 --streams 3", "Graceful hand-over", {}, marks=pytest.mark.long),
         pytest.param(
             node,
@@ -75,7 +88,7 @@ def figures(page: Path, heading: str) -> dict[str, Any]:
             marks=pytest.mark.long,
         ),
     ],
-    ids=["allocation", "operate", "handover", "node", "epochs", "push"],
+    ids=["allocation", "operate", "decode", "handover", "node", "epochs", "push"],
 )
 @pytest.mark.long
 def test_a_bench_writes_its_figures(

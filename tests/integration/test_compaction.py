@@ -158,7 +158,9 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], s
             if kind == "apart":
                 append(conn, [BlockAppend(stream, block(*[b"big"] * 800))])
     if kind == "of different epochs":
-        conn.execute("update block set epoch_bounds = to_jsonb(end_offset)")
+        bounds = "least", "greatest"
+        ends = ", ".join(f"'{name}', jsonb_build_array(jsonb_build_array(end_offset))" for name in bounds)
+        conn.execute(f"update block set epoch_bounds = jsonb_build_object({ends}, 'has_unset', false)")
     before = blocks(conn)
     assert fragmented_streams(conn, at_least=10, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0

@@ -22,6 +22,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     UsageError,
 )
+from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.db.connect import connect
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
@@ -385,6 +386,21 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
         pytest.raises(EpochAlreadyCompleted, match="There is none left: take another space"),
     ):
         publisher.in_epoch(2**63 - 2)
+
+
+@pytest.mark.conforms("X4")
+def test_so_many_epochs_are_held_at_a_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
+    """One more is refused where it is given, and nothing is held of it."""
+    antichain = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
+    with Publisher(database, space="default") as publisher:
+        publisher.advance(*antichain[:-1])
+        with pytest.raises(InvalidEpoch, match="1001 epochs at a time, and the limit is 1000"):
+            publisher.advance(*antichain)
+        with pytest.raises(InvalidEpoch, match="1001 epochs at a time"):
+            hold(conn, space, A, antichain)
+        lower = read_lower_frontier(conn, space)
+        assert lower is not None
+        assert list(lower.least) == sorted(antichain[:-1])
 
 
 def test_a_failed_advance_is_raised_by_the_next_flush(database: str, conn: psycopg.Connection[Any], space: int) -> None:

@@ -23,7 +23,7 @@ from sublet_protocol.domain.errors import (
     ValueTooLarge,
 )
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import ERROR_METADATA, MAX_MESSAGE_BYTES, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed import ERROR_METADATA, MAX_BATCH_BYTES, MAX_MESSAGE_BYTES, RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
@@ -174,11 +174,11 @@ def test_node_and_database_clients_do_not_fence(server: Serving, database: str, 
     message = {"topic": "t", "value": b"through a node"}
     with Publisher(database, producer="p") as publisher:
         publisher.publish("t", b"1").result(30)
-        publish(server.address, 1, message, producer="p", incarnation=2**62)
+        publish(server.address, 1, message, producer="p", incarnation=2**32)
         publisher.publish("t", b"2").result(30)
     with Publisher(database, producer="p") as publisher:
         publisher.publish("t", b"3").result(30)
-    publish(server.address, 2, message, producer="p", incarnation=2**62)
+    publish(server.address, 2, message, producer="p", incarnation=2**32)
     assert stored(conn) == Counter([b"1", b"2", b"3", b"through a node", b"through a node"])
 
 
@@ -239,14 +239,30 @@ def test_bytes_that_wait_are_bounded(database: str, conn: psycopg.Connection[Any
 
 
 @pytest.mark.conforms("X4")
+def test_a_producers_numbers_grow_by_steps(server: Serving, conn: psycopg.Connection[Any]) -> None:
+    """From nothing, or from the last batch; the first of an incarnation counts from 0. A refused one stores nothing."""
+    step, message = 2**32, {"topic": "t", "value": b"v"}
+    good = [(step, step), (step, 2 * step), (2 * step, 1), (2 * step, step + 1)]
+    bad = [(step + 1, 1), (1, step + 1)], [(2 * step + 1, 1)], [(step, 3 * step + 1)], [(3 * step + 1, 1)]
+    for (incarnation, number), refused in zip(good, bad, strict=True):
+        for too_far in refused:
+            with pytest.raises(grpc.RpcError) as error:
+                publish(server.address, too_far[1], message, incarnation=too_far[0])
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "grows by at most 4294967296 at a time" in str(error.value.details())
+        assert not publish(server.address, number, message, incarnation=incarnation).is_duplicate
+    assert len(list(stored(conn).elements())) == len(good)
+
+
+@pytest.mark.conforms("X4")
 def test_malformed_batches_are_refused_with_reason(server: Serving, conn: psycopg.Connection[Any]) -> None:
     good = batch({"topic": "t", "value": b"v"})
     named: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "producer": "p", "incarnation": 1, "number": 1}
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"messages": b""}, "1 to 4194304"),
+        ({"messages": b""}, f"1 to {MAX_BATCH_BYTES}"),
         ({"messages": b"x" * 100}, "Arrow"),
         ({"messages": good, "producer": ""}, "producer"),
-        ({"messages": good, "producer": "p" * 600}, "1 to 512"),
+        ({"messages": good, "producer": "p" * 256}, "limit is 255"),
         ({"messages": good, "number": 0}, "number 0"),
         ({"messages": good, "incarnation": -1}, "incarnation -1"),
         ({"messages": good, "protocol_version": 99}, "protocol version 99"),

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from sublet_leader.http import app
 from sublet_leader.http.app import HttpPort
-from sublet_protocol.domain.rights import Right
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import Gate
 from sublet_storage.db.connect import connect

@@ -10,7 +10,7 @@ import grpc
 import psycopg
 import pytest
 
-from sublet_protocol.domain.rights import Right
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.agent_key import derive_agent_id

@@ -50,7 +50,7 @@ def test_a_refused_subscription_ends_with_the_reason() -> None:
             assert isinstance(second, SubscriptionClosed)
             assert (first.reason, second.reason) == (BorrowerEndReason.DENIED, BorrowerEndReason.DENIED)
             assert first.detail.startswith(f"node {node.address} refuses: session 'nnn")
-            assert first.detail.endswith("600 characters, and the limit is 512")
+            assert first.detail.endswith("600 bytes of UTF-8, and the limit is 255")
             assert "it is not declared" in second.detail
 
     run(test)

@@ -102,7 +102,13 @@ def test_a_dropped_space_keeps_its_retention(conn: Connection, old: int) -> None
 def test_an_unfinished_queue_holds_its_messages_back(conn: Connection, old: int, kind: str, options: str) -> None:
     """Until it has consumed them; so does a group that was told to."""
     holder = group(conn, kind, "eu/+", options)
-    for status, position, is_over in (("free", 0, False), ("held", 0, False), ("finished", 1, True)):
+    for status, position, is_over in (
+        ("free", 0, False),
+        ("held", 0, False),
+        ("free", 2, False),  # beyond the head, and not blocked yet
+        ("blocked", 1, False),
+        ("finished", 1, True),
+    ):
         lend(conn, holder, old, status, position)
         apply_retention(conn)
         assert is_gone(conn, old) == is_over

@@ -14,6 +14,15 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.limits import (
+    MAX_ANTICHAIN,
+    MAX_HOLD_S,
+    MAX_NUMBER,
+    MAX_STREAMS,
+    MAX_SUBSCRIPTION_BYTES,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+)
 from sublet_protocol.messages import codec
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -34,7 +43,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (
     Channel,
@@ -47,21 +56,27 @@ from sublet_protocol.pubsub.model import (
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
 
+
+def distinct(streams: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(streams, max_size=5, unique_by=lambda stream: stream.stream_id).map(tuple)
+
+
 NATURAL = st.integers(0, 2**63 - 1)
-ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
+ID = st.text(st.characters().filter(str.isprintable), min_size=1, max_size=20)
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 TIME = st.floats(allow_nan=False, allow_infinity=False)
 EPOCH = st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2)
 FRONTIER = st.lists(EPOCH, max_size=4).map(LowerFrontier.from_epochs)
 CONSUMED = st.none() | st.builds(ConsumedFrontier, NATURAL, st.none() | FRONTIER)
 ENDS = st.tuples(NATURAL, NATURAL).map(sorted)
-IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, TIME, CONSUMED).map(
+IN_DOUBT = st.none() | st.tuples(NATURAL, ENDS, st.floats(0, MAX_HOLD_S), CONSUMED).map(
     lambda parts: InDoubtRange(parts[0], parts[1][0], parts[1][1], *parts[2:])
 )
 HELD = st.builds(HeldGrant, NATURAL, NATURAL, NATURAL, CONSUMED)
+HELD_GRANTS = distinct(HELD)
 _PLAIN = (NATURAL, NATURAL, NATURAL, st.booleans(), NATURAL, st.none() | NATURAL, NATURAL)
 ONE_PROGRESS = st.builds(StreamProgress, *_PLAIN, CONSUMED, IN_DOUBT, TEXT, NATURAL, st.booleans())
-PROGRESS = st.lists(ONE_PROGRESS, max_size=5).map(tuple)
+PROGRESS = distinct(ONE_PROGRESS)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 
 TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
@@ -70,19 +85,20 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
         ID,
         ID,
         st.none() | NATURAL,
-        st.floats(1e-6, 1e6),
+        st.floats(MIN_WEIGHT, MAX_WEIGHT),
         st.none() | ID,
         st.booleans(),
-        st.lists(HELD, max_size=5).map(tuple),
+        HELD_GRANTS,
         ID,
         st.none() | ID,
         NATURAL,
-        NATURAL,
+        st.integers(0, MAX_NUMBER),
+        st.booleans(),
     ),
     st.builds(Ping, st.lists(ID, max_size=5).map(tuple), TIME),
     st.builds(UpdateProgress, ID, NATURAL, PROGRESS),
     st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
-    st.builds(Disconnect, ID, NATURAL, PROGRESS, TEXT),
+    st.builds(Disconnect, ID, NATURAL, PROGRESS, TEXT, st.booleans()),
 )
 GRANT = st.tuples(
     ID,
@@ -99,7 +115,7 @@ GRANT = st.tuples(
     st.binary(min_size=16, max_size=16).map(GrantKey),
 ).map(lambda parts: Grant(*parts[:6], *parts[6], *parts[7:-1], grant_key=parts[-1]))
 TO_BORROWER: st.SearchStrategy[ToBorrower] = st.one_of(
-    st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, TEXT),
+    st.builds(LeaderConnectResponse, ID, NATURAL, NATURAL, st.just("") | ID),
     st.builds(
         PingResponse,
         ID,
@@ -174,7 +190,7 @@ def test_every_message_of_the_protocol_is_tried() -> None:
 
 
 @pytest.mark.parametrize(
-    "least", [[[1], [1, 2]], [[]], [list(range(9))], [[number] for number in range(codec.MAX_ANTICHAIN + 1)]]
+    "least", [[[1], [1, 2]], [[]], [list(range(9))], [[number] for number in range(MAX_ANTICHAIN + 1)]]
 )
 def test_a_frontier_that_cannot_be_is_refused(least: list[list[int]]) -> None:
     wire_form = codec.encode_to_leader(UpdateProgress("b", 1, (StreamProgress(1, 1, 1),)))
@@ -210,15 +226,15 @@ MINIMAL = {"borrower_id": "b", "subscription": "$share/g/a", "weight": 1.0, "sta
     ("fields", "rule"),
     [
         ({"borrower_id": ""}, "borrower_id"),
-        ({"borrower_id": "x" * 513}, "limit is 512"),
+        ({"borrower_id": "x" * 256}, "limit is 255"),
         ({"borrower_id": "a\0b"}, "NUL"),
-        ({"subscription": "x" * 70_001}, "limit is 70000"),
+        ({"subscription": "x" * (MAX_SUBSCRIPTION_BYTES + 1)}, f"limit is {MAX_SUBSCRIPTION_BYTES}"),
         ({"group_id": -1}, "never negative"),
         ({"weight": 0.0}, "weight"),
         ({"weight": float("nan")}, "weight"),
         ({"weight": float("inf")}, "weight"),
         ({"session": ""}, "session"),
-        ({"reclaim": [pb.HeldGrant()] * 100_001}, "limit is 100000"),
+        ({"reclaim": [pb.HeldGrant()] * (MAX_STREAMS + 1)}, f"limit is {MAX_STREAMS}"),
         ({"reclaim": [pb.HeldGrant(position=-1)]}, "never negative"),
     ],
 )

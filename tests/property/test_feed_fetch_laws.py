@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, ProtocolMismatch, SubletError
+from sublet_protocol.domain.limits import MAX_STREAMS
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.feed import MAX_STREAMS
 from sublet_protocol.messages.feed_fetch import (
     FetchedPage,
     FetchRequest,
@@ -33,6 +32,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_session_epoch_reply,
     encode_session_epoch_request,
 )
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 IDS = st.integers(1, MAX_OFFSET)
@@ -61,7 +61,7 @@ def test_what_is_found_is_the_same_after_the_wire(found: FetchedPage | PageGone)
     assert decode_fetch_reply(wired(encode_fetch_reply(found))) == found
 
 
-@given(st.lists(IDS, max_size=20), HEADS, IDS)
+@given(st.lists(IDS, max_size=20, unique=True), HEADS, IDS)
 def test_heads_and_epochs_are_the_same_after_the_wire(
     stream_ids: list[int], heads: dict[int, tuple[int, bool]], epoch: int
 ) -> None:
@@ -111,7 +111,7 @@ EPOCH: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "subscription": "
             f"{MAX_STREAMS + 1} streams, and the limit is {MAX_STREAMS}",
         ),
         (decode_session_epoch_request, pb.SessionEpochRequest(), ProtocolMismatch, "protocol version 0"),
-        (decode_session_epoch_request, pb.SessionEpochRequest(**EPOCH), MalformedMessage, "session '': a name has 1"),
+        (decode_session_epoch_request, pb.SessionEpochRequest(**EPOCH), MalformedMessage, "session: it is missing"),
         (
             decode_session_epoch_request,
             pb.SessionEpochRequest(**{**EPOCH, "subscription": "a/#", "session": "etl"}),

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.log.block import COMPRESSIONS, add_position_columns, decode, encode, filter_by_topic
+from sublet_storage.log.block import COMPRESSIONS, add_position_columns, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_decoder import decode_block
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,
@@ -37,7 +38,7 @@ MESSAGE = st.fixed_dictionaries(
         "value": BYTES,
         "headers": st.none() | st.lists(HEADER, max_size=2),
         "timestamp": st.integers(0, 3) | st.integers(-(2**50), 2**50),
-        "epoch": st.none() | st.lists(st.integers(-5, 5), max_size=2),
+        "epoch": st.none() | st.lists(st.integers(-5, 5), min_size=2, max_size=2),
     }
 )
 MESSAGES = st.lists(MESSAGE, min_size=1, max_size=40) | st.builds(
@@ -55,7 +56,7 @@ def test_a_block_comes_back_from_any_slice(messages: list[dict[str, object]], co
     entire = batch(messages)
     part = entire.slice(min(skip, entire.num_rows - 1))
     codec, payload = encode(part, compression)
-    assert decode(codec, payload.to_pybytes(), 1, part.num_rows, part.num_rows).equals(part)
+    assert decode_block(codec, payload.to_pybytes(), 1, part.num_rows, part.num_rows).equals(part)
 
 
 @given(MESSAGES, FILTER, st.booleans())

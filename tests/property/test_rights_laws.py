@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.rights import AccessRule, Right, Rights
+from sublet_protocol.domain.access.rights import AccessRule, Right, Rights
 from sublet_protocol.domain.topics import TopicFilter
 
 WORDS = ("a", "b", "")

@@ -97,3 +97,4 @@ class LoweredHeads:
         self._simulation.journal.lower_head(stream.stream_id, head)
         del self._simulation.publishing.epochs[stream.stream_id][head:]
         self._simulation.checkers.deliveries.head_lowered(stream.stream_id, head)
+        self._simulation.checkers.record.head_lowered(stream.stream_id, head)

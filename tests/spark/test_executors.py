@@ -13,6 +13,7 @@ import pytest
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.job.cluster_checks import SparkSettingsWarning
 from sublet_borrower.spark.job.consumption import Consumption
+from sublet_borrower.spark.job.exception_transport import TaskFailed
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting, Unavailable, UserFunctionFailed
 from tests.kit import eventually
@@ -97,8 +98,10 @@ def test_failing_function_names_the_record(stage: Stage, start: Start) -> None:
     stage.publish(1_000)
     with pytest.raises(UserFunctionFailed, match=r"offset \d+ \(topic 't/2', key 'k1'\): ValueError: cannot") as failed:
         running.result(WAIT_S)
-    assert isinstance(failed.value.__cause__, ValueError)
-    assert any("in __call__" in note for note in failed.value.__cause__.__notes__)
+    cause = failed.value.__cause__
+    assert isinstance(cause, TaskFailed)
+    assert (cause.class_name, cause.message[:6]) == ("builtins.ValueError", "cannot")
+    assert any("in __call__" in note for note in cause.__notes__)
     assert len(stage.attempts()) == 2, "Spark has tried a task again"
     assert stage.holders() == {}, "released, not evicted"
     stream, offset = failed.value.stream_id, failed.value.offset

@@ -14,12 +14,12 @@ from sublet_storage.log.block import (
     MAX_INDEXED_TOPICS,
     add_position_columns,
     build_topic_index,
-    decode,
     drop_before,
     encode,
     pack,
 )
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_decoder import decode_block
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -47,7 +47,7 @@ def test_decoding_copies_no_value() -> None:
     codec, payload = encode(batch(["a"] * 500, value=[b"x" * 100] * 500))
     stored = payload.to_pybytes()
     start = pa.py_buffer(stored).address
-    data = decode(codec, stored, 1, 500, 500).column("value").buffers()[2]
+    data = decode_block(codec, stored, 1, 500, 500).column("value").buffers()[2]
     assert start <= data.address < start + len(stored)
 
 
@@ -60,7 +60,7 @@ def test_only_a_large_block_is_compressed() -> None:
 def test_an_unknown_codec_is_refused_by_name() -> None:
     for codec in (0, 0x403, 0x203, 0x100, 0x400):
         with pytest.raises(PoisonBlock, match=f"codec {codec}"):
-            decode(codec, b"", 1, 1, 1)
+            decode_block(codec, b"", 1, 1, 1)
     with pytest.raises(InvalidSetting, match="brotli"):
         encode(batch(["a"]), "brotli")
 
@@ -122,10 +122,10 @@ def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch
     bad = damage(payload.to_pybytes(), SAME)
     assert bad != payload.to_pybytes(), "it was damaged"
     if said is None:
-        assert decode(codec, bad, 7, 1300, 300).num_rows == 300
+        assert decode_block(codec, bad, 7, 1300, 300).num_rows == 300
         return
     with pytest.raises(PoisonBlock, match=said) as raised:
-        decode(codec, bad, 7, 1300, 300)
+        decode_block(codec, bad, 7, 1300, 300)
     poison = raised.value
     assert (poison.stream_id, poison.offsets) == (7, (1000, 1300))
     where = "the block that begins at offset 1000 and ends before offset 1300 cannot be decoded"
@@ -137,9 +137,9 @@ def test_what_cannot_be_decoded_is_named(damage: Callable[[bytes, pa.RecordBatch
 @pytest.mark.conforms("W10")
 def test_what_grows_beyond_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, zeros = batch(["a" * 100] * 300), batch([f"t{n}" for n in range(300)], value=[bytes(1000)] * 300)
-    monkeypatch.setattr("sublet_storage.log.block.MAX_DECODED_BYTES", 20_000)
-    for given, said in ((runs, "column topic expands to 30000"), (zeros, "decompresses to 3")):
+    monkeypatch.setattr("sublet_storage.log.record_batch_decoder.MAX_BLOCK_BYTES", 20_000)
+    for given, said in ((runs, "columns expand to 3"), (zeros, "decompresses to 3")):
         codec, payload = encode(given, "zstd")
         assert payload.size < 20_000
         with pytest.raises(PoisonBlock, match=said):
-            decode(codec, payload, 1, 300, 300)
+            decode_block(codec, payload, 1, 300, 300)

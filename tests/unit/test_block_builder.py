@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.block import decode
+from sublet_storage.log.record_batch_decoder import decode_block
 from sublet_storage.producer.batches import block_builder
 from sublet_storage.producer.batches.block_builder import BLOCK_BYTES, BLOCK_MESSAGES, BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
@@ -52,7 +52,7 @@ def numbers(blocks: list[BlockAppend], stream_id: int) -> list[int]:
     return [
         int(value[:8])
         for one in mine
-        for value in decode(one.codec, one.payload, 1, one.count, one.count).column("value").to_pylist()
+        for value in decode_block(one.codec, one.payload, 1, one.count, one.count).column("value").to_pylist()
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sublet_leader.node.caller_rights import CallerRights
-from sublet_protocol.domain.access_token import NewToken
+from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied
-from sublet_protocol.domain.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.gate import Gate

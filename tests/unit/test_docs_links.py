@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools import cli_doc, protocol_doc, settings_doc
+from tools import cli_doc, limits_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 from tools.docs_hooks import PAGES as PAGES_OF_SITE
 from tools.docs_hooks import rewritten
@@ -119,6 +119,7 @@ def test_every_promise_names_a_checker(promise: str, checkers: list[tuple[str, s
 def test_the_generated_pages_are_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert settings_doc.main(["--check"]) == 0, capsys.readouterr().out
     assert cli_doc.main(["--check"]) == 0, capsys.readouterr().out
+    assert limits_doc.main(["--check"]) == 0, capsys.readouterr().out
     page = protocol_doc.PAGE.read_text()
     assert protocol_doc.render(page) == page
 

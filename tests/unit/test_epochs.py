@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier, at_or_before, check_epoch
+from sublet_protocol.domain import epochs
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before, check_epoch
 from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_storage.groups.model.progress import merge_consumed_frontier
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,40 @@ def test_two_numbers_are_before_others_only_in_both() -> None:
     assert not at_or_before((1, 5), (0, 9))
     upper, lower = UpperFrontier.from_epochs([(1, 5)]), LowerFrontier.from_epochs([(0, 9), (1, 0)])
     assert upper.remove_completed(lower) == upper, "(0, 9) has left (0, 5) behind; (1, 0) has not"
+
+
+# --- large ones -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("X4")
+def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an honest consumer has is exact; of what nobody has, as many comparisons as there are pairs, and no more."""
+    count = 300
+    one = LowerFrontier.from_epochs((number, -number) for number in range(count))
+    later = LowerFrontier.from_epochs((number, 1 - number) for number in range(count))
+    alien = LowerFrontier.from_epochs((2 * number, 1 - 2 * number) for number in range(count))
+    made, compare = 0, epochs.at_or_before
+
+    def counted(first: Epoch, second: Epoch) -> bool:
+        nonlocal made
+        made += 1
+        return compare(first, second)
+
+    monkeypatch.setattr(epochs, "at_or_before", counted)
+    assert one.intersect(later) == later == later.intersect(one)
+    assert one.intersect(alien) in (one, alien)
+    assert one.meet_within(1_000, (alien,)) is None
+    assert one.meet_within(200_000, (later,)) == one
+    assert made < 6 * count**2
+
+
+@pytest.mark.conforms("X4")
+def test_a_group_waits_for_too_many_epochs() -> None:
+    lower = LowerFrontier(((0,) * 3,))
+    held_back = [
+        LowerFrontier.from_epochs((number, stream, -number) for number in range(100)) for stream in range(-50, 0)
+    ]
+    assert merge_consumed_frontier(lower, lower, held_back) == lower
+    assert merge_consumed_frontier(None, LowerFrontier(((5,),)), [LowerFrontier(((n,),)) for n in range(9_000)]) == (
+        LowerFrontier(((0,),))
+    )

@@ -14,7 +14,6 @@ from sublet_leader.feed.batch_decoder import decode_batch
 from sublet_protocol.domain.errors import ProtocolMismatch, SubletError, UsageError, ValueTooLarge
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
@@ -26,6 +25,7 @@ from sublet_protocol.messages.feed import (
     decode_read,
     encode_publish,
 )
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 
@@ -66,12 +66,16 @@ def test_a_batch_that_grows_by_being_read_is_refused() -> None:
         (b"\xff\xff\xff\xff\x10\0\0\0" + b"\0" * 16, MalformedMessage, "not an Arrow|header"),
         (BLOCK_SCHEMA.serialize().to_pybytes(), MalformedMessage, "schema"),
         (record_batch(0).serialize().to_pybytes(), MalformedMessage, "1 to 10000"),
-        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 of them"),
+        (record_batch(MAX_BATCH_MESSAGES + 1).serialize().to_pybytes(), MalformedMessage, "10001 messages"),
         (pa.record_batch({"topic": ["t"]}).serialize().to_pybytes(), MalformedMessage, "not an Arrow"),
         (record_batch(1, topic=None).serialize().to_pybytes(), SubletError, "null|not an Arrow"),
         (record_batch(1, timestamp=2**62).serialize().to_pybytes(), UsageError, "years 1 to 9999"),
         (record_batch(1, value=b"x" * MAX_MESSAGE_BYTES).serialize().to_pybytes(), ValueTooLarge, "1048576"),
-        (record_batch(1, value=b"x" * MAX_BATCH_BYTES).serialize().to_pybytes(), MalformedMessage, "4194304"),
+        (
+            record_batch(1, value=b"x" * MAX_BATCH_BYTES).serialize().to_pybytes(),
+            MalformedMessage,
+            str(MAX_BATCH_BYTES),
+        ),
     ],
 )
 def test_what_is_no_batch_is_refused(payload: bytes, error: type[Exception], story: str) -> None:

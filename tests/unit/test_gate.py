@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
 
 import grpc
 import pytest
 
-from sublet_protocol.domain.access_token import NewToken
+from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
-from sublet_protocol.domain.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
@@ -107,7 +108,7 @@ def test_without_authentication_all_is_allowed() -> None:
 
 def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
     with pytest.raises(LookupError):
-        Gate(AccessCache(snapshot(), Clock())).caller()
+        Context().run(Gate(AccessCache(snapshot(), Clock())).caller)
 
 
 def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -107,9 +107,9 @@ def test_commands_are_distinct_where_they_differ() -> None:
         assert GroupDesiredState.from_json(each.to_json()) == each
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize("weight", [0.0, -1.0, 0.0009, 10_001, float("nan"), float("inf")])
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
-    with pytest.raises(UsageError, match="a finite number above 0"):
+    with pytest.raises(UsageError, match=r"a number from 0\.001 to 10000"):
         SetSessionWeight("s", weight)
 
 

@@ -381,6 +381,21 @@ def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
     assert bench.forced() == [], "nobody ever heard of it"
 
 
+@pytest.mark.conforms("E10", "E33")
+def test_an_evicted_borrower_comes_back_under_another_id() -> None:
+    """Else it would take a grant for its own that was under way to it and is over."""
+    bench = granted()
+    bench.tick(bench.settings.eviction_timeout_s + 1)
+    bench.settle()
+    bench.join(BORROWER)
+    bench.settle()
+    assert bench.received(Invalidate)[-1].reason is BorrowerEndReason.RETRY
+    assert bench.received(LeaderConnectResponse)[1:] == []
+    bench.join("a/2", predecessor=BORROWER)
+    bench.settle()
+    assert bench.received(LeaderConnectResponse)[-1].borrower_id == "a/2"
+
+
 # --- trouble with the database ----------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_NOTIFICATIONS_PER_S
 from sublet_storage.notify.changes import (
     ChangeNotification,
     MalformedNotification,
@@ -14,9 +15,10 @@ from sublet_storage.notify.changes import (
     space_change,
     stream_change,
 )
-from sublet_storage.notify.codec import MAX_MESSAGE, decode, encode
+from sublet_storage.notify.codec import decode, encode
 from sublet_storage.notify.drivers.listener_slots import decode_heads
 from sublet_storage.notify.drivers.postgres import encode_payload
+from sublet_storage.notify.subscriber import NotificationRate
 
 
 def test_versions_only_grow() -> None:
@@ -53,7 +55,7 @@ def test_versions_only_grow() -> None:
         b'{"p":"p","i":"i","h":[],"l":false}',
         b"[" * 100_000,
         b'{"p":"p","i":"i","h":{"a":' + b"9" * 5000 + b'},"l":false}',
-        b" " * (MAX_MESSAGE + 1),
+        b" " * (MAX_NOTIFICATION_BYTES + 1),
     ],
     ids=lambda raw: ascii(raw[:70]),
 )
@@ -86,3 +88,25 @@ def test_only_heads_of_streams_are_taken() -> None:
 )
 def test_what_is_not_ours_is_left_out(payload: bytes) -> None:
     assert decode_heads(payload) == {}
+
+
+@pytest.mark.conforms("X4")
+def test_so_many_notifications_are_taken_a_second() -> None:
+    rate = NotificationRate()
+    assert all(rate.take(5.0) for _ in range(MAX_NOTIFICATIONS_PER_S))
+    assert not rate.is_first_refused
+    assert [(rate.take(5.9), rate.is_first_refused) for _ in range(3)] == [
+        (False, True),
+        (False, False),
+        (False, False),
+    ]
+    assert rate.take(6.0)
+
+
+@pytest.mark.conforms("X4")
+def test_a_notification_may_be_as_long_as_the_limit() -> None:
+    hello = encode(NotificationHeartbeat("p", "i", {}, False))
+    longest = hello + b" " * (MAX_NOTIFICATION_BYTES - len(hello))
+    assert decode(longest) == decode(hello)
+    with pytest.raises(MalformedNotification, match="the longest is 6000"):
+        decode(longest + b" ")

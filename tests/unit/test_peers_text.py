@@ -10,7 +10,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from sublet_protocol.messages import codec
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage, check_id
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Subscribe, UndecodableCommand
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -96,7 +96,7 @@ def test_a_nul_in_a_subject_is_malformed() -> None:
     assert isinstance(good, Subscribe)
     assert isinstance(bad, UndecodableCommand)
     with pytest.raises(MalformedMessage, match="NUL"):
-        wire.check_subscriber_id("a\0b")
+        check_id("subscriber_id", "a\0b")
 
 
 @pytest.mark.conforms("X4")

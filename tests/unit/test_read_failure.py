@@ -10,16 +10,16 @@ import pytest
 
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, StreamConsumed, StreamGranted, Tick
+from sublet_borrower.machine.message_parts import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import (
-    MAX_REPORT_BYTES,
     PERSISTENT_AFTER_S,
     RETRY_INTERVAL_S,
     ReadFailureTracker,
 )
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
+from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 from sublet_protocol.messages.borrower_leader import (
-    MAX_READ_ERROR_CHARS,
     Disconnect,
     Grant,
     HeldGrant,
@@ -27,7 +27,8 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
-from sublet_protocol.messages.codec import MalformedMessage, decode_to_leader, encode_to_leader
+from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
 from sublet_storage.log.fetch import LogPage
 from tests.kit import GRANT_KEY
@@ -86,13 +87,16 @@ def test_whatever_a_library_raises_can_be_reported() -> None:
     trouble.record(Archived("\0\udcff\n" + "x" * 5000), 0.0)
     reported = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error=trouble.reported_error),))
     assert decode_to_leader(encode_to_leader(reported)) == reported
-    assert reported.streams[0].read_error == "   " + "x" * (MAX_READ_ERROR_CHARS - 3)
+    assert reported.streams[0].read_error == "   " + "x" * (MAX_EXPLANATION_CHARACTERS - 3)
 
 
 def test_a_failure_too_long_is_refused() -> None:
-    long = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error="x" * (MAX_READ_ERROR_CHARS + 1)),))
+    long = UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3, read_error="x" * (MAX_EXPLANATION_CHARACTERS + 1)),))
+    wire = encode_to_leader(long)
+    assert len(wire.update_progress.streams[0].read_error) == MAX_EXPLANATION_CHARACTERS, "what we send is cut"
+    wire.update_progress.streams[0].read_error += "x"
     with pytest.raises(MalformedMessage, match="read_error"):
-        decode_to_leader(encode_to_leader(long))
+        decode_to_leader(wire)
     well = encode_to_leader(UpdateProgress("a/1", 3, (StreamProgress(1, 2, 3),)))
     assert not well.update_progress.streams[0].HasField("read_error")
 
@@ -184,7 +188,7 @@ def all_in_trouble() -> Play:
     play = connected(*grants)
     for each in grants:
         play.do(
-            StreamConsumed(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_READ_ERROR_CHARS),
+            StreamConsumed(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_EXPLANATION_CHARACTERS),
             at=play.now,
         )
     return play
@@ -194,12 +198,12 @@ def test_many_failures_fit_into_messages() -> None:
     play = all_in_trouble()
     play.do(Tick(), at=play.now + play.machine.settings.resend_interval_s)
     sent = [said for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress)]
-    assert len(sent) == -(-MANY // (MAX_REPORT_BYTES // (2 * MAX_READ_ERROR_CHARS)))
+    assert len(sent) == -(-MANY // (MAX_PART_BYTES // (2 * MAX_EXPLANATION_CHARACTERS + STREAM_BYTES)))
     assert [each.stream_id for said in sent for each in said.streams] == list(range(1, MANY + 1))
-    assert {each.read_error for said in sent for each in said.streams} == {"é" * MAX_READ_ERROR_CHARS}, (
+    assert {each.read_error for said in sent for each in said.streams} == {"é" * MAX_EXPLANATION_CHARACTERS}, (
         "silence would be its end"
     )
-    assert all(encode_to_leader(said).ByteSize() < 1.1 * MAX_REPORT_BYTES for said in sent)
+    assert all(encode_to_leader(said).ByteSize() < MAX_PART_BYTES for said in sent)
 
 
 def test_who_leaves_reports_no_more_troubles() -> None:

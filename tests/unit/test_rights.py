@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.access_token import NewToken, check_token, digest_of, token_id_of
+from sublet_protocol.domain.access.rights import AccessRule, Right, Rights, check_principal, parse_right
+from sublet_protocol.domain.access.token import NewToken, check_token, digest_of, token_id_of
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
-from sublet_protocol.domain.rights import AccessRule, Right, Rights, check_principal, parse_right
 from sublet_protocol.domain.topics import TopicFilter
 
 

@@ -24,6 +24,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
+    SubscriberRefused,
     UnknownSubscriber,
 )
 from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
@@ -245,10 +246,40 @@ def test_subscriptions_and_subscribers_are_bounded() -> None:
     assert [error.index for error in answer.errors] == [5, 6]
     subscribed(node, "b")
     subscribed(node, "c")
-    assert isinstance(node.receive("d", 1, [], now=0), UnknownSubscriber)
-    assert isinstance(node.poll("d", 0, "", 0, 5), UnknownSubscriber)
+    assert isinstance(node.receive("d", 1, [], now=0), SubscriberRefused)
+    assert isinstance(node.poll("d", 0, "", 0, 5), SubscriberRefused)
+    assert node.subscriber_ids == ("a", "b", "c"), "who is there stays"
     assert node.expire(now=100) == ("a", "b", "c")
     assert isinstance(node.receive("d", 1, [], now=100), CommandsAccepted)
+
+
+@pytest.mark.conforms("X4")
+def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
+    node = NodeSideMachine(INCARNATION, NodeSideSettings(key_bytes=10), channels=CHANNELS)
+    subscribed(node, "a", ("news", "123456"), ("news", "123456"), ("news", None))
+    answer = node.receive("b", 1, [Subscribe("news", "12345"), Subscribe("news", "1234")], now=0)
+    assert isinstance(answer, CommandsAccepted)
+    assert [error.index for error in answer.errors] == [0]
+    assert "10 bytes" in answer.errors[0].text
+    assert node.receive("a", 2, [Unsubscribe("news", "123456"), Unsubscribe("news", "never")], now=0)
+    assert node.receive("b", 2, [Subscribe("news", "123456")], now=0) == CommandsAccepted((), ())
+    node.expire(now=100)
+    assert node.find_leaks() == ()
+    subscribed(node, "c", ("news", "1234567890"))
+
+
+@pytest.mark.conforms("X4")
+def test_an_agent_has_one_life_at_a_time() -> None:
+    """A later life takes the place of the one before, whose subscriptions do not count any more."""
+    node = publisher()
+    subscribed(node, "agent.9", *(("news", str(number)) for number in range(5)))
+    subscribed(node, "agent.10", *(("news", str(number)) for number in range(5)))
+    assert set(node.subscriber_ids) == {"agent.10"}
+    assert isinstance(node.receive("agent.9", 2, [], now=0), UnknownSubscriber)
+    assert isinstance(node.receive("agent.8", 1, [], now=0), UnknownSubscriber), "however late it comes"
+    subscribed(node, "other.1")
+    assert set(node.subscriber_ids) == {"agent.10", "other.1"}
+    assert node.expire(now=0) == ("agent.9",)
 
 
 @pytest.mark.conforms("R4")

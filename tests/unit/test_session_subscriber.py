@@ -49,7 +49,7 @@ class Harness:
     """A machine with its clock, and all it ever said."""
 
     def __init__(self) -> None:
-        self.machine = AgentSideMachine("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: 10)
+        self.machine = AgentSideMachine("agent", SETTINGS, channels=CHANNELS, size_of=lambda command: (10, 1))
         self.now = 0.0
         self.wake_at: float | None = None
         self.said: list[Instruction] = []
@@ -324,7 +324,7 @@ def test_the_queue_is_bounded() -> None:
 
 def test_a_batch_is_bounded_by_bytes() -> None:
     settings = AgentSideSettings(batch_bytes=100)
-    machine = AgentSideMachine("agent", settings, size_of=lambda command: 40)
+    machine = AgentSideMachine("agent", settings, size_of=lambda command: (40, 1))
     machine.decide(MessageToNode(0), 0)
     for number in range(1, 6):
         machine.decide(MessageToNode(number), 0)

@@ -7,8 +7,8 @@ import pytest
 from sublet_borrower.spark.common.options import StreamOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
-from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic
+from sublet_protocol.domain.limits import LARGEST_EPOCH, SMALLEST_EPOCH
 from sublet_protocol.domain.subscriptions import StartingPosition
 
 LEAST = {"subscription": "$share/g/#", "sessionName": "etl"}
@@ -93,8 +93,8 @@ def test_a_sink_passes_over_options_of_spark() -> None:
 
 
 def test_epochs_without_one_end_go_on() -> None:
-    assert batch_options({"startingEpoch": "5"}).epochs == (5, LARGEST + 1)
-    assert batch_options({"endingEpoch": "5"}).epochs == (SMALLEST, 5)
+    assert batch_options({"startingEpoch": "5"}).epochs == (5, LARGEST_EPOCH + 1)
+    assert batch_options({"endingEpoch": "5"}).epochs == (SMALLEST_EPOCH, 5)
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"onRangeLost": "read"}, "option onRangeLost is 'read': it is drop or fail"),
         ({"failOnDataLoss": "maybe"}, "option failOnDataLoss is 'maybe': it is true or false"),
         ({"weight": "heavy"}, "option weight is 'heavy'"),
-        ({"weight": "0"}, "weight is 0.0: it must be above 0"),
+        ({"weight": "0"}, "weight is 0.0: it must be from 0.001"),
         ({"startingPosition": "first"}, "start"),
         ({"nodes": "here"}, "node 'here': a leader node's address is HOST:PORT"),
         ({"sessionName": ""}, "option sessionName is empty"),

@@ -11,7 +11,9 @@ from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter, check_topic
 
 
-@pytest.mark.parametrize("topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 65535, "é" * 32767])
+@pytest.mark.parametrize(
+    "topic", ["a", "orders/eu", "/", "a//b", "/a/", "grüße/东京", "a$b", "x" * 4096, "é" * 2048, "/" * 127]
+)
 def test_legal_topics_come_back_unchanged(topic: str) -> None:
     assert check_topic(topic) == topic
 
@@ -25,8 +27,9 @@ def test_legal_topics_come_back_unchanged(topic: str) -> None:
         ("a\0b", "NUL"),
         ("\ud800", "surrogate"),
         ("$SYS/broker", "reserved"),
-        ("x" * 65536, "65536 bytes"),
-        ("é" * 32768, "65536 bytes"),
+        ("x" * 4097, "4097 bytes"),
+        ("/" * 128, "129 levels"),
+        ("é" * 2049, "4098 bytes"),
     ],
 )
 def test_a_topic_is_refused_with_the_rule(topic: str, rule: str) -> None:

@@ -7,8 +7,8 @@ from numbers import Real
 
 from sublet_protocol.domain.address import split_address
 from sublet_protocol.domain.errors import InvalidSetting, InvalidSubscription, UsageError
+from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_WEIGHT, MIN_WEIGHT
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_protocol.messages.borrower_leader import MAX_ID, MAX_WEIGHT
 
 MAX_BATCH_BYTES = 1 << 40
 MAX_SHOWN_CHARS = 60
@@ -54,8 +54,8 @@ def check_arguments(
     _check_transport(transport, nodes, url, data_dir)
 
 
-def check_name(name: str | None, longest: int = MAX_ID) -> None:
-    """What a session may be called. `longest`: in characters; less where something is put behind it."""
+def check_name(name: str | None, longest: int = MAX_ID_BYTES) -> None:
+    """What a session may be called. `longest`: in bytes of UTF-8; less where something is put behind it."""
     if name is None:
         return
     hint = "Give a text such as billing-1, or leave the name out."
@@ -63,13 +63,11 @@ def check_name(name: str | None, longest: int = MAX_ID) -> None:
         raise InvalidSetting(f"name is {_shown(name)}: a session's name is a text. {hint}")
     if not name:
         raise InvalidSetting(f"name is '': a session's name is not empty. {hint}")
-    if len(name) > longest:
+    if not name.isprintable():
+        raise InvalidSetting(f"name is {_shown(name)}: all of its characters must be printable. Remove the others.")
+    if (size := len(name.encode())) > longest:
         raise InvalidSetting(
-            f"name is {_shown(name)}: it has {len(name)} characters, and at most {longest} are allowed. Shorten it."
-        )
-    if "\0" in name or any("\ud800" <= character <= "\udfff" for character in name):
-        raise InvalidSetting(
-            f"name is {_shown(name)}: the character NUL and lone surrogates are not allowed. Remove them."
+            f"name is {_shown(name)}: it has {size} bytes of UTF-8, and at most {longest} are allowed. Shorten it."
         )
 
 
@@ -91,8 +89,8 @@ def _check_weight(weight: object) -> None:
     hint = "1 is what everybody has, 2 takes twice as many streams."
     if isinstance(weight, bool) or not isinstance(weight, Real):
         raise InvalidSetting(f"weight is {_shown(weight)}: it is a number. {hint}")
-    if not 0 < float(weight) <= MAX_WEIGHT:
-        raise InvalidSetting(f"weight is {weight}: it must be above 0 and at most {MAX_WEIGHT:g}. {hint}")
+    if not MIN_WEIGHT <= float(weight) <= MAX_WEIGHT:
+        raise InvalidSetting(f"weight is {weight}: it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}. {hint}")
 
 
 def _check_start(start: object) -> None:

@@ -13,7 +13,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.db.connect import schema_name
+from sublet_storage.producer.batches.input_conversion import header_size
 
 SHOWN_ERROR = 2000
 """A longer error text is cut, in characters."""
@@ -23,11 +25,19 @@ def publish_dead_letter(
     connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str
 ) -> None:
     """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
-    were, and headers with its origin and the error."""
+    were, and headers with its origin and the error. Of its own headers those are left out, the last first, that do not
+    fit beside these."""
     row = record.to_pylist()[0]
-    headers = [[header["key"], _encoded(header["value"])] for header in row["headers"] or ()]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
-    headers += [[f"sublet.{name}", _printable(str(value))] for name, value in origin.items()]
+    added = [(f"sublet.{name}", _printable(str(value))) for name, value in origin.items()]
+    room = MAX_HEADER_BYTES - sum(header_size(name, text.encode()) for name, text in added)
+    headers: list[tuple[str, Any]] = []
+    for header in (row["headers"] or ())[: MAX_HEADERS - len(added)]:
+        room -= header_size(header["key"], header["value"])
+        if room < 0:
+            break
+        headers.append((header["key"], _encoded(header["value"])))
+    headers += added
     call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
     connection.execute(
         call.format(sql.Identifier(schema_name())),

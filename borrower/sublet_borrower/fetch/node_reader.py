@@ -19,7 +19,6 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_protocol.domain.errors import PositionGone, ProtocolMismatch, SubletError, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed_fetch import (
     FetchRequest,
     PageGone,
@@ -30,6 +29,7 @@ from sublet_protocol.messages.feed_fetch import (
     encode_heads_request,
     encode_session_epoch_request,
 )
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 from sublet_storage.util.retry import Backoff, call_with_retry

@@ -15,6 +15,7 @@ from sublet_borrower.machine.borrower import Borrower, InheritedState, Subscript
 from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, StreamConsumed
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.limits import MAX_BORROWERS
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Ping, ToBorrower, ToLeader
 
 SUSPECT_S = 10.0
@@ -187,7 +188,8 @@ class Agent:
 
     def _outcome(self, now: float) -> AgentOutcome:
         for node, ids in self._out.pings.items():
-            self._out.sends.append((node, Ping(tuple(ids), now)))
+            parts = (tuple(ids[start : start + MAX_BORROWERS]) for start in range(0, len(ids), MAX_BORROWERS))
+            self._out.sends.extend((node, Ping(part, now)) for part in parts)
         wake_at = min(self._wake.values(), default=None)
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
@@ -208,8 +210,11 @@ class Agent:
             self._carry_out(handle, borrower, borrower.decide(event, now), now)
 
     def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.BorrowerOutcome, now: float) -> None:
+        chosen: str | None = None
         for send in outcome.sends:
-            self._route(borrower, send.node, send.message, now)
+            if send.node is None:
+                chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
+            self._route(send.node or chosen, send.message)
         self._out.updates.extend(SubscriptionUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
@@ -228,8 +233,7 @@ class Agent:
         else:
             self._make(handle, borrower.request, borrower.successor_state(), now)
 
-    def _route(self, borrower: Borrower, node: str | None, message: ToLeader, now: float) -> None:
-        address = node or self._choose(borrower, now)
+    def _route(self, address: str | None, message: ToLeader) -> None:
         if address is None:
             self._out.nodes_wanted = True
         elif isinstance(message, Ping):

@@ -23,7 +23,7 @@ from sublet_borrower.machine.events import (
     StreamRemoved,
     Tick,
 )
-from sublet_borrower.machine.read_failure_report import split_progress
+from sublet_borrower.machine.message_parts import split_into_parts
 from sublet_borrower.machine.transitions import (
     ACTIONS,
     ALLOWED_TRANSITIONS,
@@ -225,21 +225,11 @@ class Borrower:
     def _ask(self, now: float) -> None:
         w = self.request
         leaving = self._leave_by is not None
-        self._send(
-            LeaderWanted(
-                self.borrower_id,
-                w.subscription,
-                self.group_id,
-                w.weight,
-                w.session,
-                leaving,
-                self.streams.held(),
-                w.starting_position,
-                self._predecessor,
-                w.session_epoch,
-                self.number,
-            )
-        )
+        *before, last = tuple(split_into_parts(self.streams.held())) or ((),)
+        asked = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
+        wanted = LeaderWanted(*asked, w.starting_position, self._predecessor, w.session_epoch, self.number)
+        for message in (*(replace(wanted, reclaim=part, more=True) for part in before), wanted):
+            self._send(message)
         self._ask_at = now + self.settings.leader_lookup_interval_s
 
     def _retry_leader_wanted(self, _: object, now: float) -> None:
@@ -406,8 +396,8 @@ class Borrower:
         chosen = tuple(streams)
         for stream in chosen:
             stream.sent_at, stream.sent_read_error = now, stream.read_error
-        for parcel in split_progress(s.to_progress() for s in chosen):
-            self._send(UpdateProgress(self.borrower_id, self.term, parcel))
+        for part in split_into_parts(s.to_progress() for s in chosen):
+            self._send(UpdateProgress(self.borrower_id, self.term, part))
         self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 
     def _report(self, now: float) -> None:
@@ -482,8 +472,10 @@ class Borrower:
         self._is_disconnect_sent = True
 
     def _send_final_progress(self, reason: str) -> None:
-        final = tuple(stream.to_final_progress() for stream in self.streams)
-        self._send(Disconnect(self.borrower_id, self.term, final, reason))
+        *before, last = tuple(split_into_parts(stream.to_final_progress() for stream in self.streams)) or ((),)
+        disconnect = Disconnect(self.borrower_id, self.term, last, reason)
+        for message in (*(replace(disconnect, streams=part, more=True) for part in before), disconnect):
+            self._send(message)
 
     def _send_disconnect(self, _: object, now: float) -> None:
         if self._leave_by is not None and now >= self._leave_by:

@@ -1,22 +1,17 @@
-"""Why a stream cannot be read on, and which part of it is reported to the leader; pure."""
+"""Why a stream cannot be read on, and what of it is reported to the leader; pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_protocol.messages.borrower_leader import MAX_READ_ERROR_CHARS, StreamProgress
+from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 
 PERSISTENT_AFTER_S = 10.0
 """A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
 
 RETRY_INTERVAL_S = 60.0
 """Minimum time between two reports of an error that comes and goes: each is two lines of history."""
-
-MAX_REPORT_BYTES = 512 * 1024
-"""Of troubles in one message: a place that is away may be that of all of a member's streams, and a message that is too
-large for a node ends the connection."""
 
 
 @dataclass(slots=True)
@@ -47,20 +42,6 @@ class ReadFailureTracker:
         return was_reported
 
 
-def split_progress(streams: Iterable[StreamProgress]) -> Iterator[tuple[StreamProgress, ...]]:
-    """Yield the same, in order, in as few messages as their troubles fit into."""
-    parcel, size = list[StreamProgress](), 0
-    for each in streams:
-        more = len(each.read_error.encode())
-        if parcel and size + more > MAX_REPORT_BYTES:
-            yield tuple(parcel)
-            parcel, size = [], 0
-        parcel.append(each)
-        size += more
-    if parcel:
-        yield tuple(parcel)
-
-
 def plain(text: str) -> str:
     """Shorten an error's text for the wire, whatever a store's library has put into it."""
-    return "".join(each if each.isprintable() else " " for each in text)[:MAX_READ_ERROR_CHARS]
+    return "".join(each if each.isprintable() else " " for each in text)[:MAX_EXPLANATION_CHARACTERS]

@@ -19,12 +19,13 @@ from sublet_borrower.node_client.node_calls import (
     NodeCalls,
     RetryableError,
 )
-from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SubletError, UsageError
+from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SchemaMismatch, SubletError, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedReadRequest, decode_page, encode_read
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.block import DELIVERED_SCHEMA
+from sublet_storage.log.record_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
 from sublet_storage.util.retry import Backoff
 
@@ -225,9 +226,10 @@ def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
 def decode_messages(messages: bytes) -> pa.Table:
     """Return the Arrow of a page. Raises `MalformedMessage`."""
     try:
-        table = pa.ipc.open_stream(messages).read_all()
-    except (pa.ArrowException, OSError) as error:
+        return decode_stream(messages, DELIVERED_SCHEMA)
+    except InvalidRecordBatch as error:
         raise MalformedMessage(f"a page whose Arrow cannot be read: {error}") from error
-    if table.schema != DELIVERED_SCHEMA:
-        raise MalformedMessage("a page in another schema: the node is of another release of sublet. Upgrade one.")
-    return table
+    except SchemaMismatch:
+        raise MalformedMessage(
+            "a page in another schema: the node is of another release of sublet. Upgrade one."
+        ) from None

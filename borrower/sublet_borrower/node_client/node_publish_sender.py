@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
-from sublet_protocol.messages.codec import MalformedMessage
 from sublet_protocol.messages.feed import (
     MAX_BATCH_BYTES,
     MAX_BATCH_MESSAGES,
@@ -27,6 +26,7 @@ from sublet_protocol.messages.feed import (
     decode_published,
     encode_publish,
 )
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.producer.batches.message_accumulator import PendingArrowBatch, PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable

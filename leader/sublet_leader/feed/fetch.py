@@ -13,8 +13,8 @@ import psycopg
 import pyarrow as pa
 
 from sublet_leader.feed.read import READ_BYTES, encode, split_table
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
-from sublet_protocol.domain.rights import Right
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
 from sublet_storage.groups.admin.access_snapshot import groups_of_streams

@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import xxhash
 
 from sublet_leader.feed.batch_decoder import decode_batch
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unavailable
-from sublet_protocol.domain.rights import Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed

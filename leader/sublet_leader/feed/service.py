@@ -25,6 +25,7 @@ from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (
     Conflict,
     NotFound,
@@ -35,7 +36,6 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
-from sublet_protocol.domain.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages import feed, feed_fetch

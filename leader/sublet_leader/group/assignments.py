@@ -152,12 +152,13 @@ class AssignmentManager:
             self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
-        """Forget the borrower, and end every grant of it without final progress."""
+        """Forget the borrower, and end every grant of it without final progress. It does not come back under its id:
+        a grant that is still on its way to it is over."""
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
                 self.force_release(entry, reason, now, keep_s)
-        self._members.remove(member.borrower_id)
+        self._members.mark_replaced(member.borrower_id, now)
 
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """A borrower that was fenced has confirmed: what is taken from it need not wait."""

@@ -350,6 +350,8 @@ class GroupLeader:
         applied = answer.outcome is ChangeOutcome.APPLIED
         holder = entry.assignment.borrower_id if entry.assignment else None
         match answer.change:
+            case ReclaimStream() | AdvancePosition() | ReleaseStream() if answer.outcome is ChangeOutcome.INVALID:
+                self._end_as_invalid(entry, answer.change, answer.problem, now)
             case GrantStream() | ReclaimStream():
                 self._assignments.grant_written(entry, answer.change, applied, now)
             case AdvancePosition():
@@ -370,6 +372,26 @@ class GroupLeader:
             self.schedule.note_stream_freed(max(now, entry.retry_at))
         if holder is not None:
             self._disconnect_borrowers(holder, now)
+
+    def _end_as_invalid(
+        self, entry: StreamEntry, change: ReclaimStream | AdvancePosition | ReleaseStream, problem: str, now: float
+    ) -> None:
+        """End the borrower that has sent what cannot be, with the reason; its streams go to others. The grant is in
+        force still; where its borrower has gone meanwhile, or waits for its end, that is still to be written."""
+        held = entry.assignment
+        from_holder = held is not None and held.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
+        if held is None and not entry.is_ending:
+            self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem))
+        elif held is not None and from_holder and not entry.is_ending:
+            held.is_final_queued = False
+        borrower_id = held.borrower_id if held is not None and from_holder else getattr(change, "borrower_id", "")
+        sender = self.members.get(borrower_id)
+        if sender is not None:
+            self._assignments.evict(sender, problem, now)
+            self.members.mark_replaced(sender.borrower_id, now)
+            self._send(sender.agent, Invalidate(sender.borrower_id, self.term, BorrowerEndReason.DENIED, problem))
+            self._note(EVICT, sender.borrower_id, sender.agent, sender.session, problem)
+            self.schedule.note_membership_change(now)
 
     def _take_row(self, row: Lending, now: float) -> None:
         entry = self.streams.update_row(row, now)

@@ -45,7 +45,7 @@ class Member:
 
 class Members:
     """Borrowers by id, with those that a short while ago left cleanly, whose repeated goodbyes are answered `done`, or
-    were replaced by a successor: none of them comes back."""
+    were replaced by a successor or evicted: none of them comes back."""
 
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
@@ -94,7 +94,7 @@ class Members:
         self._departed[borrower_id] = now
 
     def mark_replaced(self, borrower_id: str, now: float) -> None:
-        """Forget it, but remember that it has a successor."""
+        """Forget it, but remember that it is to have a successor."""
         self.remove(borrower_id)
         self._replaced[borrower_id] = now
 
@@ -103,7 +103,7 @@ class Members:
         return borrower_id in self._departed
 
     def is_former(self, borrower_id: str) -> bool:
-        """True for one that left, or was replaced, lately."""
+        """True for one that left, was replaced or evicted lately."""
         return borrower_id in self._departed or borrower_id in self._replaced
 
     def expire_former(self, before: float) -> None:

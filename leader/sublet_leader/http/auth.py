@@ -21,7 +21,7 @@ from starlette.responses import Response
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal
-from sublet_protocol.domain.rights import Right
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate import audit
 from sublet_protocol.gate.gate import Caller, Gate

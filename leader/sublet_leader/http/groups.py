@@ -13,7 +13,7 @@ from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
-from sublet_protocol.domain.rights import Right
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Iterator
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.node.events import MemberDenied
 from sublet_leader.node.group_event_publisher import parse_leader_query
+from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
-from sublet_protocol.domain.rights import ALL, Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import Caller, Gate
 from sublet_protocol.messages.agent_key import agent_of

@@ -325,6 +325,29 @@ class NodeOutcome:
     leader_locations: tuple[LeaderQueryReply, ...] = ()
 
 
+@dataclass(slots=True)
+class NodeOutcomeBuilder:
+    """An outcome in the making."""
+
+    requests: list[Request] = field(default_factory=list)
+    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    history: list[GroupWatchEvent] = field(default_factory=list)
+    answers: list[LeaderQueryReply] = field(default_factory=list)
+
+    def build(self, wake_at: float, is_stopped: bool) -> NodeOutcome:
+        """Return the outcome."""
+        return NodeOutcome(
+            tuple(self.requests),
+            tuple(self.sends),
+            wake_at,
+            is_stopped,
+            tuple(self.violations),
+            tuple(self.history),
+            tuple(self.answers),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
     """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was pushed, missed,

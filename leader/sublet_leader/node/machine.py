@@ -36,19 +36,20 @@ from sublet_leader.node.events import (
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
+    NodeOutcomeBuilder,
     NodeStarted,
     OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
-    Request,
     SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
     Tick,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import LeaderLookups, LeaderQueryReply
+from sublet_leader.node.group_event_publisher import LeaderLookups
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
+from sublet_leader.node.message_parts import MessageParts
 from sublet_leader.node.requested_groups import RequestedGroups
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
@@ -89,17 +90,6 @@ class _Unwritten:
     renew: bool = False
 
 
-@dataclass(slots=True)
-class _OutcomeBuilder:
-    """An outcome in the making."""
-
-    requests: list[Request] = field(default_factory=list)
-    sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
-    violations: list[str] = field(default_factory=list)
-    history: list[GroupWatchEvent] = field(default_factory=list)
-    answers: list[LeaderQueryReply] = field(default_factory=list)
-
-
 class Node:
     """One life of one node. Borrowers know it by its address, the database by its incarnation."""
 
@@ -116,14 +106,16 @@ class Node:
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
         self._inquiries = LeaderLookups()
+        self._parts = MessageParts()
+        self.foreign_pings = 0
         self._session_epochs = DrawnSessionEpochs()
-        self._out = _OutcomeBuilder()
+        self._out = NodeOutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------
 
     def decide(self, event: NodeEvent, now: float) -> NodeOutcome:
         """Answer one event."""
-        self._out = _OutcomeBuilder()
+        self._out = NodeOutcomeBuilder()
         match event:
             case NodeStarted():
                 self._elect(el.StartCampaign(MAINTENANCE), now)
@@ -145,17 +137,8 @@ class Node:
             case _:
                 self._database_answered(event, now)
         self._commit()
-        stopped = self._wind_down(now)
-        out = self._out
-        return NodeOutcome(
-            tuple(out.requests),
-            tuple(out.sends),
-            self._wake_at(),
-            stopped,
-            tuple(out.violations),
-            tuple(out.history),
-            tuple(out.answers),
-        )
+        is_stopped = self._wind_down(now)
+        return self._out.build(self._wake_at(), is_stopped)
 
     def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
         match event:
@@ -212,17 +195,30 @@ class Node:
 
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
+        if isinstance(message, LeaderWanted | Disconnect):
+            entire = self._parts.merge(received.agent, message, now)
+            if isinstance(entire, Invalidate):
+                self._send(received.agent, entire)
+            if entire is None or isinstance(entire, Invalidate):
+                return
+            message, received = entire, AgentMessageReceived(received.agent, entire)
         if isinstance(message, LeaderWanted):
             self._seek(received, message, now)
         elif isinstance(message, Ping):
-            for borrower_id in message.borrower_ids:
-                ping = Ping((borrower_id,), message.sent_at)
-                self._to_leader(borrower_id, AgentMessageReceived(received.agent, ping), now)
+            self._ping(received.agent, message, now)
         elif not self._can_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
                 self._session_epochs.remove_waiter(received.agent, message.borrower_id)
             self._to_leader(message.borrower_id, received, now)
+
+    def _ping(self, agent: str, ping: Ping, now: float) -> None:
+        """Answer for the agent's own borrowers; others are counted: a message does not cause a thousand answers."""
+        for borrower_id in ping.borrower_ids:
+            if is_borrower_of(agent, borrower_id):
+                self._to_leader(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
+            else:
+                self.foreign_pings += 1
 
     def _can_wait(self, message: ToLeader) -> bool:
         """Whether it can wait. A node that stops writes no more progress but final progress, or it would never come to

@@ -11,22 +11,18 @@ before one of these begins later.
 
 from __future__ import annotations
 
-import functools
 import json
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
+from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_protocol.domain.limits import LARGEST_EPOCH, MAX_ANTICHAIN, MAX_DIMENSIONS, SMALLEST_EPOCH
 
 Epoch = tuple[int, ...]
-
-MAX_DIMENSIONS = 8
-"""Of one epoch."""
-
-SMALLEST, LARGEST = -(2**63), 2**63 - 2
-"""Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 
 
 def check_epoch(value: object, numbers: int | None = None) -> Epoch:
@@ -41,12 +37,19 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     parts = [operator.index(part) for part in given]
     if not 1 <= len(parts) <= MAX_DIMENSIONS:
         raise _refused(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
-    if not all(SMALLEST <= part <= LARGEST for part in parts):
-        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST}", "Take others")
+    if not all(SMALLEST_EPOCH <= part <= LARGEST_EPOCH for part in parts):
+        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST_EPOCH}", "Take others")
     if numbers is not None and len(parts) != numbers:
         rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
         raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
     return tuple(parts)
+
+
+def check_count(epochs: Sequence[Epoch]) -> None:
+    """Raise `InvalidEpoch` for more epochs than a frontier may have."""
+    if len(epochs) > MAX_ANTICHAIN:
+        rule = f"{len(epochs)} epochs at a time, and the limit is {MAX_ANTICHAIN}"
+        raise InvalidEpoch(f"{rule}. Name fewer: what is at or after one of them may be published too.")
 
 
 def _is_index(part: object) -> bool:
@@ -58,7 +61,23 @@ def at_or_before(one: Epoch, other: Epoch) -> bool:
     """Product order. Not the order in which Python sorts tuples."""
     if len(one) == 1 == len(other):
         return one[0] <= other[0]
-    return all(a <= b for a, b in zip(one, other, strict=True))
+    return all(map(operator.le, one, other)) if len(one) == len(other) else _refuse_dimensions(one, other)
+
+
+def _least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | None:
+    """Return the least of the epochs, sorted; None where that takes more comparisons."""
+    least: list[Epoch] = []
+    for epoch in sorted(epochs):  # what is at or before another comes before it in this order, too
+        comparisons -= len(least)
+        if comparisons < 0:
+            return None
+        if not any(at_or_before(earlier, epoch) for earlier in least):
+            least.append(epoch)
+    return least
+
+
+def _refuse_dimensions(one: Epoch, other: Epoch) -> bool:
+    raise ValueError(f"epochs {one} and {other}: they have not as many dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +93,7 @@ class LowerFrontier:
         given = set(epochs)
         if len(given) == 1:
             return cls(tuple(given))
-        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(o, e) for o in given))))
+        return cls(tuple(_least(given, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
         """Whether messages of the epoch may still be published."""
@@ -99,10 +118,19 @@ class LowerFrontier:
         """Merge frontiers of several streams, or of several publishers: what may come from any of them."""
         return LowerFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.least)
 
+    def meet_within(self, comparisons: int, others: Iterable[LowerFrontier]) -> LowerFrontier | None:
+        """Return the same as `meet`; None where that takes more comparisons, as of epochs that are made up."""
+        given = {epoch for each in (self, *others) for epoch in each.least}
+        least = None if len(given) > comparisons else _least(given, comparisons)
+        return None if least is None else LowerFrontier(tuple(least))
+
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
-        """Return what may come according to both."""
+        """Return what may come according to both. Of two large ones of which neither could become the other, as no
+        consumer has them, this one: what may come according to both may come according to it too."""
         if self == other:
             return self
+        if len(self.least) * len(other.least) > MAX_ANTICHAIN:
+            return other if self.is_at_or_before(other) else self
         return LowerFrontier.from_epochs(tuple(map(max, one, two)) for one in self.least for two in other.least)
 
 
@@ -204,11 +232,15 @@ def lower_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> LowerFro
     return None if stored is None else LowerFrontier.from_epochs(tuple(epoch) for epoch in stored)
 
 
-@functools.lru_cache(maxsize=1024)
 def lower_frontier_from_text(stored: str | None) -> LowerFrontier | None:
     """Return the same of JSON as text. A frontier is read far more often than it moves, so it is not parsed each
     time."""
-    return None if stored is None else lower_frontier_from_json(json.loads(stored))
+    return None if stored is None else _parsed_frontiers.get(stored)
+
+
+_parsed_frontiers = BoundedCache(
+    lambda stored: LowerFrontier.from_epochs(tuple(epoch) for epoch in json.loads(stored)), max_entries=1024
+)
 
 
 def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFrontier:
@@ -228,7 +260,7 @@ def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     return [
         (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
         for dimension, bound in enumerate(greatest)
-        if bound <= LARGEST
+        if bound <= LARGEST_EPOCH
     ]
 
 

@@ -9,10 +9,8 @@ from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
 
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSubscription, UsageError
+from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
 from sublet_protocol.domain.topics import MAX_TIMELINE, TopicFilter, check_characters, text_error
-
-MAX_GROUP_CHARACTERS = 255
-"""Longest group name, in characters."""
 
 MAX_OFFSET = 2**63 - 1
 """The largest offset that a stream could ever reach."""

@@ -1,19 +1,17 @@
 """Topics, filters and their parts, checked once, where users give them.
 
-The rules are MQTT 5's (section 4.7), plus one of ours: `$` at the start of a topic or a filter is rejected, because
-what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels (`a//b`, `/a`) are legal, and
-differ from levels left out. A value of these types that exists is valid.
+The rules are MQTT 5's (section 4.7), and tighter in two: a topic is not so long, and `$` at the start of a topic or a
+filter is rejected, because what begins with it (`$SYS/...`, `$share/...`) is never a message of a user. Empty levels
+(`a//b`, `/a`) are legal, and differ from levels left out. A value of these types that exists is valid.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
+from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidFilter, InvalidTopic, UsageError
-
-MAX_TOPIC_BYTES = 65535
-"""MQTT's limit for a topic name or a topic filter, in bytes of UTF-8."""
+from sublet_protocol.domain.limits import MAX_CACHED_FILTERS, MAX_TOPIC_BYTES, MAX_TOPIC_LEVELS
 
 MAX_TIMELINE = 100
 """Longest name of a database's timeline, in characters."""
@@ -66,7 +64,7 @@ class TopicFilter:
     @property
     def regex(self) -> str:
         """The same test as an anchored RE2 pattern, which pyarrow and Python's `re.fullmatch` read alike."""
-        return _regex(self.levels)
+        return _regexes.get(self.text)
 
     def covers(self, other: TopicFilter) -> bool:
         """True if every topic that `other` matches is matched by this filter too."""
@@ -106,6 +104,9 @@ def _check_text(error: type[UsageError], what: str, text: str) -> None:
     if len(text) * 4 > MAX_TOPIC_BYTES and (size := len(text.encode())) > MAX_TOPIC_BYTES:
         rule = f"it is {size} bytes of UTF-8 and the limit is {MAX_TOPIC_BYTES}"
         raise text_error(error, what, text, rule, "Shorten it, and put the rest into the message's key or headers")
+    if (levels := text.count("/") + 1) > MAX_TOPIC_LEVELS:
+        rule = f"it has {levels} levels and the limit is {MAX_TOPIC_LEVELS}"
+        raise text_error(error, what, text, rule, "Put the rest into the message's key or headers")
     if text[0] == "$":
         rule = f"what begins with $ is reserved, and cannot be a {what}"
         raise text_error(error, what, text, rule, "Leave out the leading $")
@@ -142,10 +143,10 @@ def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
     return (*levels[:-1], "+", "#") if levels in (("#",), ("", "#")) else levels
 
 
-@lru_cache(maxsize=4096)
-def _regex(levels: tuple[str, ...]) -> str:
-    if levels == ("#",):
+def _regex(text: str) -> str:
+    if text == "#":
         return "(?s)^.*$"
+    levels = text.split("/")
     rest = "(?:/.*)?" if levels[-1] == "#" else ""
     named = levels[:-1] if rest else levels
     return "(?s)^" + "/".join("[^/]*" if level == "+" else _escaped(level) for level in named) + rest + "$"
@@ -154,3 +155,6 @@ def _regex(levels: tuple[str, ...]) -> str:
 def _escaped(level: str) -> str:
     """Only what RE2 calls special: it refuses some of the escapes that `re.escape` writes."""
     return "".join("\\" + c if c in _REGEX_SPECIAL else c for c in level)
+
+
+_regexes = BoundedCache(_regex, MAX_CACHED_FILTERS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
-from sublet_protocol.domain.access_token import digest_of, token_id_of
+from sublet_protocol.domain.access.rights import ALL, AccessRule, AccessSnapshot, Right
+from sublet_protocol.domain.access.token import digest_of, token_id_of
 from sublet_protocol.domain.errors import Unavailable
-from sublet_protocol.domain.rights import ALL, AccessRule, AccessSnapshot, Right
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AGE_S = 60.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_protocol.domain.access_token import check_token
+from sublet_protocol.domain.access.token import check_token
 from sublet_protocol.domain.secret import Secret, secret_setting
 
 SETTING = "SUBLET_TOKEN"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.domain.rights import Right
+from sublet_protocol.domain.access.rights import Right
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,6 @@ from sublet_protocol.domain.keys import GrantKey
 PROTOCOL_VERSION = 6
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""
 
-MAX_ID = 512
-"""Longest id, name or address, in characters."""
-
 
 class BorrowerEndReason(StrEnum):
     """Why a borrower is over. After a final reason its agent does not make another."""
@@ -82,13 +79,6 @@ class StreamProgress:
     beyond_head: bool = False
 
 
-MAX_READ_ERROR_CHARS = 2000
-"""Longest `trouble`, in characters."""
-
-MAX_WEIGHT = 1e6
-"""Greatest weight of a borrower."""
-
-
 # --- to the leader --------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +92,7 @@ class LeaderWanted:
     `starting_position` applies only if this very message creates the group. `session_epoch` comes with a `session`
     name: of two processes under one name the one with the higher epoch stays. `borrower_number` counts the borrowers of
     its agent: what a later one has reclaimed no longer belongs to an earlier one, however late that one's message
-    comes.
+    comes. `more`: the same follows again, with more to `reclaim`, and counts once the last has come.
     """
 
     borrower_id: str
@@ -116,6 +106,7 @@ class LeaderWanted:
     predecessor: str | None = None
     session_epoch: int = 0
     borrower_number: int = 0
+    more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +139,14 @@ class RevokeFinished:
 @dataclass(frozen=True, slots=True)
 class Disconnect:
     """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `reason`:
-    where its session did not request it."""
+    where its session did not request it. `more`: the same follows again, with more `streams`, and counts once the last
+    has come."""
 
     borrower_id: str
     term: int
     streams: tuple[StreamProgress, ...]
     reason: str = ""
+    more: bool = False
 
 
 ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect

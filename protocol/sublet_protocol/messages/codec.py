@@ -1,23 +1,30 @@
 """Encodes messages to the wire format and decodes them.
 
 Encoding is total. Decoding trusts nothing: what is missing, out of range, too long or too many raises
-`MalformedMessage`, whose text goes to the sender. Every size that a peer controls is bounded here.
+`MalformedMessage`, whose text goes to the sender. The bounds are those of `sublet_protocol.domain.limits`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, assert_never
 
-from sublet_protocol.domain.epochs import MAX_DIMENSIONS, ConsumedFrontier, GroupFrontier, LowerFrontier
-from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.keys import GrantKey
-from sublet_protocol.messages.borrower_leader import (
-    MAX_ID,
-    MAX_READ_ERROR_CHARS,
+from sublet_protocol.domain.limits import (
+    MAX_ANTICHAIN,
+    MAX_BORROWERS,
+    MAX_DIMENSIONS,
+    MAX_EXPLANATION_CHARACTERS,
+    MAX_HOLD_S,
+    MAX_START_BYTES,
+    MAX_SUBSCRIPTION_BYTES,
+    MAX_TOPIC_BYTES,
     MAX_WEIGHT,
+    MIN_WEIGHT,
+)
+from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
     Grant,
@@ -37,24 +44,28 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.messages.field_checks import (
+    MalformedMessage,
+    check_count_number,
+    check_entries,
+    check_explanation,
+    check_id,
+    check_natural,
+    check_naturals,
+    check_range,
+    check_streams,
+    check_text,
+    check_time,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 Reason = TypeVar("Reason")
 
-MAX_TEXT = 70_000
-"""Longest subscription, filter or explanation, in characters."""
-
-MAX_STREAMS = 100_000
-"""Most streams in one message."""
-
-MAX_BORROWERS = 10_000
-"""Most borrowers in one ping."""
-
 MAX_SPACES = 10_000
 """Maximum number of spaces whose epochs one answer has."""
 
-MAX_ANTICHAIN = 1_000
-"""Most epochs in one frontier."""
+MAX_WITHOUT = 100_000
+"""Most streams that an answer to a ping leaves out."""
 
 _END_REASONS = {
     BorrowerEndReason.RETRY: pb.END_RETRY,
@@ -72,8 +83,25 @@ _END_REASONS_BACK = {wire: reason for reason, wire in _END_REASONS.items()}
 _REVOKED_REASONS_BACK = {wire: reason for reason, wire in _REVOKED_REASONS.items()}
 
 
-class MalformedMessage(UsageError):
-    """A message that breaks the protocol's form; nothing of it was executed."""
+def count_items(wire: Any) -> int:
+    """Return for how many items a `ToLeader` counts: for each borrower, stream and epoch; for 1 without any."""
+    kind = wire.WhichOneof("message")
+    message: Any = getattr(wire, kind) if kind else None
+    items = 1
+    match kind:
+        case "leader_wanted":
+            items = len(message.reclaim) + sum(map(_more_epochs, message.reclaim))
+        case "ping":
+            items = len(message.borrower_ids)
+        case "update_progress" | "disconnect":
+            doubts = (one.in_doubt for one in message.streams if one.HasField("in_doubt"))
+            items = len(message.streams) + sum(map(_more_epochs, message.streams)) + sum(map(_more_epochs, doubts))
+    return max(items, 1)
+
+
+def _more_epochs(wire: Any) -> int:
+    """Return how many epochs its frontier has beyond one, which counts with its stream."""
+    return max(len(wire.consumed.lower.least) - 1, 0) if wire.HasField("consumed") else 0
 
 
 # --- to the leader --------------------------------------------------------------------------------------------------
@@ -91,8 +119,9 @@ def encode_to_leader(message: ToLeader) -> Any:
             return pb.ToLeader(update_progress=report)
         case RevokeFinished():
             return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
-        case Disconnect(borrower_id, term, streams, reason):
-            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, streams=_progress(streams), reason=reason)
+        case Disconnect(borrower_id, term, streams, reason, more):
+            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, reason=_cut(reason), more=more)
+            disconnect.streams.extend(_progress(streams))
             return pb.ToLeader(disconnect=disconnect)
         case _:
             assert_never(message)
@@ -120,6 +149,7 @@ def _leader_wanted(message: LeaderWanted) -> Any:
         predecessor=message.predecessor,
         session_epoch=message.session_epoch,
         borrower_number=message.borrower_number,
+        more=message.more,
     )
 
 
@@ -135,7 +165,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             delivered_end=one.delivered_end,
             consumed=_consumed(one.consumed),
             in_doubt=_in_doubt(one.in_doubt),
-            read_error=one.read_error or None,
+            read_error=_cut(one.read_error) or None,
             poison=one.poison,
             beyond_head=one.beyond_head,
         )
@@ -153,30 +183,29 @@ def decode_to_leader(wire: Any) -> ToLeader:
 
 
 def _read_leader_wanted(wire: Any) -> LeaderWanted:
-    if not 0 < wire.weight <= MAX_WEIGHT:
-        raise MalformedMessage(f"weight {wire.weight}: a weight is above 0 and at most {MAX_WEIGHT:g}")
-    _check_number("reclaim", len(wire.reclaim), MAX_STREAMS)
+    check_streams("reclaim", (held.stream_id for held in wire.reclaim), len(wire.reclaim))
     return LeaderWanted(
-        borrower_id=_id("borrower_id", wire.borrower_id),
-        subscription=_text("subscription", wire.subscription),
-        group_id=_natural("group_id", wire.group_id) if wire.HasField("group_id") else None,
-        weight=wire.weight,
-        session=_id("session", wire.session) if wire.HasField("session") else None,
+        borrower_id=check_id("borrower_id", wire.borrower_id),
+        subscription=check_text("subscription", wire.subscription, MAX_SUBSCRIPTION_BYTES),
+        group_id=check_natural("group_id", wire.group_id) if wire.HasField("group_id") else None,
+        weight=check_range("weight", wire.weight, MIN_WEIGHT, MAX_WEIGHT),
+        session=check_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
         reclaim=tuple(
-            HeldGrant(**_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
+            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
             for held in wire.reclaim
         ),
-        starting_position=_id("starting_position", wire.starting_position),
-        predecessor=_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
-        session_epoch=_natural("session_epoch", wire.session_epoch),
-        borrower_number=_natural("borrower_number", wire.borrower_number),
+        starting_position=check_text("starting_position", wire.starting_position, MAX_START_BYTES),
+        predecessor=check_id("predecessor", wire.predecessor) if wire.HasField("predecessor") else None,
+        session_epoch=check_natural("session_epoch", wire.session_epoch),
+        borrower_number=check_count_number("borrower_number", wire.borrower_number),
+        more=wire.more,
     )
 
 
 def _read_ping(wire: Any) -> Ping:
-    _check_number("borrower_ids", len(wire.borrower_ids), MAX_BORROWERS)
-    return Ping(tuple(_id("borrower_id", one) for one in wire.borrower_ids), _time("sent_at", wire.sent_at))
+    check_entries("borrower_ids", wire.borrower_ids, MAX_BORROWERS)
+    return Ping(tuple(check_id("borrower_id", one) for one in wire.borrower_ids), check_time("sent_at", wire.sent_at))
 
 
 def _read_update_progress(wire: Any) -> UpdateProgress:
@@ -188,20 +217,20 @@ def _read_revoke_finished(wire: Any) -> RevokeFinished:
 
 
 def _read_disconnect(wire: Any) -> Disconnect:
-    reason = _text("reason", wire.reason, may_be_empty=True)
-    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), reason)
+    reason = check_explanation("reason", wire.reason)
+    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), reason, wire.more)
 
 
 def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
-    _check_number("streams", len(streams), MAX_STREAMS)
+    check_streams("streams", (one.stream_id for one in streams), len(streams))
     return tuple(
         StreamProgress(
-            **_naturals(one, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
+            **check_naturals(one, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
             final=one.final,
-            lag=_natural("lag", one.lag) if one.HasField("lag") else None,
+            lag=check_natural("lag", one.lag) if one.HasField("lag") else None,
             consumed=_read_consumed(one),
             in_doubt=_read_in_doubt(one),
-            read_error=_text("read_error", one.read_error, MAX_READ_ERROR_CHARS, may_be_empty=True),
+            read_error=check_explanation("read_error", one.read_error),
             beyond_head=one.beyond_head,
         )
         for one in streams
@@ -237,7 +266,7 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case ProgressSaved():
             return pb.ToBorrower(progress_saved=_progress_saved(message))
         case Invalidate(borrower_id, term, reason, detail):
-            end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=detail)
+            end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=_cut(detail))
             return pb.ToBorrower(invalidate=end)
         case _:
             assert_never(message)
@@ -296,24 +325,26 @@ def decode_to_borrower(wire: Any) -> ToBorrower:
 
 
 def _read_connect_response(wire: Any) -> LeaderConnectResponse:
-    group_id, address = _natural("group_id", wire.group_id), _id("address", wire.address, may_be_empty=True)
+    group_id, address = check_natural("group_id", wire.group_id), check_id("address", wire.address, may_be_empty=True)
     return LeaderConnectResponse(*_borrower_and_term(wire), group_id, address)
 
 
 def _read_ping_response(wire: Any) -> PingResponse:
-    _check_number("epochs", len(wire.epochs), MAX_SPACES)
+    check_entries("epochs", wire.epochs, MAX_SPACES)
     epochs = tuple(
         GroupFrontier(
-            _text("space", one.space),
-            _natural("space_id", one.space_id),
+            check_text("space", one.space, MAX_SUBSCRIPTION_BYTES),
+            check_natural("space_id", one.space_id),
             _read_frontier(one.consumed),
             _read_frontier(one.lower),
         )
         for one in wire.epochs
     )
-    times = _time("sent_at", wire.sent_at), _time("valid_for_s", wire.valid_for_s)
-    _check_number("without", len(wire.without), MAX_STREAMS)
-    without = tuple((_natural("stream_id", one.stream_id), _natural("grant_id", one.grant_id)) for one in wire.without)
+    times = check_time("sent_at", wire.sent_at), check_time("valid_for_s", wire.valid_for_s)
+    check_entries("without", wire.without, MAX_WITHOUT)
+    without = tuple(
+        (check_natural("stream_id", one.stream_id), check_natural("grant_id", one.grant_id)) for one in wire.without
+    )
     return PingResponse(*_borrower_and_term(wire), *times, epochs, without)
 
 
@@ -324,11 +355,11 @@ def _read_grant(wire: Any) -> Grant:
         raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantKey.BYTES}")
     return Grant(
         **_read_stream_fields(wire),
-        **_naturals(wire, "position", "generation_id"),
+        **check_naturals(wire, "position", "generation_id"),
         hash_from=wire.hash_from,
         hash_to=wire.hash_last + 1,
-        filter=_text("filter", wire.filter),
-        end_offset=_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
+        filter=check_text("filter", wire.filter, MAX_TOPIC_BYTES),
+        end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
         consumed=_read_consumed(wire),
         in_doubt=_read_in_doubt(wire),
         grant_key=GrantKey(wire.grant_key),
@@ -344,14 +375,14 @@ def _read_revoked(wire: Any) -> Revoked:
 
 
 def _read_progress_saved(wire: Any) -> ProgressSaved:
-    position = _natural("position", wire.position)
+    position = check_natural("position", wire.position)
     consumed, in_doubt = _read_consumed(wire), _read_in_doubt(wire)
     return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
 
 
 def _read_invalidate(wire: Any) -> Invalidate:
     reason = _known("reason", wire.reason, _END_REASONS_BACK)
-    return Invalidate(*_borrower_and_term(wire), reason, _text("detail", wire.detail, may_be_empty=True))
+    return Invalidate(*_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
 
 
 _TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
@@ -378,11 +409,14 @@ def _stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | Progress
 
 
 def _read_stream_fields(wire: Any) -> dict[str, Any]:
-    return {"borrower_id": _id("borrower_id", wire.borrower_id), **_naturals(wire, "term", "stream_id", "grant_id")}
+    return {
+        "borrower_id": check_id("borrower_id", wire.borrower_id),
+        **check_naturals(wire, "term", "stream_id", "grant_id"),
+    }
 
 
 def _borrower_and_term(wire: Any) -> tuple[str, int]:
-    return _id("borrower_id", wire.borrower_id), _natural("term", wire.term)
+    return check_id("borrower_id", wire.borrower_id), check_natural("term", wire.term)
 
 
 def _consumed(consumed: ConsumedFrontier | None) -> Any:
@@ -401,7 +435,7 @@ def _read_consumed(wire: Any) -> ConsumedFrontier | None:
         return None
     consumed = wire.consumed
     lower = _read_frontier(consumed.lower) if consumed.HasField("lower") else None
-    return ConsumedFrontier(_natural("upto", consumed.upto), lower)
+    return ConsumedFrontier(check_natural("upto", consumed.upto), lower)
 
 
 def _in_doubt(doubt: InDoubtRange | None) -> Any:
@@ -422,12 +456,14 @@ def _read_in_doubt(wire: Any) -> InDoubtRange | None:
     doubt = wire.in_doubt
     if doubt.end < doubt.start:
         raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
-    numbers = _naturals(doubt, "grant_id", "start", "end")
-    return InDoubtRange(**numbers, hold_s=_time("hold_s", doubt.hold_s), consumed=_read_consumed(doubt))
+    numbers = check_naturals(doubt, "grant_id", "start", "end")
+    return InDoubtRange(
+        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_read_consumed(doubt)
+    )
 
 
 def _read_frontier(wire: Any) -> LowerFrontier:
-    _check_number("least", len(wire.least), MAX_ANTICHAIN)
+    check_entries("least", wire.least, MAX_ANTICHAIN)
     epochs = [tuple(epoch.dimensions) for epoch in wire.least]
     sizes = {len(epoch) for epoch in epochs}
     if len(sizes) > 1 or not all(1 <= size <= MAX_DIMENSIONS for size in sizes):
@@ -437,40 +473,8 @@ def _read_frontier(wire: Any) -> LowerFrontier:
     return LowerFrontier(tuple(sorted(set(epochs))))
 
 
-def _id(name: str, text: str, *, may_be_empty: bool = False) -> str:
-    return _text(name, text, MAX_ID, may_be_empty=may_be_empty)
-
-
-def _text(name: str, text: str, limit: int = MAX_TEXT, *, may_be_empty: bool = False) -> str:
-    """Postgres, where these end up, takes any character but NUL."""
-    if not text and not may_be_empty:
-        raise MalformedMessage(f"{name}: it is missing")
-    if len(text) > limit:
-        raise MalformedMessage(f"{name} {text[:40]!r}...: {len(text)} characters, and the limit is {limit}")
-    if "\0" in text:
-        raise MalformedMessage(f"{name} {text[:40]!r}: the character NUL is not allowed")
-    return text
-
-
-def _naturals(wire: Any, *names: str) -> dict[str, Any]:
-    return {name: _natural(name, getattr(wire, name)) for name in names}
-
-
-def _natural(name: str, value: int) -> int:
-    if value < 0:
-        raise MalformedMessage(f"{name} {value}: it is never negative")
-    return value
-
-
-def _time(name: str, value: float) -> float:
-    if not math.isfinite(value):
-        raise MalformedMessage(f"{name} {value}: a time is a finite number of seconds")
-    return value
-
-
-def _check_number(name: str, number: int, limit: int) -> None:
-    if number > limit:
-        raise MalformedMessage(f"{name}: {number} entries, and the limit is {limit}; send several messages")
+def _cut(explanation: str) -> str:
+    return explanation[:MAX_EXPLANATION_CHARACTERS]
 
 
 def _known(name: str, value: int, reasons: dict[Any, Reason]) -> Reason:

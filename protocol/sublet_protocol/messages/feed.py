@@ -11,13 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import ProtocolMismatch
-from sublet_protocol.domain.subscriptions import MAX_OFFSET, Bookmark, StartingPosition
+from sublet_protocol.domain.limits import (
+    ENVELOPE_BYTES,
+    MAX_BOOKMARK_STREAMS,
+    MAX_PUBLISH_BYTES,
+    MAX_REQUEST_BYTES,
+    MAX_START_BYTES,
+)
+from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.messages.field_checks import (
+    MalformedMessage,
+    check_count_number,
+    check_id,
+    check_number,
+    check_streams,
+    check_text,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 
-MAX_BATCH_BYTES = 4 << 20
+MAX_BATCH_BYTES = MAX_PUBLISH_BYTES - ENVELOPE_BYTES
 """Largest batch of a `Publish`, as Arrow."""
 
 MAX_BATCH_MESSAGES = 10_000
@@ -25,9 +39,6 @@ MAX_BATCH_MESSAGES = 10_000
 
 MAX_MESSAGE_BYTES = 1 << 20
 """Largest message in one: topic, key, value and headers together."""
-
-MAX_STREAMS = 100_000
-"""Most streams in a bookmark."""
 
 HEARTBEAT_INTERVAL_S = 2.0
 """Maximum time between two pages of a node in a `History` or a `Follow`."""
@@ -111,14 +122,14 @@ def encode_publish(batch: FeedPublishRequest) -> Any:
 
 def decode_publish(wire: Any) -> FeedPublishRequest:
     """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
-    check_version(wire.protocol_version)
+    check_request(wire, MAX_PUBLISH_BYTES)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
         )
-    number = check_number("number", wire.number, least=1)
+    number = check_count_number("number", wire.number, least=1)
     return FeedPublishRequest(
-        _id("producer", wire.producer), check_number("incarnation", wire.incarnation), number, wire.messages
+        check_id("producer", wire.producer), check_count_number("incarnation", wire.incarnation), number, wire.messages
     )
 
 
@@ -172,15 +183,16 @@ def encode_read(read: FeedReadRequest, kind: Any) -> Any:
 
 def decode_read(wire: Any) -> FeedReadRequest:
     """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
+    check_request(wire)
     match wire.WhichOneof("from"):
         case "starting_position":
+            check_text("starting_position", wire.starting_position, MAX_START_BYTES, may_be_empty=True)
             begin: StartingPosition | Bookmark = StartingPosition.parse(wire.starting_position)
         case "bookmark":
             begin = _read_bookmark(wire.bookmark)
         case _:
             raise MalformedMessage("from: it is missing. Give a starting_position (latest, say) or a bookmark.")
-    return FeedReadRequest(TopicFilter(wire.filter), begin, _id("subscription_id", wire.subscription_id))
+    return FeedReadRequest(TopicFilter(wire.filter), begin, check_id("subscription_id", wire.subscription_id))
 
 
 def encode_page(page: FeedPage) -> Any:
@@ -202,7 +214,7 @@ def decode_page(wire: Any) -> FeedPage:
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
     return FeedPage(
-        subscription_id=_id("subscription_id", wire.subscription_id),
+        subscription_id=check_id("subscription_id", wire.subscription_id),
         bookmark=_read_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
         stream_id=check_number("stream_id", wire.stream_id),
         start=start,
@@ -222,29 +234,18 @@ def _bookmark(bookmark: Bookmark) -> Any:
 
 
 def _read_bookmark(wire: Any) -> Bookmark:
-    if len(wire.positions) > MAX_STREAMS:
-        raise MalformedMessage(f"a bookmark of {len(wire.positions)} streams, and the limit is {MAX_STREAMS}")
+    streams = (each.stream_id for each in wire.positions)
+    check_streams("bookmark", streams, len(wire.positions), MAX_BOOKMARK_STREAMS)
     timeline = wire.timeline if wire.HasField("timeline") else None
     return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions}, timeline)
 
 
-def check_version(version: int) -> None:
-    """Raise `ProtocolMismatch` for a client of another version."""
-    if version != PROTOCOL_VERSION:
+def check_request(wire: Any, limit_bytes: int = MAX_REQUEST_BYTES) -> None:
+    """Raise `MalformedMessage` for a request that is too large, `ProtocolMismatch` for a client of another version."""
+    if (size := wire.ByteSize()) > limit_bytes:
+        raise MalformedMessage(f"a request of {size} bytes, and the limit is {limit_bytes}. Send several.")
+    if (version := wire.protocol_version) != PROTOCOL_VERSION:
         raise ProtocolMismatch(
             f"protocol version {version}: this node speaks {PROTOCOL_VERSION}, the client {version}. Bring both to the "
             "same release of sublet."
         )
-
-
-def _id(name: str, text: str) -> str:
-    if not 0 < len(text) <= MAX_ID or "\0" in text:
-        raise MalformedMessage(f"{name} {text[:40]!r}: 1 to {MAX_ID} characters, without NUL")
-    return text
-
-
-def check_number(name: str, value: int, least: int = 0) -> int:
-    """Return the number; raises `MalformedMessage` for one out of range."""
-    if not least <= value <= MAX_OFFSET:
-        raise MalformedMessage(f"{name} {value}: a whole number from {least} to {MAX_OFFSET}")
-    return value

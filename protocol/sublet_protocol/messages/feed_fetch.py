@@ -12,9 +12,9 @@ from typing import Any
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.messages.borrower_leader import MAX_ID, PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
-from sublet_protocol.messages.feed import MAX_STREAMS, check_number, check_version
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.messages.feed import check_request
+from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_number, check_streams
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 
@@ -68,7 +68,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
 
 def decode_fetch_request(wire: Any) -> FetchRequest:
     """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
+    check_request(wire)
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
         check_number("position", wire.position),
@@ -111,9 +111,8 @@ def encode_heads_request(stream_ids: Iterable[int]) -> Any:
 
 def decode_heads_request(wire: Any) -> Sequence[int]:
     """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
-    check_version(wire.protocol_version)
-    if len(wire.stream_ids) > MAX_STREAMS:
-        raise MalformedMessage(f"the heads of {len(wire.stream_ids)} streams, and the limit is {MAX_STREAMS}")
+    check_request(wire)
+    check_streams("heads", wire.stream_ids, len(wire.stream_ids))
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
 
 
@@ -140,10 +139,8 @@ def encode_session_epoch_request(subscription: str, session: str) -> Any:
 def decode_session_epoch_request(wire: Any) -> tuple[Subscription, str]:
     """Return the subscription, and the session's name. Raises `ProtocolMismatch`, `UsageError` and
     `MalformedMessage`."""
-    check_version(wire.protocol_version)
-    if not 0 < len(wire.session) <= MAX_ID or "\0" in wire.session:
-        raise MalformedMessage(f"session {wire.session[:40]!r}: a name has 1 to {MAX_ID} characters, none of them NUL")
-    return Subscription.parse(wire.subscription), wire.session
+    check_request(wire)
+    return Subscription.parse(wire.subscription), check_id("session", wire.session)
 
 
 def encode_session_epoch_reply(epoch: int) -> Any:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import assert_never
 
+from sublet_protocol.domain.limits import MAX_COMMAND_BYTES, MAX_COMMANDS, MAX_ITEMS
 from sublet_protocol.pubsub.agent_side_events import (
     AgentSideOutcome,
     CallPoll,
@@ -70,8 +71,9 @@ class AgentSideSettings:
     retry_s: float = 0.1
     max_retry_s: float = 2.0
     spread_s: float = 0.5
-    batch_commands: int = 1_000
-    batch_bytes: int = 1 << 20
+    batch_commands: int = MAX_COMMANDS
+    batch_bytes: int = MAX_COMMAND_BYTES
+    batch_items: int = MAX_ITEMS
     queued_commands: int = 200_000
 
 
@@ -99,7 +101,8 @@ class _Life:
 
 
 class AgentSideMachine:
-    """The state between one agent and one node. `agent` names this life of the agent's process."""
+    """The state between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes of
+    a command, and for how many items of a batch it counts."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class AgentSideMachine:
         settings: AgentSideSettings | None = None,
         *,
         channels: Mapping[str, DeliveryGuarantee] = CHANNELS,
-        size_of: Callable[[Command], int] = lambda command: 256,
+        size_of: Callable[[Command], tuple[int, int]] = lambda command: (256, 1),
     ) -> None:
         self.status = ConnectionStatus.IDLE
         self._agent = agent
@@ -387,11 +390,12 @@ class AgentSideMachine:
 
     def _next_commands(self) -> tuple[Command, ...]:
         """As many commands as one batch may hold, and at least one."""
-        commands, size = [self._queue.popleft()], 0
-        size = self._size_of(commands[0])
+        commands = [self._queue.popleft()]
+        size, items = self._size_of(commands[0])
         while self._queue and len(commands) < self._settings.batch_commands:
-            size += self._size_of(self._queue[0])
-            if size > self._settings.batch_bytes:
+            more, more_items = self._size_of(self._queue[0])
+            size, items = size + more, items + more_items
+            if size > self._settings.batch_bytes or items > self._settings.batch_items:
                 break
             commands.append(self._queue.popleft())
         return tuple(commands)

@@ -18,10 +18,11 @@ from typing import Any, assert_never
 import grpc
 import grpc.aio
 
+from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.credentials import call_metadata
 from sublet_protocol.messages.agent_key import AgentKey
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
@@ -51,7 +52,7 @@ log = logging.getLogger(__name__)
 
 CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", wire.MAX_REPLY_BYTES),
-    ("grpc.max_send_message_length", wire.MAX_REQUEST_BYTES),
+    ("grpc.max_send_message_length", MAX_PUBLISH_BYTES),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2_000),
@@ -281,7 +282,7 @@ class NodeConnection:
             kind = type(command.body if isinstance(command, MessageToNode) else command).__name__
             log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, truncate(text))
 
-    def _size_of(self, command: Command) -> int:
+    def _size_of(self, command: Command) -> tuple[int, int]:
         return wire.command_size(command, self._channels)
 
     def _replace(self, task: asyncio.Task[None] | None, call: Any) -> asyncio.Task[None]:

@@ -12,6 +12,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from sublet_protocol.domain.limits import MAX_KEY_BYTES, MAX_SUBSCRIBERS, MAX_SUBSCRIPTIONS
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
@@ -32,6 +33,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
+    SubscriberRefused,
     UnknownSubscriber,
 )
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
@@ -49,8 +51,9 @@ class NodeSideSettings:
 
     hold_s: float = 5.0
     mailbox: MailboxLimits = field(default_factory=MailboxLimits)
-    subscribers: int = 10_000
-    subscriptions_each: int = 100_000
+    subscribers: int = MAX_SUBSCRIBERS
+    subscriptions_each: int = MAX_SUBSCRIPTIONS
+    key_bytes: int = MAX_KEY_BYTES
 
 
 @dataclass(slots=True)
@@ -91,6 +94,8 @@ class NodeSideMachine:
         self._subscribers: dict[str, _Subscriber] = {}
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
+        self._lives: dict[str, str] = {}
+        self._key_bytes = 0
         self._index = SubscriptionIndex()
         self._states = LatestValues()
 
@@ -98,10 +103,10 @@ class NodeSideMachine:
 
     def receive(
         self, subscriber_id: str, number: int, commands: Sequence[ReceivedCommand], now: float
-    ) -> CommandsAccepted | CommandsAlreadyExecuted | UnknownSubscriber:
+    ) -> CommandsAccepted | CommandsAlreadyExecuted | UnknownSubscriber | SubscriberRefused:
         """Execute batch `number` (1, 2, 3, ... per subscriber id), once."""
         subscriber = self._find(subscriber_id, now, may_be_new=number == 1)
-        if isinstance(subscriber, UnknownSubscriber):
+        if isinstance(subscriber, UnknownSubscriber | SubscriberRefused):
             return subscriber
         if number == subscriber.batch:
             subscriber.received_at = now
@@ -123,13 +128,13 @@ class NodeSideMachine:
 
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
-    ) -> PollDeliveries | HoldPoll | UnknownSubscriber:
+    ) -> PollDeliveries | HoldPoll | UnknownSubscriber | SubscriberRefused:
         """Forget what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._unknown(f"incarnation {incarnation} of this node is over")
         subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
-        if isinstance(subscriber, UnknownSubscriber):
+        if isinstance(subscriber, UnknownSubscriber | SubscriberRefused):
             return subscriber
         subscriber.received_at = now
         if not subscriber.mailbox.acknowledge(acknowledged):
@@ -233,6 +238,8 @@ class NodeSideMachine:
         wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
         entered = set(self._index.entries())
         found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
+        if self._key_bytes != sum(len(key or "") for _, _, key in wanted):
+            found.append(f"{self._key_bytes} bytes of keys are counted, and {len(wanted)} subscriptions have others")
         found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
         for name, subscriber in self._subscribers.items():
             found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
@@ -240,15 +247,27 @@ class NodeSideMachine:
 
     # --- inside ---
 
-    def _find(self, subscriber_id: str, now: float, *, may_be_new: bool) -> _Subscriber | UnknownSubscriber:
+    def _find(
+        self, subscriber_id: str, now: float, *, may_be_new: bool
+    ) -> _Subscriber | UnknownSubscriber | SubscriberRefused:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
             return self._unknown("its life is over: it was silent for too long, or broke the rules")
+        agent, life = _agent_and_life(subscriber_id)
+        before = self._lives.get(agent, "")
+        if before and life <= _agent_and_life(before)[1]:
+            return self._unknown("its life is over: a later one of the same agent has begun")
+        if before:  # an agent has one life at a time: the subscriptions of the former are not to be counted with it
+            self._forget(before, "expired")
+            self._expelled.append(before)
         if len(self._subscribers) >= self.settings.subscribers:
-            return self._unknown(f"the node serves {self.settings.subscribers} subscribers already, which is its limit")
+            limit = self.settings.subscribers
+            return SubscriberRefused(f"the node serves {limit} subscribers already, which is its limit")
         subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
         self._subscribers[subscriber_id] = subscriber
+        if agent:
+            self._lives[agent] = subscriber_id
         self._counts["incarnations"] += 1
         return subscriber
 
@@ -265,6 +284,10 @@ class NodeSideMachine:
         subscriber = self._subscribers.pop(subscriber_id)
         subjects = tuple(subscriber.all_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
+        self._key_bytes -= sum(len(key or "") for _, key in subjects)
+        agent, _ = _agent_and_life(subscriber_id)
+        if self._lives.get(agent) == subscriber_id:
+            del self._lives[agent]
         self._past[subscriber_id] = None
         if len(self._past) > REMEMBERED_PAST:
             self._past.popitem(last=False)
@@ -302,6 +325,12 @@ class NodeSideMachine:
         keys = subscriber.subjects.setdefault(channel, {})
         if key not in keys and sum(len(one) for one in subscriber.subjects.values()) >= limit:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
+        size = 0 if key in keys else len(key or "")
+        if self._key_bytes + size > self.settings.key_bytes:
+            return (
+                f"the keys of all subscriptions at the node may have {self.settings.key_bytes} bytes, and do; try later"
+            )
+        self._key_bytes += size
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is DeliveryGuarantee.STATE:
@@ -315,7 +344,10 @@ class NodeSideMachine:
     def _unsubscribe(self, subscriber_id: str, subscriber: _Subscriber, channel: str, key: str | None) -> str | None:
         if channel not in self._channels:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
-        subscriber.subjects.get(channel, {}).pop(key, None)
+        keys = subscriber.subjects.get(channel, {})
+        if key in keys:
+            del keys[key]
+            self._key_bytes -= len(key or "")
         if self._index.remove(subscriber_id, channel, key):
             self.on_interest(channel, key, False)
         return None
@@ -332,3 +364,9 @@ class NodeSideMachine:
         self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries
+
+
+def _agent_and_life(subscriber_id: str) -> tuple[str, int]:
+    """Return the agent of an id AGENT.LIFE, and which of its lives it is; no agent where it is not such an id."""
+    agent, _, life = subscriber_id.rpartition(".")
+    return (agent, int(life)) if life.isascii() and life.isdecimal() else ("", 0)

@@ -15,6 +15,13 @@ class UnknownSubscriber:
 
 
 @dataclass(frozen=True, slots=True)
+class SubscriberRefused:
+    """The node has no room for another subscriber: it may come again later. `reason` is for people."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class CommandsAlreadyExecuted:
     """The batch was executed before; these were its errors."""
 

@@ -17,8 +17,10 @@ from typing import Any, NoReturn
 import grpc
 
 from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.limits import ENVELOPE_BYTES, MAX_PUBLISH_BYTES, MAX_SUBSCRIBERS_OF_CONNECTION, SLICE_ITEMS
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.codec import MalformedMessage
+from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import (
@@ -35,6 +37,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
+    SubscriberRefused,
     UnknownSubscriber,
 )
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -42,12 +45,15 @@ from sublet_protocol.v1 import sublet_pb2_grpc
 log = logging.getLogger(__name__)
 
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_receive_message_length", wire.MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_PUBLISH_BYTES + ENVELOPE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.so_reuseport", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
 """What a `grpc.aio.server` that serves sessions is made with."""
+
+RETRY_AFTER_MS = 1_000
+"""When a subscriber for which there is no room shall come again."""
 
 NOT_THE_AGENT = (
     "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
@@ -69,7 +75,8 @@ def new_publisher(
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
-    """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order.
+    """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order; for a
+    long one once per slice of it, between which others have their turn.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
     the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
@@ -98,6 +105,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
+        self._connections: dict[str, set[str]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         publisher.on_ready = self._end_hold
         publisher.on_interest = self._notify_interest
@@ -148,14 +156,20 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Execute a batch of commands, once."""
         subscriber_id = await _checked(request, context)
-        if len(request.commands) > wire.MAX_COMMANDS:
-            text = f"{len(request.commands)} commands in a batch: the limit is {wire.MAX_COMMANDS}; send several"
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, text)
-        return await asyncio.shield(self._begin_in_turn(subscriber_id, request))
+        try:
+            wire.check_batch(request)
+        except MalformedMessage as error:
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._admit(subscriber_id, context)
+        reply = await asyncio.shield(self._begin_in_turn(subscriber_id, request))
+        if isinstance(reply, SubscriberRefused):
+            await _refuse(context, reply)
+        return reply
 
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
         subscriber_id = await _checked(request, context)
+        await self._admit(subscriber_id, context)
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
         answer = self.publisher.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
@@ -169,8 +183,28 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             case UnknownSubscriber(reason):
                 log.info("subscriber %s is unknown: %s", subscriber_id, reason)
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
+            case SubscriberRefused():
+                return await _refuse(context, answer)
 
     # --- inside ---
+
+    async def _admit(self, subscriber_id: str, context: Any) -> None:
+        """Refuse one more subscriber on a connection that has as many as it may."""
+        if self.publisher.has_subscriber(subscriber_id):
+            return
+        peer = context.peer()
+        here = self._connections.setdefault(peer, set())
+        if len(here) >= MAX_SUBSCRIBERS_OF_CONNECTION:
+            here.intersection_update(self.publisher.subscriber_ids)
+        if len(here) >= MAX_SUBSCRIBERS_OF_CONNECTION:
+            rule = f"{len(here)} subscriber ids are on this connection, which is the limit"
+            await _refuse(context, SubscriberRefused(f"{rule}. Take another one."))
+        here.add(subscriber_id)
+
+    def _forget_connections(self) -> None:
+        alive = set(self.publisher.subscriber_ids)
+        live = {peer: here & alive for peer, here in self._connections.items()}
+        self._connections = {peer: here for peer, here in live.items() if here}
 
     def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
         """Execute a batch to its end even if the agent stops waiting: it repeats the batch, which is executed only
@@ -191,13 +225,15 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        commands = [
-            self._allowed(subscriber_id, wire.decode_command(command, self._channels)) for command in request.commands
-        ]
+        turn = _Turn()
+        commands: list[ReceivedCommand] = []
+        for command in request.commands:
+            commands.append(self._allowed(subscriber_id, wire.decode_command(command, self._channels)))
+            await turn.spend(wire.count_items(command))
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         match answer:
             case CommandsAccepted(messages, errors):
-                found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one))]
+                found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one, turn))]
                 errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case CommandsAlreadyExecuted(errors):
@@ -205,6 +241,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             case UnknownSubscriber(reason):
                 log.info("subscriber %s is unknown: %s", subscriber_id, reason)
                 return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
+            case SubscriberRefused():
+                return answer
 
     def _allowed(self, subscriber_id: str, command: ReceivedCommand) -> ReceivedCommand:
         """Return the command, or what is executed instead of one that the caller may not give."""
@@ -215,12 +253,14 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return UndecodableCommand(str(error))
         return command
 
-    async def _hand_over(self, subscriber_id: str, index: int, message: object) -> CommandError | None:
+    async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandError | None:
         """Whatever goes wrong with one message harms its sender only."""
         try:
-            result = self._on_message(subscriber_id, message)
-            if inspect.isawaitable(result):
-                await result
+            for part, items in wire.slices(message):
+                result = self._on_message(subscriber_id, part)
+                if inspect.isawaitable(result):
+                    await result
+                await turn.spend(items)
         except SubletError as error:
             return CommandError(index, str(error))
         except Exception:
@@ -253,6 +293,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             wait = longest if wake_at is None else min(wake_at - self._clock(), longest)
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
+            self._forget_connections()
             if silent:
                 self._notify_expired(silent)
 
@@ -269,6 +310,19 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             log.exception("the handler of interest raised")
 
 
+class _Turn:
+    """What a batch has had of the event loop at a stretch: after a slice, others have their turn."""
+
+    def __init__(self) -> None:
+        self._items = 0
+
+    async def spend(self, items: int) -> None:
+        self._items += items
+        if self._items >= SLICE_ITEMS:
+            self._items = 0
+            await asyncio.sleep(0)
+
+
 async def _checked(request: Any, context: Any) -> str:
     """Return the subscriber id of a request of our version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
@@ -278,12 +332,17 @@ async def _checked(request: Any, context: Any) -> str:
         )
         await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, text)
     try:
-        subscriber_id = wire.check_subscriber_id(request.subscriber_id)
+        subscriber_id = wire.check_request(request)
     except MalformedMessage as error:
         await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if not wire.take_agent_key(request):
         await _abort(context, grpc.StatusCode.UNAUTHENTICATED, NOT_THE_AGENT)
     return subscriber_id
+
+
+async def _refuse(context: Any, refused: SubscriberRefused) -> NoReturn:
+    context.set_trailing_metadata(((RETRY_AFTER_METADATA, str(RETRY_AFTER_MS)),))
+    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, refused.reason)
 
 
 async def _abort(context: Any, code: grpc.StatusCode, text: str) -> NoReturn:

@@ -5,14 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import (
+    MAX_COMMAND_BYTES,
+    MAX_COMMANDS,
+    MAX_ITEMS,
+    MAX_REQUEST_BYTES,
+    MAX_SUBSCRIPTION_BYTES,
+    SLICE_ITEMS,
+)
 from sublet_protocol.messages import codec
 from sublet_protocol.messages.agent_key import AgentKey, is_key_of
 from sublet_protocol.messages.borrower_leader import (
-    MAX_ID,
     PROTOCOL_VERSION,
     Disconnect,
     LeaderWanted,
@@ -21,7 +28,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
-from sublet_protocol.messages.codec import MAX_TEXT, MalformedMessage
+from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_text
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,
@@ -37,18 +44,6 @@ from sublet_protocol.pubsub.model import (
     Unsubscribe,
 )
 from sublet_protocol.v1 import sublet_pb2 as pb
-
-MAX_COMMANDS = 10_000
-"""Most commands in one batch."""
-
-MAX_KEY = MAX_TEXT
-"""Longest key: a group's key is its subscription."""
-
-MAX_EVENT_BYTES = 1 << 20
-"""Largest event that an agent sends."""
-
-MAX_REQUEST_BYTES = 8 << 20
-"""Largest request a node reads."""
 
 MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
@@ -83,11 +78,24 @@ def encode_poll_request(poll: CallPoll, key: AgentKey) -> Any:
     )
 
 
-def check_subscriber_id(text: str) -> str:
-    """Return `text` if it can be a subscriber id."""
-    if not 0 < len(text) <= MAX_ID or "\0" in text:
-        raise MalformedMessage(f"subscriber_id {text[:40]!r}: 1 to {MAX_ID} characters, without NUL")
-    return text
+def check_request(request: Any) -> str:
+    """Return the subscriber id of a request, which is not too large. Raises `MalformedMessage`."""
+    if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
+        raise MalformedMessage(f"a request of {size} bytes: the limit is {MAX_REQUEST_BYTES}; send several")
+    return check_id("subscriber_id", request.subscriber_id)
+
+
+def check_batch(request: Any) -> None:
+    """Raise `MalformedMessage` for a `CommandBatch` of too much, before anything is built from it."""
+    if (count := len(request.commands)) > MAX_COMMANDS:
+        raise MalformedMessage(f"{count} commands in a batch: the limit is {MAX_COMMANDS}; send several")
+    if (items := sum(map(count_items, request.commands))) > MAX_ITEMS:
+        raise MalformedMessage(f"{items} items in the commands of a batch: the limit is {MAX_ITEMS}; send several")
+
+
+def count_items(command: Any) -> int:
+    """Return for how many items a `Command` counts."""
+    return codec.count_items(command.message) if command.WhichOneof("command") == "message" else 1
 
 
 def take_agent_key(request: Any) -> bool:
@@ -136,8 +144,8 @@ def decode_command(wire: Any, channels: ChannelTable = CHANNELS) -> ReceivedComm
 
 
 def _read_event(payload: bytes) -> GroupEvent:
-    if len(payload) > MAX_EVENT_BYTES:
-        raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_EVENT_BYTES}")
+    if len(payload) > MAX_COMMAND_BYTES:
+        raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_COMMAND_BYTES}")
     return GroupEvent(payload)
 
 
@@ -160,9 +168,29 @@ def _read_subject(wire: Any, channels: ChannelTable) -> tuple[str, str | None]:
 
 
 def _key(key: str) -> str:
-    if not 0 < len(key) <= MAX_KEY or "\0" in key:
-        raise MalformedMessage(f"key {key[:40]!r}: 1 to {MAX_KEY} characters, without NUL, or all")
-    return key
+    return check_text("key", key, MAX_SUBSCRIPTION_BYTES)
+
+
+def slices(message: object) -> Iterator[tuple[object, int]]:
+    """Yield a message in parts that mean the same one after the other, and of how many items each is. A message that
+    counts as one is not divided."""
+    match message:
+        case Ping(borrower_ids, sent_at) if len(borrower_ids) > SLICE_ITEMS:
+            for start in range(0, len(borrower_ids), SLICE_ITEMS):
+                ids = borrower_ids[start : start + SLICE_ITEMS]
+                yield Ping(ids, sent_at), len(ids)
+        case UpdateProgress(borrower_id, term, streams) if len(streams) > SLICE_ITEMS:
+            for start in range(0, len(streams), SLICE_ITEMS):
+                part = streams[start : start + SLICE_ITEMS]
+                yield UpdateProgress(borrower_id, term, part), len(part)
+        case Ping(borrower_ids):
+            yield message, 1 + len(borrower_ids)
+        case LeaderWanted(reclaim=reclaim):
+            yield message, 1 + len(reclaim)
+        case UpdateProgress(streams=streams) | Disconnect(streams=streams):
+            yield message, 1 + len(streams)
+        case _:
+            yield message, 1
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -275,6 +303,7 @@ def body_size(body: object) -> int:
             return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())
 
 
-def command_size(command: Command, channels: ChannelTable = CHANNELS) -> int:
-    """Bytes of a command on the wire, nearly."""
-    return 4 + int(encode_command(command, channels).ByteSize())
+def command_size(command: Command, channels: ChannelTable = CHANNELS) -> tuple[int, int]:
+    """Return the bytes of a command on the wire, nearly, and for how many items it counts."""
+    encoded = encode_command(command, channels)
+    return 4 + int(encoded.ByteSize()), count_items(encoded)

@@ -1,10 +1,9 @@
-"""Encodes and decodes the payload of a block: one Arrow record batch of consecutive messages of one stream.
+"""Encodes the payload of a block: one Arrow record batch of consecutive messages of one stream.
 
 Stored is the IPC record batch message without its schema message: the schema is in
 `sublet_storage.log.column_encoding`, and the block's `codec` names its version, so that a block of one message stays
 small and an old block stays readable.
-Stream and offset are not stored but implied by the row that holds the payload. Decoding copies no key and no value
-unless compressed.
+Stream and offset are not stored but implied by the row that holds the payload. `record_batch_decoder` decodes it.
 """
 
 from __future__ import annotations
@@ -13,17 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, SchemaMismatch
+from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_header import envelope
+from sublet_storage.log.record_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)
@@ -38,11 +36,8 @@ MIN_COMPRESSED = 64
 
 COMPRESSIONS = ("none", "lz4", "zstd")
 
-MAX_DECODED_BYTES = 1 << 30
-"""What a payload may come to when it is decompressed, or a column of runs when it is expanded: as much as a row of
-Postgres can hold, since a block was encoded from a batch in memory."""
-
-Stored: TypeAlias = bytes | memoryview | pa.Buffer
+MAX_PACKED_BYTES = MAX_BLOCK_BYTES - (1 << 20)
+"""The most in a block in memory. Padding, and what the decoder estimates from above, come to less than the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,13 @@ class PackedBlock:
 
 
 def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
-    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it."""
+    """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raises `ValueTooLarge` for one that no reader would
+    decode."""
+    if batch.num_rows > MAX_BLOCK_MESSAGES or batch.nbytes > MAX_PACKED_BYTES:
+        raise ValueTooLarge(
+            f"a block of {batch.num_rows} messages and {batch.nbytes} bytes: it may have {MAX_BLOCK_MESSAGES} and "
+            f"{MAX_PACKED_BYTES}. Publish smaller messages."
+        )
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
@@ -88,73 +89,6 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
         if packed.size < plain.size:
             return column_encoding.encode_codec(COMPRESSIONS.index(compression), flags), packed
     return column_encoding.encode_codec(0, flags), plain
-
-
-def decode(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """Decode a payload into `BLOCK_SCHEMA`; what is not compressed or left out refers to the payload's memory.
-
-    Any client that may append has written these bytes, and decoding wrong ones can crash the process: all of them are
-    checked before anything is made of them. Raises `PoisonBlock`, which names the block of that row.
-    """
-    return restored(codec, [checked(codec, payload, stream_id, end_offset, count)])
-
-
-def checked(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> pa.RecordBatch:
-    """Return the batch as it is stored, for `restored`. Raises as `decode` does."""
-    try:
-        return _checked(
-            column_encoding.stored_schema(column_encoding.decode_flags(codec)), pa.py_buffer(payload), count
-        )
-    except pa.ArrowMemoryError:  # which does not concern the block
-        raise
-    except (pa.ArrowException, SchemaMismatch, OSError, EOFError, ValueError) as error:
-        cause = " ".join(str(error).split()).rstrip(".")
-        hint = (
-            "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
-            f"`sublet groups reset GROUP --stream {stream_id} --to-offset {end_offset}`, "
-            "whoever reads without one begins there"
-        )
-        detail = f"cannot be decoded: {cause}. {hint}."
-        raise PoisonBlock(stream_id, (end_offset - count, end_offset), detail) from None
-
-
-def restored(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """Batches that are stored alike as one: less work than to restore one by one and to copy them together."""
-    flags = column_encoding.decode_flags(codec)
-    if len(batches) == 1:
-        return column_encoding.restore_columns(flags, batches[0])
-    (together,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return column_encoding.restore_columns(flags, together)
-
-
-def _checked(schema: pa.Schema, payload: pa.Buffer, count: int) -> pa.RecordBatch:
-    """Validated before runs are expanded, compared or filtered. Raises what Arrow raises, or `ValueError`."""
-    message = pa.ipc.read_message(payload)
-    found = envelope(message)
-    if found.count != count:
-        raise ValueError(f"it has {found.count} messages, and its row says {count}")
-    if found.decoded_bytes > MAX_DECODED_BYTES:
-        raise ValueError(f"it decompresses to {found.decoded_bytes} bytes, and the limit is {MAX_DECODED_BYTES}")
-    batch = pa.ipc.read_record_batch(message, schema)
-    batch.validate(full=True)
-    for field, column in zip(schema, batch.columns, strict=True):
-        runs = isinstance(column, pa.RunEndEncodedArray)
-        if runs:
-            _check_runs(field.name, column)
-        if not field.nullable and (column.values if runs else column).null_count:
-            raise ValueError(f"its column {field.name} has nulls")
-    return batch
-
-
-def _check_runs(name: str, column: pa.RunEndEncodedArray) -> None:
-    """How large they become: a few bytes can be repeated very often."""
-    longest = column.values.nbytes
-    if longest * len(column) > MAX_DECODED_BYTES and column.type.value_type in (pa.string(), pa.binary()):
-        ends = pc.cast(column.run_ends, pa.int64())
-        lengths = pc.subtract(ends, pa.concat_arrays([pa.array([0], pa.int64()), ends[:-1]]))
-        size = pc.sum(pc.multiply(lengths, pc.cast(pc.binary_length(column.values), pa.int64()))).as_py() or 0
-        if size > MAX_DECODED_BYTES:
-            raise ValueError(f"its column {name} expands to {size} bytes, and the limit is {MAX_DECODED_BYTES}")
 
 
 def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:

@@ -16,16 +16,17 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import (
-    LARGEST,
     Epoch,
     LowerFrontier,
     UpperFrontier,
+    check_count,
     check_epoch,
     format_epoch,
     format_frontier,
     lower_frontier_from_json,
 )
 from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, SubletError, UnknownSpace
+from sublet_protocol.domain.limits import LARGEST_EPOCH
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -69,6 +70,7 @@ def hold(
     `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
     wanted = LowerFrontier.from_epochs(map(check_epoch, least))
+    check_count(wanted.least)
     return _hold(conn, space_id, who, wanted, lease_s)[0]
 
 
@@ -330,7 +332,7 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
 def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
     for epoch in wanted.least:
         if not lower.admits(epoch):
-            is_over = all(number > LARGEST for least in lower.least for number in least)
+            is_over = all(number > LARGEST_EPOCH for least in lower.least for number in least)
             hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "

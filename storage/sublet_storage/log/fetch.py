@@ -21,16 +21,20 @@ from psycopg.types.numeric import Int8
 from sublet_protocol.domain.errors import NotFound, PayloadDamaged, PoisonBlock, PositionBeyondHead, PositionGone
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.log.block import add_position_columns, checked, drop_before, filter_by_topic, restored
+from sublet_storage.log.block import add_position_columns, drop_before, filter_by_topic
 from sublet_storage.log.column_encoding import has_one_epoch
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
+from sublet_storage.log.record_batch_decoder import MAX_PAYLOAD_BYTES, restore, validate_block
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
+MAX_DECODED_BYTES: Final = 64 << 20
+"""What the blocks of a page come to in memory, at most, if they are several."""
+
 MATCH_ALL = TopicFilter("#")
 
 UNKNOWN: Final = MAX_OFFSET
@@ -46,7 +50,9 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
   from stream s join generation g using (generation_id)
   left join lateral (
     select *, sum(size) over (order by end_offset) - size as before from (
-      select end_offset, count, codec, topics, case when matched then payload end as payload,
+      select end_offset, count, codec, topics,
+             case when matched then case when octet_length(payload) <= {most} then payload
+                                         else substring(payload, 1, {most} + 1) end end as payload,
              case when matched then uri end as uri,
              case when matched then coalesce(octet_length(payload), uri_bytes) else 0 end as size
         from (
@@ -278,15 +284,21 @@ def _read_stream(
 
 def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """The blocks with their batches as they are stored in place of the payloads, up to before the first that cannot be
-    decoded. Raises `PoisonBlock` where that is the very first."""
+    decoded, or would make a page too large. Raises `PoisonBlock` where that is the very first."""
     found: list[tuple[Any, ...]] = []
+    size = 0
     for row in blocks:
         end_offset, count, codec, _, payload = row[:5]
-        try:
-            batch = None if payload is None else checked(codec, payload, stream_id, end_offset, count)
-        except PoisonBlock:
-            if not found:
-                raise
+        batch = None
+        if payload is not None:
+            try:
+                batch, decoded_bytes = validate_block(codec, payload, stream_id, end_offset, count)
+            except PoisonBlock:
+                if not found:
+                    raise
+                break
+            size += decoded_bytes
+        if found and size > MAX_DECODED_BYTES:
             break
         found.append((*row[:4], batch))
     return found
@@ -300,7 +312,8 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 def _statement(*asked: bool) -> str:
     """Return the statement for `read_blocks` with those of these conditions that are asked for."""
     conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), asked)
-    return _SINCE.format(matched=" and ".join(f"({condition})" for condition in conditions) or "true")
+    matched = " and ".join(f"({condition})" for condition in conditions) or "true"
+    return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 
 
 def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
@@ -329,7 +342,7 @@ def _batch(
     if stored is None:
         return None
     first = end_offset - count
-    entire = add_position_columns(restored(codec, [row[4] for row in blocks]), stream_id, first)
+    entire = add_position_columns(restore(codec, [row[4] for row in blocks]), stream_id, first)
     found = filter_by_topic(drop_before(entire, first, offset), filter, topics)
     if left_out is not None:
         found = drop_excluded(found, left_out)

@@ -11,8 +11,8 @@ from datetime import datetime
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import LARGEST, SMALLEST
 from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_protocol.domain.limits import LARGEST_EPOCH, SMALLEST_EPOCH
 
 BLOCK_MAY_MATCH = """
   (topics is null or exists (
@@ -45,7 +45,7 @@ class MessagePredicate:
 
     def to_parameters(self) -> dict[str, object]:
         """Return the parameters of `BLOCK_MAY_MATCH`."""
-        least, beyond = self.epochs or (SMALLEST, LARGEST)
+        least, beyond = self.epochs or (SMALLEST_EPOCH, LARGEST_EPOCH)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
             "prefix": self.prefix,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-_HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
+_HEADER, _CUSTOM_METADATA, _LENGTH, _BUFFERS, _COMPRESSION = 2, 4, 0, 2, 3
 """Where the fields stand in the tables `Message` and `RecordBatch` of Arrow's Message.fbs."""
 
 _UNCOMPRESSED = -1
@@ -23,7 +23,7 @@ class ArrowHeader:
 
     count: int
     decoded_bytes: int
-    compressed: bool
+    is_compressed: bool
 
 
 def envelope(message: pa.ipc.Message) -> ArrowHeader:
@@ -37,7 +37,10 @@ def envelope(message: pa.ipc.Message) -> ArrowHeader:
 
 
 def _read(metadata: bytes, body: memoryview) -> ArrowHeader:
-    header = _field(metadata, _offset(metadata, 0), _HEADER)
+    root = _offset(metadata, 0)
+    if _field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
+        raise ValueError("a record batch with metadata of its own")
+    header = _field(metadata, root, _HEADER)
     if header is None:
         raise ValueError("a record batch without a header")
     table = _offset(metadata, header)
@@ -63,6 +66,8 @@ def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
 
 
 def _decoded(body: memoryview, start: int, size: int) -> int:
+    if size < 8:
+        raise ValueError(f"a compressed buffer of {size} bytes, without its length")
     (length,) = struct.unpack_from("<q", body, start)
     if length < _UNCOMPRESSED:
         raise ValueError(f"a buffer that decompresses to {length} bytes")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_storage.notify.changes import (
     ChangeNotification,
     MalformedNotification,
@@ -16,12 +17,9 @@ from sublet_storage.notify.changes import (
     ObjectChange,
 )
 
-MAX_MESSAGE = 1 << 20
-"""Maximum length in bytes; longer messages are rejected."""
-
 MAX_NUMBER = 1 << 64
 MAX_NAME = 200
-MAX_KEY = 100_000
+MAX_KEY = MAX_NOTIFICATION_BYTES
 MAX_CHANNELS = 64
 
 _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
@@ -55,8 +53,8 @@ def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
 
 def decode(raw: bytes) -> Message:
     """Decode a message. Raises `MalformedMessage`, with what is wrong with it."""
-    if len(raw) > MAX_MESSAGE:
-        raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_MESSAGE}.")
+    if len(raw) > MAX_NOTIFICATION_BYTES:
+        raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:
         found = json.loads(raw)
         return _envelope(found) if isinstance(found, dict) and "e" in found else _hello(found)

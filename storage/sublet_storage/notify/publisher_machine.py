@@ -16,14 +16,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import assert_never
 
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_storage.notify.changes import ChangeNotification, NotificationHeartbeat, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
 MAX_WAITING = 10_000
 """Objects whose change waits to be sent; of more, the oldest is left out."""
-
-MAX_MESSAGE = 256 * 1024
-"""Maximum size in bytes, with a driver that has no limit."""
 
 NUMBERS = 44
 """Bytes that a message may grow by when its numbers do."""
@@ -98,7 +96,7 @@ class PublisherMachine:
         self._pause_s = 1 / settings.max_sends_per_s
         self._sent_at, self._replaced = -math.inf, 0
         self._most_waiting = most_waiting
-        self._limit = MAX_MESSAGE
+        self._limit = MAX_NOTIFICATION_BYTES
         self._sequences: dict[str, int] = {}
         self._waiting: OrderedDict[tuple[str, str], ObjectChange] = OrderedDict()
         self._spoke_at = -math.inf
@@ -129,7 +127,9 @@ class PublisherMachine:
                     self._keep(change)
             case NotificationSendersOpened(payload_limit):
                 self.status = NotificationPublisherStatus.OPEN
-                self._limit = MAX_MESSAGE if payload_limit is None else min(payload_limit, MAX_MESSAGE)
+                self._limit = (
+                    MAX_NOTIFICATION_BYTES if payload_limit is None else min(payload_limit, MAX_NOTIFICATION_BYTES)
+                )
                 return [self._hello()]
             case CloseRequested():
                 return self._leave()

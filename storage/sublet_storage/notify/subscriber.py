@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
+from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
@@ -49,7 +50,8 @@ OnChange = Callable[[ObjectChange], None]
 """Called with each change that is newer than what was known of its object; must return soon."""
 
 MAX_QUEUED = 100_000
-"""Messages that wait to be looked at. One more is dropped: it will be missed like any that was lost under way."""
+"""Messages that wait to be looked at. One more is dropped, as are those that come too fast: it will be missed like any
+that was lost under way."""
 
 READ_TIMEOUT_S = 5.0
 """A database from which nothing comes for so long in the middle of a catch-up is away."""
@@ -65,6 +67,24 @@ class _Read:
     channel: str
     snapshot: CatchUpSnapshot | None
     begun: int
+
+
+class NotificationRate:
+    """Lets so many notifications pass in a second. `is_first_refused`: the last one was the first beyond that."""
+
+    def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S) -> None:
+        self._limit, self._begun_at, self._taken = limit, float("-inf"), 0
+
+    def take(self, now: float) -> bool:
+        """Return whether one more may be taken in."""
+        if now >= self._begun_at + 1.0:
+            self._begun_at, self._taken = now, 0
+        self._taken += 1
+        return self._taken <= self._limit
+
+    @property
+    def is_first_refused(self) -> bool:
+        return self._taken == self._limit + 1
 
 
 class NotificationSubscriber:
@@ -96,6 +116,7 @@ class NotificationSubscriber:
         self._uncaught = set(self._channels)
         self._caught_up = threading.Event()
         self._handler_failures = self._dropped = 0
+        self._rate = NotificationRate()
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)
@@ -157,10 +178,13 @@ class NotificationSubscriber:
     # --- what comes in, from any thread -----------------------------------------------------------------------------
 
     def _receive(self, message: bytes) -> None:
-        if len(self._queue) < MAX_QUEUED:
+        if len(self._queue) < MAX_QUEUED and self._rate.take(time.monotonic()):
             self._put(message)
-        else:
-            self._dropped += 1
+            return
+        self._dropped += 1
+        if self._rate.is_first_refused:
+            for channel in self._channels:
+                self._put(CatchUpRequested(channel))
 
     def _put(self, event: bytes | Event | _Read) -> None:
         self._queue.append(event)

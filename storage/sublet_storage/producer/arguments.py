@@ -7,8 +7,8 @@ import operator
 
 from sublet_protocol.domain.errors import InvalidSetting
 
-MAX_BYTES = 512 * 1024 * 1024
-"""The largest block and message: half of what Postgres takes in one field."""
+MAX_BYTES = 16 * 1024 * 1024
+"""The largest message, and about the largest block: half of what readers decode (`record_batch_decoder`)."""
 
 MAX_COUNT = 2**31 - 1
 MAX_LINGER_MS = 24 * 3600 * 1000.0

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import psycopg
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, check_epoch
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, check_count, check_epoch
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     EpochCapabilityExpired,
@@ -69,6 +69,7 @@ class EpochCapability:
 
     def reserve(self, least: Sequence[Epoch]) -> None:
         """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
+        check_count(least)
         self.check(least)
         self._promised = LowerFrontier.from_epochs(least)
 

@@ -16,6 +16,7 @@ import psycopg
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import BatchNumberConflict, UnknownSpace, UsageError
+from sublet_protocol.domain.limits import MAX_STEP
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerStamp, append, producer_fenced_error
 from sublet_storage.log.block import pack
@@ -28,11 +29,15 @@ LEDGER_STREAM_ID = -1
 
 _ENTER = """
 insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
-values (%(producer)s, %(ledger)s, %(incarnation)s, %(number)s, %(digest)s)
+select %(producer)s, %(ledger)s, %(incarnation)s, %(number)s, %(digest)s
+ where greatest(%(incarnation)s, %(number)s) <= %(step)s
+    or exists (select from producer where producer_id = %(producer)s and stream_id = %(ledger)s)
 on conflict (producer_id, stream_id) do update
    set incarnation = excluded.incarnation, sequence = excluded.sequence, end_offset = excluded.end_offset,
        updated_at = clock_timestamp()
  where (p.incarnation, p.sequence) < (excluded.incarnation, excluded.sequence)
+   and excluded.incarnation - p.incarnation <= %(step)s
+   and excluded.sequence - case when excluded.incarnation = p.incarnation then p.sequence else 0 end <= %(step)s
 returning 1"""
 
 _NEWEST = """
@@ -93,9 +98,13 @@ def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
     who = _who(batch)
     if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
         return True
-    newest = conn.execute(_NEWEST, who).fetchone()
-    assert newest is not None, "the row is locked since we looked, and was there"
-    incarnation, number, digest = newest
+    incarnation, number, digest = conn.execute(_NEWEST, who).fetchone() or (0, 0, 0)
+    if (incarnation, number) < (batch.incarnation, batch.number):
+        raise UsageError(
+            f"producer {batch.producer_id!r}: incarnation {batch.incarnation}, batch number {batch.number} after "
+            f"{incarnation}, {number}: each grows by at most {MAX_STEP} at a time. Count on from there, and an "
+            "incarnation's batches from 1."
+        )
     if incarnation > batch.incarnation:
         raise producer_fenced_error(batch.producer_id, batch.incarnation)
     if (number, digest) != (batch.number, batch.digest):
@@ -156,4 +165,5 @@ def _who(batch: IdempotentBatch) -> dict[str, object]:
         "number": batch.number,
         "digest": batch.digest,
         "ledger": LEDGER_STREAM_ID,
+        "step": MAX_STEP,
     }

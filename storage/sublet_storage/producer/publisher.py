@@ -21,6 +21,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import UNNAMED, ProducerIdentity, register_producer
 from sublet_storage.log.block import compute_epoch_bounds
 from sublet_storage.log.epoch_capabilities import LEASE_S, LONGEST_LEASE_S, SHORTEST_LEASE_S
+from sublet_storage.log.record_batch_decoder import MAX_BLOCK_MESSAGES
 from sublet_storage.producer.arguments import (
     MAX_BYTES,
     MAX_LINGER_MS,
@@ -96,7 +97,7 @@ class Publisher:
         self._process = os.getpid()
         self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
         limits = BufferLimits(
-            check_int("block_messages", block_messages),
+            check_int("block_messages", block_messages, MAX_BLOCK_MESSAGES),
             check_int("block_bytes", block_bytes, MAX_BYTES),
             check_int("blocks_per_commit", blocks_per_commit, MAX_BLOCKS),
             check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1),

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
-from sublet_storage.log.block import pack
+from sublet_storage.log.block import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.message_accumulator import (
     Header,
@@ -31,6 +31,7 @@ from sublet_storage.producer.batches.message_accumulator import (
     PendingBlock,
     PendingMessageBuilder,
     count_fitting,
+    count_packable,
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
@@ -437,17 +438,17 @@ class SendBuffer:
     def _cut(self, stream_id: int) -> list[PendingArrowBatch]:
         """Take a block's worth from the head of a queue; the stream then stands last in line."""
         queue = self._queues.pop(stream_id)
-        count, size = self._limits.block_messages, self._limits.block_bytes
+        count, size, room = self._limits.block_messages, self._limits.block_bytes, MAX_PACKED_BYTES
         pieces: list[PendingArrowBatch] = []
         while queue and count > 0:
             piece = queue.popleft().seal()
-            share = max(count_fitting(piece, count, size), 0 if pieces else 1)
+            share = max(count_packable(piece, count_fitting(piece, count, size), room), 0 if pieces else 1)
             if share < piece.count:
                 piece = self._divide(queue, piece, share)
                 count = size = 0
             if piece.count:
                 pieces.append(piece)
-            count, size = count - piece.count, size - piece.size
+            count, size, room = count - piece.count, size - piece.size, room - piece.batch.nbytes
         if queue:
             self._queues[stream_id] = queue
         self._queued -= sum(piece.count for piece in pieces)

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.block import decode
+from sublet_storage.log.record_batch_decoder import decode_block
 from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_queries import find_space
@@ -225,7 +225,7 @@ def _again(
 def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
     """Staged blocks have no offsets yet: each is named as if its stream began with it."""
     for codec, payload, stream_id, count in chain([first], others):
-        yield decode(codec, payload, stream_id, count, count)
+        yield decode_block(codec, payload, stream_id, count, count)
 
 
 class _Stager:

@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from psycopg.types.numeric import Int8
 
+from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.block import EpochBounds
@@ -376,12 +377,14 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
 
 def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockEpochSummary:
     return BlockEpochSummary(
-        end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _epochs(epochs)
+        end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _bounds.get(epochs)
     )
 
 
-@functools.lru_cache(maxsize=1024)
 def _epochs(stored: str) -> EpochBounds:
     found = json.loads(stored)
     least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
     return EpochBounds(least, greatest, found["has_unset"])
+
+
+_bounds = BoundedCache(_epochs, max_entries=1024)

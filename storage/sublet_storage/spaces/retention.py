@@ -44,6 +44,7 @@ select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
 # Of one space: what is over is few of many, which the server can only know where it is given the time.
+# A position beyond the head, or blocked for that, says nothing of what came in place of what was lost.
 # A holder without a row for a stream of a younger generation has not noticed it yet: it needs all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
@@ -55,7 +56,7 @@ update generation g set state = 'gone'
        left join lending l on l.group_id = held.group_id and l.stream_id = s.stream_id
       where s.generation_id = g.generation_id
         and case when l.stream_id is null then s.head > 0 and g.generation_id > c.after_generation
-                 else l.status <> 'finished' and l.position < s.head end)
+                 else l.status = 'blocked' or l.status <> 'finished' and l.position <> s.head end)
 returning g.generation_id"""
 
 # A table has one pending detach at most, and while there is one no other can begin: it is finished first.

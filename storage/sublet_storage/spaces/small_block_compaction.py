@@ -22,7 +22,8 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.block import decode, pack
+from sublet_storage.log.block import MAX_PACKED_BYTES, pack
+from sublet_storage.log.record_batch_decoder import decode_block
 from sublet_storage.spaces.rollover import partition_table
 
 _Time = TypeVar("_Time", datetime, int)
@@ -89,6 +90,14 @@ _MERGED = """
 insert into {block} (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, appended_at, topics,
                      lower_frontier, epoch_bounds, codec, payload, piece_starts, piece_times)
 values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
+
+
+class _RunTooLarge(Exception):
+    """The blocks of a run before the one at `index` fill a block: few compressed bytes can stand for many."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        super().__init__(f"the first {index} blocks of a run fill a block")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,13 +237,17 @@ def _joins(run: list[BlockRow], row: BlockRow, block_messages: int, block_bytes:
 
 
 def _merge_but(poison: list[PoisonBlock], run: list[BlockRow], merge: Callable[[list[BlockRow]], int]) -> int:
-    """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted."""
+    """Merge the run, or what lies on either side of a block in it that cannot be decoded, which is noted; or in parts
+    where it would be too large."""
     try:
         return merge(run)
     except PoisonBlock as found:
         poison.append(found)
         index = [row.end_offset for row in run].index(found.offsets[1])
-    return sum(_merge_but(poison, part, merge) for part in (run[:index], run[index + 1 :]) if len(part) > 1)
+        parts = run[:index], run[index + 1 :]
+    except _RunTooLarge as large:
+        parts = run[: large.index], run[large.index :]
+    return sum(_merge_but(poison, part, merge) for part in parts if len(part) > 1)
 
 
 def _merge(
@@ -253,8 +266,7 @@ def _merge(
         rows = conn.execute(_about(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
-        read = [decode(row[2], row[3], stream_id, row[0], row[1]) for row in rows]
-        entire = pa.Table.from_batches(read).combine_chunks().to_batches()[0]
+        entire = pa.Table.from_batches(list(_decoded(stream_id, rows))).combine_chunks().to_batches()[0]
         block, (starts, times) = pack(entire, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
         conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
@@ -277,6 +289,18 @@ def _merge(
             ),
         )
     return len(run) - 1
+
+
+def _decoded(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of blocks to be merged. Raises `_RunTooLarge` before they are more than a block may have, and
+    `PoisonBlock`."""
+    size = 0
+    for index, (end_offset, count, codec, payload, *_) in enumerate(rows):
+        batch = decode_block(codec, payload, stream_id, end_offset, count)
+        size += batch.nbytes
+        if index and size > MAX_PACKED_BYTES:
+            raise _RunTooLarge(index)
+        yield batch
 
 
 def pieces(

@@ -8,7 +8,7 @@ import typer
 
 from sublet.cli.access import tokens
 from sublet.cli.base.command import CommandContext, command, command_group
-from sublet_protocol.domain.rights import AccessRule, Right, Rights, check_principal, parse_right
+from sublet_protocol.domain.access.rights import AccessRule, Right, Rights, check_principal, parse_right
 from sublet_protocol.domain.topics import TopicFilter
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import typer
 
 from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
+from sublet_protocol.domain.access.rights import check_principal
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.rights import check_principal
 
 MAX_LIFETIME_S = 10 * 365 * 86_400
 MAX_NOTE_CHARACTERS = 200

@@ -47,6 +47,7 @@ class Record:
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
         self.unheard: dict[tuple[int, int, int], float] = {}
         self.skipped: dict[Key, int] = {}
+        self._lowest_head: dict[int, int] = {}
         self._reserved: dict[Key, set[int]] = {}
 
     def saved(self) -> tuple[Any, ...]:
@@ -130,12 +131,17 @@ class Record:
         elif line.event != "revoke":
             raise Violation(f"nobody knows this event: {line}")
 
+    def head_lowered(self, stream_id: int, head: int) -> None:
+        """The stream has ended there for a while."""
+        self._lowest_head[stream_id] = min(head, self._lowest_head.get(stream_id, head))
+
     def _check_gone(self, line: HistoryRecord) -> None:
         """Nothing is passed over, nor blocked, but what retention has taken, and passed over only where that is
         wanted; what a failover, or a lower head, has cost is blocked, where that was seen. (Here no block is broken,
         and no loss too many.)"""
         stream = self._store.streams.streams[line.stream_id]
-        if line.event == "block" and (line.position > stream.head or line.reason == BEYOND_HEAD):
+        lowest = min(stream.head, self._lowest_head.get(line.stream_id, stream.head))
+        if line.event == "block" and (line.position > lowest or line.reason == BEYOND_HEAD):
             return
         gone = stream.generation.gone
         skips = self._lives[line.group_id].group.options.on_data_loss is OnDataLoss.SKIP

@@ -245,7 +245,7 @@ class MemoryGroupStore:
             on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)
-        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents))
+        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""
@@ -438,7 +438,9 @@ class MemoryGroupStore:
         row = life.rows.get(stream.stream_id)
         if row is None:
             return stream.head > 0 and stream.generation.generation_id > life.after_generation
-        return row.status is not LendingStatus.FINISHED and row.position < stream.head
+        return row.status is LendingStatus.BLOCKED or (
+            row.status is not LendingStatus.FINISHED and row.position != stream.head
+        )
 
     def rows(self, group_id: int) -> dict[int, LendingRow]:
         """The group's rows as they are, by stream: for tests to look at."""

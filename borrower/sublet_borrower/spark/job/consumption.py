@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_NAME = 400
-"""Longest name, in characters: each session's own has the application, the task and the attempt behind it."""
+MAX_NAME = 200
+"""Longest name, in bytes: each session's own has the application, the task and the attempt behind it."""
 DRAIN_S = 60.0
 STOP_GRACE_S = 10.0
 FAILURE_GRACE_S = 30.0
@@ -198,8 +198,8 @@ class Consumption:
     def result(self, timeout_s: float | None = None) -> list[TaskSummary]:
         """Wait for the job's end; how each task ended, in order of partitions (those that Spark still knows of).
 
-        Raises what the function's failure was (`UserFunctionFailed`, from the original exception) or what else ended a
-        task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
+        Raises `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, or what else
+        ended a task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
         """
         if not self.wait(timeout_s):
             raise Unavailable(f"the job has not ended within {timeout_s:g} s. Drain or stop it, or wait longer.")
@@ -227,7 +227,7 @@ class Consumption:
             self._describe(work)
             rows = (
                 self._spark.range(0, self._tasks, 1, self._tasks)
-                .mapInArrow(make_task_function(work), "summary binary", barrier=False)
+                .mapInArrow(make_task_function(work), "summary string", barrier=False)
                 .collect()
             )
             summaries = [decode_summary(row["summary"]) for row in rows]
@@ -268,7 +268,7 @@ class Consumption:
         self._watchdog.daemon = True
         self._watchdog.start()
 
-    def _failure(self) -> bytes | None:
+    def _failure(self) -> str | None:
         """Return the first there was, from the results, or as reported by a task whose result never came."""
         found = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
@@ -293,10 +293,10 @@ def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], I
     return host
 
 
-def _row(summary: bytes) -> pa.RecordBatch:
+def _row(summary: str) -> pa.RecordBatch:
     import pyarrow as pa
 
-    return pa.RecordBatch.from_arrays([pa.array([summary], pa.binary())], ["summary"])
+    return pa.RecordBatch.from_arrays([pa.array([summary], pa.string())], ["summary"])
 
 
 def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:

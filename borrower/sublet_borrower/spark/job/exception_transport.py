@@ -1,67 +1,95 @@
-"""Carries an exception from a task to the driver: pickled where possible, else as text."""
+"""Carries an exception from a task to the driver as plain data: class name, message, traceback text.
+
+The driver makes no object of a class that a task names, but for sublet's own errors, which come with their numbers and
+texts.
+"""
 
 from __future__ import annotations
 
 import itertools
-import pickle
+import json
 import traceback
 from typing import Any
 
+from sublet_protocol.domain import errors
+from sublet_protocol.domain.errors import SubletError, UsageError
+
+MAX_LINKS = 5
+"""Of a chain of causes, the nearest."""
+
+MAX_MESSAGE = 4_000
+MAX_TRACEBACK = 8_000
+"""In characters; of a longer traceback its end."""
+
+_OURS = errors.__name__
+
 
 class TaskFailed(RuntimeError):
-    """Stands for an exception that could not leave its task."""
+    """What was raised in a task. `class_name`: its class, such as `builtins.ValueError`; `message`: its text."""
+
+    def __init__(self, class_name: str, message: str) -> None:
+        self.class_name, self.message = class_name, message
+        super().__init__(f"{class_name}: {message}")
 
 
 class UserCodeExited(RuntimeError):
     """The user's code called `sys.exit`, or raised SystemExit some other way."""
 
 
-def pack(error: BaseException) -> bytes:
+def pack(error: BaseException) -> str:
     """Return the exception and what it was raised from."""
-    links: list[tuple[bytes | None, str, str]] = []
+    links: list[dict[str, Any]] = []
     link: BaseException | None = error
-    while link is not None:
-        traceback_text = "".join(traceback.format_tb(link.__traceback__)).rstrip()
-        links.append((_pickled(link), f"{type(link).__name__}: {link}", traceback_text))
+    while link is not None and len(links) < MAX_LINKS:
+        fields: dict[str, Any] = {
+            "class": f"{type(link).__module__}.{type(link).__qualname__}"[:MAX_MESSAGE],
+            "message": _text(link)[:MAX_MESSAGE],
+            "traceback": "".join(traceback.format_tb(link.__traceback__)).rstrip()[-MAX_TRACEBACK:],
+        }
+        if isinstance(link, SubletError):
+            fields["attributes"] = _plain(vars(link))
+        links.append(fields)
         link = link.__cause__
-    return pickle.dumps(links)
+    return json.dumps(links)
 
 
-def unpack(packed: bytes) -> BaseException:
-    """Return the exception again, with its causes; each has a note with where in the task it was raised."""
-    links: list[tuple[bytes | None, str, str]] = pickle.loads(packed)  # from our own task, as all of Spark's results
-    errors = [_restored(*link) for link in links]
-    for error, cause in itertools.pairwise(errors):
-        error.__cause__ = cause
-    return errors[0]
-
-
-def _pickled(error: BaseException) -> bytes | None:
-    """Class, arguments and attributes: an exception's own pickle calls `__init__` with the text alone."""
-    from pyspark import cloudpickle
-
+def unpack(packed: str) -> BaseException:
+    """Return what ended a task, with its causes; each has a note with where in the task it was raised. Raises
+    `UsageError` for what no task has packed."""
     try:
-        pickled: bytes = cloudpickle.dumps((type(error), error.args, error.__dict__))  # type: ignore[no-untyped-call]
-    except Exception:  # noqa: BLE001 whatever a user's exception holds: a socket, a lock
-        return None
-    return pickled
+        failures = [_restored(link) for link in json.loads(packed)[:MAX_LINKS]]
+        first = failures[0]
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise UsageError(f"not a task's failure ({type(error).__name__}: {error}): only tasks report here.") from None
+    for failure, cause in itertools.pairwise(failures):
+        failure.__cause__ = cause
+    return first
 
 
-def _restored(pickled: bytes | None, text: str, traceback_text: str) -> BaseException:
-    error = _unpickled(pickled) if pickled is not None else None
-    if error is None:
-        error = TaskFailed(text)
-    if traceback_text:
-        error.add_note(f"In the task:\n{traceback_text}")
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as unfit:  # noqa: BLE001 whatever a user's exception does
+        return f"(its text cannot be had: {type(unfit).__name__})"
+
+
+def _restored(link: dict[str, Any]) -> BaseException:
+    error = _failure(str(link["class"]), str(link["message"]), link.get("attributes") or {})
+    if link["traceback"]:
+        error.add_note(f"In the task:\n{link['traceback']}")
     return error
 
 
-def _unpickled(pickled: bytes) -> BaseException | None:
-    try:
-        kind, arguments, attributes = pickle.loads(pickled)
-        error: Any = kind.__new__(kind, *arguments)
-        error.args = arguments
-        error.__dict__.update(attributes)
-    except Exception:  # noqa: BLE001 such as a class that is not there on the driver
-        return None
-    return error if isinstance(error, BaseException) else None
+def _failure(class_name: str, message: str, attributes: dict[str, Any]) -> BaseException:
+    module, _, name = class_name.rpartition(".")
+    kind = getattr(errors, name, None) if module == _OURS else None
+    if not (isinstance(kind, type) and issubclass(kind, SubletError)):
+        return TaskFailed(class_name, message)
+    error = kind.__new__(kind)  # not of its arguments, but of the text that these had made
+    error.args = (message,)
+    vars(error).update(_plain(attributes))
+    return error
+
+
+def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attributes.items() if name[0] != "_" and isinstance(value, int | str)}

@@ -6,12 +6,12 @@ Nothing here may load grpc before `run` is called, in the worker that stays.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-import pickle
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ from sublet_borrower.spark.common.database import check_socket_reachable
 from sublet_borrower.spark.job.exception_transport import UserCodeExited, pack
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
 from sublet_borrower.spark.job.task_reports import TaskReport
-from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.errors import Unavailable, UsageError
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 if TYPE_CHECKING:
@@ -50,16 +50,16 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """How an attempt ended. `failure`: see `failures.pack`; None if it was drained."""
+    """How an attempt ended. `failure`: see `exception_transport.pack`; None if it was drained."""
 
     attempt: TaskAttempt
     summary: RunSummary
-    failure: bytes | None = None
+    failure: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that a task must know; pickled into the job."""
+    """All that a task must know; it goes with the job, pickled by Spark."""
 
     subscription: str
     fn: UserFunction
@@ -111,7 +111,7 @@ class _Task:
         self._work, self._attempt = work, attempt
         self._summary = RunSummary()
         self._state = "opening"
-        self._failure: bytes | None = None
+        self._failure: str | None = None
         self._session: Session | None = None
         self._draining = threading.Event()
 
@@ -238,12 +238,16 @@ def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
         ) from exit_asked
 
 
-def encode_summary(summary: TaskSummary) -> bytes:
+def encode_summary(summary: TaskSummary) -> str:
     """As the one value of the task's result row."""
-    return pickle.dumps(summary)
+    return json.dumps(asdict(summary))
 
 
-def decode_summary(value: bytes | bytearray) -> TaskSummary:
-    """Return the value of a result row, of our own task."""
-    summary: TaskSummary = pickle.loads(bytes(value))
-    return summary
+def decode_summary(value: str) -> TaskSummary:
+    """Return the value of a result row. Raises `UsageError` for what no task has made."""
+    try:
+        fields: dict[str, Any] = json.loads(value)
+        attempt, summary, failure = (fields[name] for name in ("attempt", "summary", "failure"))
+        return TaskSummary(TaskAttempt(**attempt), RunSummary(**summary), None if failure is None else str(failure))
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
+        raise UsageError(f"not a task's summary ({type(error).__name__}: {error}).") from None

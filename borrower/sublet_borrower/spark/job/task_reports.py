@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hmac
 import json
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ DRAIN_EVENT = GroupEvent(json.dumps({"wish": "drain"}).encode())
 @dataclass(frozen=True, slots=True)
 class TaskReport:
     """How it stands with one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are
-    still to be done. `failure`: see `failures.pack`."""
+    still to be done. `failure`: see `exception_transport.pack`."""
 
     session: str
     partition: int
@@ -30,13 +29,11 @@ class TaskReport:
     dead_lettered: int = 0
     streams: int = 0
     lag: int = 0
-    failure: bytes | None = None
+    failure: str | None = None
 
     def encode(self, token: str) -> GroupEvent:
         """As an event that shows the job's token."""
-        fields = asdict(self)
-        fields["failure"] = None if self.failure is None else base64.b64encode(self.failure).decode()
-        return GroupEvent(json.dumps({"token": token, "report": fields}).encode())
+        return GroupEvent(json.dumps({"token": token, "report": asdict(self)}).encode())
 
 
 def decode_report(message: object, token: str) -> TaskReport:
@@ -46,10 +43,8 @@ def decode_report(message: object, token: str) -> TaskReport:
             raise TypeError(type(message).__name__)
         content: dict[str, Any] = json.loads(message.payload)
         shown, fields = str(content["token"]), dict(content["report"])
-        if fields["failure"] is not None:
-            fields["failure"] = base64.b64decode(fields["failure"])
         report = TaskReport(**fields)
-    except (TypeError, ValueError, KeyError) as error:
+    except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise UsageError(f"not a task's report ({error}): only tasks of this job speak here.") from None
     if not hmac.compare_digest(shown.encode(), token.encode()):
         raise UsageError("the token is not this job's: only its own tasks speak here.")

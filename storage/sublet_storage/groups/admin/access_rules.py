@@ -8,8 +8,8 @@ from typing import Any
 
 import psycopg
 
+from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_protocol.domain.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import WHO
 

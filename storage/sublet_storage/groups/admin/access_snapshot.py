@@ -7,8 +7,8 @@ from typing import Any
 
 import psycopg
 
+from sublet_protocol.domain.access.rights import AccessSnapshot, Rights, ValidToken
 from sublet_protocol.domain.errors import Conflict
-from sublet_protocol.domain.rights import AccessSnapshot, Rights, ValidToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.access_token import NewToken
+from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage.db.clock import WHO
 from sublet_storage.groups.admin.access_rules import check_room

@@ -134,7 +134,8 @@ def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buff
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
     buffer.add(row, ruling, writes.term, moves=isinstance(change, AdvancePosition))
-    return ChangeResult(change, ruling.outcome, to_lending(ruling.row, facts, buffer.now_us, parents))
+    lending = to_lending(ruling.row, facts, buffer.now_us, parents)
+    return ChangeResult(change, ruling.outcome, lending, ruling.problem)
 
 
 def _renew(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Any, assert_never
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import MAX_WEIGHT, MIN_WEIGHT
 
 MAX_TEXT = 255
 FOR_A_RESET = "to be reset to "
@@ -54,8 +54,9 @@ class SetSessionWeight:
         _check_text("session", self.session)
         if not self.session:
             raise UsageError("a session without a name: only a named session has a weight that can be changed.")
-        if self.weight is not None and not (isfinite(self.weight) and self.weight > 0):
-            raise UsageError(f"weight {self.weight}: it is a finite number above 0. To grant nothing, pause the group.")
+        if self.weight is not None and not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            rule = f"it is a number from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}"
+            raise UsageError(f"weight {self.weight}: {rule}. To grant nothing, pause the group.")
 
     def __str__(self) -> str:
         share = "as it asks for" if self.weight is None else f"{self.weight:g}"

@@ -1,8 +1,8 @@
 """A lending row, the facts of its stream, and how a row ends: pure values and functions.
 
-Whatever begins or ends a grant draws a new grant id. A position past the stream's head blocks the row: nobody guesses.
-So does one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted. A
-closed stream consumed to its head is finished, and never granted again.
+Whatever begins or ends a grant draws a new grant id. A row whose position is past the stream's head is blocked: nobody
+guesses. So is one in a part that retention has taken, unless the group would rather skip it: then what was lost is
+counted. A closed stream consumed to its head is finished, and never granted again.
 """
 
 from __future__ import annotations
@@ -98,11 +98,13 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class LendingTransition:
-    """The answer, the row as it is from now on, and the event if there is one to record."""
+    """The answer, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
+    change."""
 
     outcome: ChangeOutcome
     row: LendingRow
     event: HistoryEvent | None = None
+    problem: str = ""
 
 
 def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Sequence[int] = ()) -> Lending:

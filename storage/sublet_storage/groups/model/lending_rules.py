@@ -10,7 +10,8 @@ back. So the rules that the simulator runs a thousand times are the very rules t
 - a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
 - a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
-- a stream that its holder found to end before what it had read blocks the row, though others have appended since.
+- a stream that its holder found to end before what it had read blocks the row, though others have appended since;
+- what names offsets beyond the head, or a grant that is to come, is invalid and changes nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
-    beyond_head_reason,
     block,
     end_grant,
     end_unreadable,
@@ -37,7 +37,7 @@ from sublet_storage.groups.model.lending_row import (
     redelivery_end,
 )
 from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
-from sublet_storage.groups.model.progress import advance, furthest_offset, with_consumed
+from sublet_storage.groups.model.progress import advance, find_impossible, with_consumed
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
@@ -134,8 +134,8 @@ def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> Lending
 def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     if row.agent != change.agent:
         return LendingTransition(ChangeOutcome.REFUSED, row)
-    if furthest_offset(change) > stream.head:
-        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    if impossible := find_impossible(change, row, stream, now_us):
+        return impossible
     after = replace(
         with_consumed(row, change.consumed),
         borrower_id=change.borrower_id,
@@ -148,8 +148,8 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
 
 
 def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
-    if furthest_offset(change) > stream.head:
-        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    if impossible := find_impossible(change, row, stream, now_us):
+        return impossible
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
     if change.is_beyond_head:
@@ -159,8 +159,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     if is_consumed(position, stream):
         return finish(row, position, change.reason, now_us)
     after = _free(row, position, now_us, change.reserve_s)
-    given_up = min(change.delivered_end, stream.head)
-    until = given_up if given_up > position else None
+    until = change.delivered_end if change.delivered_end > position else None
     return _end_of_grant("release", row, after, change.reason, until)
 
 
@@ -183,8 +182,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
 def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     """Its holder has done all that lies before a block that nobody can decode."""
     if not change.skips:
-        until = min(change.delivered_end, stream.head)
-        twice = until if until > row.position else None
+        twice = change.delivered_end if change.delivered_end > row.position else None
         return replace(block(row, change.reason, now_us, twice), outcome=ChangeOutcome.APPLIED)
     lost = change.poison - row.position
     reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost} messages"

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from sublet_protocol.domain.epochs import SMALLEST, ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
 from sublet_protocol.domain.in_doubt import latest_in_doubt
+from sublet_protocol.domain.limits import SMALLEST_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
@@ -29,6 +30,9 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 
+MAX_COMPARISONS = 400_000
+"""Of epochs with each other, a tenth of a second: a group's frontier that takes more waits until less is held back."""
+
 
 def merge_consumed_frontier(
     before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
@@ -42,7 +46,9 @@ def merge_consumed_frontier(
     if lower is None or not all(each is not None and have_same_dimensions(each, lower) for each in frontiers):
         return before  # one that is not alike no honest consumer has reported
     everything = lower if before is None else before.intersect(lower)
-    reached = everything.meet(*(each for each in frontiers if each is not None))
+    reached = everything.meet_within(MAX_COMPARISONS, (each for each in frontiers if each is not None))
+    if reached is None:
+        return before
     return reached if before is None else before.intersect(reached)
 
 
@@ -60,12 +66,12 @@ def initial_frontier(
         return lower.after_completing(begun)
     if not begun.greatest:
         return None
-    return LowerFrontier(((SMALLEST,) * len(begun.greatest[0]),)).after_completing(begun)
+    return LowerFrontier(((SMALLEST_EPOCH,) * len(begun.greatest[0]),)).after_completing(begun)
 
 
 def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
-    if furthest_offset(change) > stream.head:
-        return block(row, beyond_head_reason(furthest_offset(change), stream), now_us, redelivery_end(row, stream))
+    if impossible := find_impossible(change, row, stream, now_us):
+        return impossible
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
@@ -105,10 +111,28 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
     return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
 
 
-def furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
-    """The furthest offset that it speaks of."""
+def find_impossible(
+    change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
+) -> LendingTransition | None:
+    """Return the answer to a change that speaks of what is not there: it is its sender's fault, and leaves the row as
+    it is. Where the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
+    furthest = _furthest_offset(change)
+    doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
+    if furthest > stream.head:
+        problem = beyond_head_reason(furthest, stream)
+        is_found = isinstance(change, ReleaseStream) and change.is_beyond_head
+        if is_found or row.furthest_offset > stream.head:
+            return block(row, problem, now_us, redelivery_end(row, stream))
+    elif doubt is not None and doubt.grant_id > row.grant_id:
+        problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
+    else:
+        return None
+    return LendingTransition(ChangeOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
+
+
+def _furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
     furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
     if isinstance(change, ReleaseStream):
-        return max(furthest, change.poison)
+        return max(furthest, change.poison, change.delivered_end)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     return furthest if doubt is None else max(furthest, doubt.end)

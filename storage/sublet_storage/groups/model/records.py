@@ -241,16 +241,19 @@ class ChangeOutcome(StrEnum):
 
     APPLIED = "applied"
     REFUSED = "refused"  # its condition does not hold; `lending` is the row as it is
+    INVALID = "invalid"  # it names offsets or a grant that cannot be; the row is untouched
     BUSY = "busy"  # the row is locked by a user's transaction; try again on the next tick
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """`lending` is the row after the statement; None where there is no such row, or it was busy."""
+    """`lending` is the row after the statement; None where there is no such row, or it was busy. `problem`: of an
+    invalid change."""
 
     change: LendingChange
     outcome: ChangeOutcome
     lending: Lending | None
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

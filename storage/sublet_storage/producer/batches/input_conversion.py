@@ -12,9 +12,11 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_protocol.domain.epochs import MAX_DIMENSIONS, Epoch
+from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import InvalidEpoch, InvalidTopic, UsageError, ValueTooLarge
+from sublet_protocol.domain.limits import MAX_DIMENSIONS, MAX_HEADER_BYTES, MAX_HEADERS
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US
 
 Headers = Mapping[str, bytes | None] | Iterable[tuple[str, bytes | None]]
 Columns: TypeAlias = pa.Table | pa.RecordBatch | Mapping[str, Any]
@@ -24,8 +26,6 @@ MESSAGE_OVERHEAD_BYTES = 32
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-_FIRST_US = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
-_LAST_US = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MICROSECOND
 _TYPES = {field.name: field.type for field in BLOCK_SCHEMA}
 _HEADERS_RULE = "headers are names with bytes, text or None each. Give a mapping, or pairs of (name, value)."
 _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -54,14 +54,21 @@ def as_bytes(what: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`."""
+    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, `ValueTooLarge`."""
     if headers is None:
         return None
     if isinstance(headers, Mapping):
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
-    return [_as_header(pair) for pair in headers] or None
+    pairs = [_as_header(pair) for pair in headers]
+    _check_headers(len(pairs), sum(header_size(*pair) for pair in pairs), "the message")
+    return pairs or None
+
+
+def header_size(name: str, value: bytes | None) -> int:
+    """Return what a header counts for in the limit of a message's headers, in bytes."""
+    return len(name.encode()) + len(value or b"")
 
 
 def as_timestamp_us(timestamp: object) -> int:
@@ -215,6 +222,7 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
         raise kind(f"column {field.name} of type {column.type}: {error}. It must be {field.type}.") from None
     if field.name == "headers":
         _check_header_names(column)
+        _check_header_sizes(column)
     if field.name == "epoch":
         _check_epochs(column)
     return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
@@ -253,6 +261,30 @@ def _check_header_names(column: pa.ChunkedArray) -> None:
     for index, pairs in enumerate(column.to_pylist()):
         if any(pair is None or pair["key"] is None for pair in pairs or ()):
             raise UsageError(f"column headers: message {index} of the batch has a header without a name. Name each.")
+
+
+def _check_header_sizes(column: pa.ChunkedArray) -> None:
+    """The limits of one message's headers, for each of the column."""
+    for chunk in column.chunks:
+        pairs = chunk.flatten()
+        if not len(pairs):
+            continue
+        names, values = (pc.binary_length(pc.struct_field(pairs, part).cast(pa.binary())) for part in ("key", "value"))
+        sizes = pc.add(pc.cast(names, pa.int64()), pc.fill_null(values, 0))
+        owners = pc.list_parent_indices(chunk)
+        totals = (
+            pa.table({"owner": owners, "size": sizes}).group_by("owner").aggregate([("size", "sum"), ("size", "count")])
+        )
+        most, largest = pc.max(totals.column("size_count")).as_py(), pc.max(totals.column("size_sum")).as_py()
+        _check_headers(most, largest, "a message of the batch")
+
+
+def _check_headers(count: int, size: int, what: str) -> None:
+    hint = "Put the rest into its value"
+    if count > MAX_HEADERS:
+        raise ValueTooLarge(f"{what} has {count} headers and the limit is {MAX_HEADERS}. {hint}.")
+    if size > MAX_HEADER_BYTES:
+        raise ValueTooLarge(f"{what} has headers of {size} bytes and the limit is {MAX_HEADER_BYTES}. {hint}.")
 
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:
@@ -297,8 +329,8 @@ def _shown(value: object) -> str:
 
 
 def _check_span(first_us: int, last_us: int) -> None:
-    if first_us < _FIRST_US or last_us > _LAST_US:
+    if first_us < FIRST_US or last_us > LAST_US:
         raise UsageError(
-            f"timestamp {first_us if first_us < _FIRST_US else last_us}: outside of the years 1 to 9999. "
+            f"timestamp {first_us if first_us < FIRST_US else last_us}: outside of the years 1 to 9999. "
             "Timestamps are in microseconds since 1970."
         )

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch
-from sublet_storage.log.block import PackedBlock, pack
+from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, Rows
@@ -123,9 +123,17 @@ def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: in
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
 
 
+def count_packable(piece: PendingArrowBatch, count: int, room: int = MAX_PACKED_BYTES) -> int:
+    """Return how many of the first `count` messages have no more bytes than there is room for: less than half of them,
+    if not all. Their average says little where few are large."""
+    while count and piece.batch.slice(0, count).nbytes > room:
+        count //= 2
+    return count
+
+
 def split_into_blocks(piece: PendingArrowBatch, messages: int, size: int) -> Iterator[PendingArrowBatch]:
     """Cut a piece into as many as it will take blocks."""
-    while (count := max(1, count_fitting(piece, messages, size))) < piece.count:
+    while (count := max(1, count_packable(piece, count_fitting(piece, messages, size)))) < piece.count:
         first, piece = piece.split(count)
         yield first
     yield piece

@@ -1,0 +1,45 @@
+"""A cache of what was computed from texts, bounded by their bytes: texts of peers may be long, and never the same."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from sublet_protocol.domain.limits import MAX_CACHED_BYTES
+
+_V = TypeVar("_V")
+
+
+class BoundedCache(Generic[_V]):
+    """Results of `compute` by text; the one used longest ago goes first. Thread-safe. What `compute` raises is not
+    kept."""
+
+    def __init__(self, compute: Callable[[str], _V], max_entries: int, max_bytes: int = MAX_CACHED_BYTES) -> None:
+        self._compute, self._max_entries, self._max_bytes = compute, max_entries, max_bytes
+        self._lock = threading.Lock()
+        self._found: OrderedDict[str, _V] = OrderedDict()
+        self.size_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def get(self, text: str) -> _V:
+        """Return the result for the text."""
+        with self._lock:
+            if text in self._found:
+                self._found.move_to_end(text)
+                return self._found[text]
+        found = self._compute(text)
+        with self._lock:
+            if text not in self._found:
+                self._found[text] = found
+                self.size_bytes += _size(text)
+            while self._found and (len(self._found) > self._max_entries or self.size_bytes > self._max_bytes):
+                self.size_bytes -= _size(self._found.popitem(last=False)[0])
+        return found
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogatepass"))

@@ -1,0 +1,82 @@
+"""The bounds on what a peer controls, each in one place; docs/limits.md has them as a table.
+
+A value beyond its bound is refused before anything is built from it, with an error for its sender; what can be split is
+split by its sender. A limit holds at every way in, so that nothing is stored that is refused later.
+"""
+
+from __future__ import annotations
+
+MAX_PUBLISH_BYTES = 4 << 20
+"""Largest request to publish, in bytes."""
+MAX_REQUEST_BYTES = 1 << 20
+"""Largest of all other requests, in bytes."""
+ENVELOPE_BYTES = 8 << 10
+"""Left in a request for what stands around its content: ids, keys and numbers."""
+MAX_COMMAND_BYTES = MAX_REQUEST_BYTES - ENVELOPE_BYTES
+"""Largest command, and all commands of a batch together, in bytes."""
+
+MAX_TOPIC_BYTES = 4096
+"""Longest topic, or filter, in bytes of UTF-8."""
+MAX_TOPIC_LEVELS = 128
+"""Most levels of a topic, or a filter."""
+MAX_GROUP_CHARACTERS = 255
+"""Longest name of a group, in characters."""
+MAX_SUBSCRIPTION_BYTES = len("$share//") + 4 * MAX_GROUP_CHARACTERS + MAX_TOPIC_BYTES
+"""Longest subscription, which is also the longest key of a channel, in bytes of UTF-8."""
+MAX_ID_BYTES = 255
+"""Longest name of a session, and id of an agent, a subscriber, a borrower or a producer, in bytes of UTF-8; all of its
+characters are printable."""
+MAX_START_BYTES = 64
+"""Longest `starting_position`, in bytes."""
+MAX_EXPLANATION_CHARACTERS = 2000
+"""Longest text for people: a reason, a detail, a read error."""
+
+MAX_COMMANDS = 1_000
+"""Most commands in a batch."""
+MAX_ITEMS = 10_000
+"""Most items in all commands of a batch together: borrowers, streams, and 1 for a command without either."""
+MAX_BORROWERS = 1_000
+"""Most borrowers in a ping."""
+MAX_STREAMS = 10_000
+"""Most streams in a message; each is in it once."""
+MAX_BOOKMARK_STREAMS = 40_000
+"""Most streams in a bookmark: as many as fit into a request."""
+
+MAX_NUMBER = 2**53
+"""Greatest number of a borrower, an incarnation or a batch."""
+MAX_STEP = 2**32
+"""The most by which a producer's incarnation, or its batch number, grows at a time."""
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 10_000.0
+"""Least and greatest weight of a consumer."""
+MAX_HOLD_S = 86_400.0
+"""How long in seconds what is in doubt may be reserved for its session."""
+
+MAX_DIMENSIONS = 8
+"""Most numbers of an epoch."""
+SMALLEST_EPOCH, LARGEST_EPOCH = -(2**63), 2**63 - 2
+"""Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
+MAX_ANTICHAIN = 1_000
+"""Most epochs of a frontier."""
+MAX_HEADERS = 100
+"""Most headers of a message."""
+MAX_HEADER_BYTES = 16 << 10
+"""The headers of a message, names and values together, in bytes."""
+
+MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
+"""Most subscriber ids on one connection to a node."""
+MAX_SUBSCRIBERS = 20_000
+"""Most subscriber ids of a node."""
+MAX_SUBSCRIPTIONS = 10_000
+"""Most subscriptions of an agent."""
+MAX_KEY_BYTES = 64 << 20
+"""The keys of all subscriptions at a node together, in bytes."""
+MAX_CACHED_FILTERS = 256
+"""Most compiled filters that a process keeps."""
+MAX_CACHED_BYTES = 1 << 20
+"""What a cache keeps of texts that peers send, in bytes of their UTF-8."""
+MAX_NOTIFICATIONS_PER_S = 1_000
+"""Most notifications that a node takes in in a second; after more it reads the database once instead."""
+MAX_NOTIFICATION_BYTES = 6_000
+"""Longest notification, in bytes."""
+SLICE_ITEMS = 200
+"""So many items of a batch of commands are executed before other senders have their turn."""

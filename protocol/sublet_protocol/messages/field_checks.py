@@ -1,0 +1,107 @@
+"""Checks of single fields that a peer sent, before anything is built from them.
+
+What is missing, out of range, too long or too many raises `MalformedMessage`, whose text goes to the sender.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS, MAX_ID_BYTES, MAX_NUMBER, MAX_STREAMS
+
+LARGEST = 2**63 - 1
+"""The greatest number of a signed field of 64 bits."""
+
+_T = TypeVar("_T")
+
+
+class MalformedMessage(UsageError):
+    """A message that breaks the protocol's form; nothing of it was executed."""
+
+
+def check_id(name: str, text: str, *, may_be_empty: bool = False) -> str:
+    """Return an id or a name: printable, and not longer than such are."""
+    check_text(name, text, MAX_ID_BYTES, may_be_empty=may_be_empty)
+    if not text.isprintable():
+        raise MalformedMessage(f"{name} {text[:40]!r}: all of its characters must be printable")
+    return text
+
+
+def check_text(name: str, text: str, limit_bytes: int, *, may_be_empty: bool = False) -> str:
+    """Postgres, where these end up, takes any character but NUL."""
+    if not text and not may_be_empty:
+        raise MalformedMessage(f"{name}: it is missing")
+    if len(text) > limit_bytes or (len(text) * 4 > limit_bytes and len(text.encode()) > limit_bytes):
+        size = len(text.encode())
+        raise MalformedMessage(f"{name} {text[:40]!r}...: {size} bytes of UTF-8, and the limit is {limit_bytes}")
+    if "\0" in text:
+        raise MalformedMessage(f"{name} {text[:40]!r}: the character NUL is not allowed")
+    return text
+
+
+def check_explanation(name: str, text: str) -> str:
+    """Return a text for people, which may be empty."""
+    if len(text) > MAX_EXPLANATION_CHARACTERS:
+        raise MalformedMessage(
+            f"{name} {text[:40]!r}...: {len(text)} characters, and the limit is {MAX_EXPLANATION_CHARACTERS}"
+        )
+    return check_text(name, text, 4 * MAX_EXPLANATION_CHARACTERS, may_be_empty=True)
+
+
+def check_naturals(wire: Any, *names: str) -> dict[str, Any]:
+    """Return these fields by name, each of which is at least 0."""
+    return {name: check_natural(name, getattr(wire, name)) for name in names}
+
+
+def check_natural(name: str, value: int) -> int:
+    """Return a number that is at least 0."""
+    if value < 0:
+        raise MalformedMessage(f"{name} {value}: it is never negative")
+    return value
+
+
+def check_number(name: str, value: int, least: int = 0, most: int = LARGEST) -> int:
+    """Return a number from `least` to `most`."""
+    if not least <= value <= most:
+        raise MalformedMessage(f"{name} {value}: a whole number from {least} to {most}")
+    return value
+
+
+def check_count_number(name: str, value: int, least: int = 0) -> int:
+    """Return a number that its sender counts up."""
+    return check_number(name, value, least, MAX_NUMBER)
+
+
+def check_time(name: str, value: float) -> float:
+    """Return a finite number of seconds."""
+    if not math.isfinite(value):
+        raise MalformedMessage(f"{name} {value}: a time is a finite number of seconds")
+    return value
+
+
+def check_range(name: str, value: float, least: float, most: float) -> float:
+    """Return a number from `least` to `most`."""
+    if not least <= value <= most:
+        raise MalformedMessage(f"{name} {value}: a number from {least:g} to {most:g}")
+    return value
+
+
+def check_entries(name: str, entries: Sequence[_T], limit: int) -> Sequence[_T]:
+    """Return as many entries as one message may have."""
+    if len(entries) > limit:
+        raise MalformedMessage(f"{name}: {len(entries)} entries, and the limit is {limit}; send several messages")
+    return entries
+
+
+def check_streams(name: str, stream_ids: Iterable[int], count: int, limit: int = MAX_STREAMS) -> None:
+    """Check that a message has not too many streams, each of them once."""
+    if count > limit:
+        raise MalformedMessage(f"{name}: {count} streams, and the limit is {limit}; send several messages")
+    seen: set[int] = set()
+    for stream_id in stream_ids:
+        if stream_id in seen:
+            raise MalformedMessage(f"{name}: stream {stream_id} is in it twice; name each stream once")
+        seen.add(stream_id)

@@ -1,0 +1,61 @@
+"""Ways to store messages that are not a publisher's: what would be refused later is refused by them too."""
+
+from __future__ import annotations
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sublet_borrower.consumer.dead_letter import publish_dead_letter
+from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
+from sublet_storage.db.connect import connect
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("headers", "remaining"),
+    [
+        ([("a", b"1"), ("a", None)], 2),
+        ([("n", None)] * MAX_HEADERS, MAX_HEADERS - 4),
+        ([("a", b"x" * 100), ("b", b"x" * (MAX_HEADER_BYTES - 102))], 1),
+    ],
+    ids=["few", "many", "large"],
+)
+def test_a_record_full_of_headers_is_published(
+    database: str, headers: list[tuple[str, bytes | None]], remaining: int
+) -> None:
+    row = {"topic": "t" * 4_096, "key": b"k", "value": b"v", "headers": headers, "timestamp": 0, "epoch": None}
+    columns = {name: pa.array([value], BLOCK_SCHEMA.field(name).type) for name, value in row.items()}
+    record = pa.table({**columns, "offset": pa.array([7], pa.int64())})
+    with psycopg.connect(database) as connection:
+        publish_dead_letter(connection, "failed", record, 3, "é" * 5_000)
+        ((stored,),) = connection.execute("select headers from sublet.outbox").fetchall()
+    names = [name for name, _ in stored]
+    assert names[remaining:] == ["sublet.topic", "sublet.stream", "sublet.offset", "sublet.error"]
+    assert names[:remaining] == [name for name, _ in headers][:remaining]
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("topics", "is_good"),
+    [
+        (["t" * 4_096, "/" * 127], True),
+        (["t", "t" * 4_097], False),
+        (["é" * 2_049], False),
+        (["/" * 128], False),
+        (None, True),
+    ],
+    ids=["longest", "long", "bytes", "levels", "many"],
+)
+def test_a_block_with_too_long_a_topic_is_refused(database: str, topics: list[str] | None, is_good: bool) -> None:
+    """Where a block names its topics."""
+    call = "select append_block(null, null, null, 1, 8, now(), now(), %s::text[], 0::smallint, %s, null)"
+    payload = b"\xff\xff\xff\xff" + bytes(12)
+    with connect(database) as connection:
+        if is_good:
+            connection.execute(call, (topics, payload))
+        else:
+            with pytest.raises(psycopg.Error, match=r"the limit is (4096|128)"):
+                connection.execute(call, (topics, payload))
+        assert connection.execute("select head from stream where stream_id = 1").fetchone() == (8 * is_good,)

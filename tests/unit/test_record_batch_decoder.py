@@ -1,0 +1,270 @@
+"""Arrow that others wrote: what is no batch, or becomes too large, is refused by name before anything is made of it."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sublet_borrower.node_client.feed_reader import decode_messages
+from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch, ValueTooLarge
+from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_storage.log import column_encoding, record_batch_decoder
+from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
+from sublet_storage.log.record_batch_decoder import (
+    MAX_BLOCK_BYTES,
+    MAX_BLOCK_MESSAGES,
+    MAX_PAYLOAD_BYTES,
+    InvalidRecordBatch,
+    decode_block,
+    decode_stream,
+)
+
+pytestmark = pytest.mark.conforms("X7")
+
+
+def batch(count: int = 3, **columns: Any) -> pa.RecordBatch:
+    """A column that is given holds in all messages, or is one value for each."""
+    given = {"topic": "t", "value": b"v", "timestamp": 1, **columns}
+    rows = [given.get(field.name) for field in BLOCK_SCHEMA]
+    arrays = [
+        each if isinstance(each, pa.Array) else pa.array(each if isinstance(each, list) else [each] * count, field.type)
+        for each, field in zip(rows, BLOCK_SCHEMA, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=BLOCK_SCHEMA)
+
+
+def message(stored: pa.RecordBatch, compression: str | None = None, **metadata: Any) -> bytes:
+    """The batch's message out of a stream, behind the schema's."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, stored.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_batch(stored, **metadata)
+    entire: bytes = sink.getvalue().to_pybytes()
+    return entire[stored.schema.serialize().size :]
+
+
+def decode(flags: int, payload: bytes, count: int) -> pa.RecordBatch:
+    return decode_block(encode_codec(0, flags), payload, 1, count, count)
+
+
+def flags_of(**stored: str) -> int:
+    """Of columns that are stored as runs, or absent."""
+    return sum(1 << column_encoding._FLAGS.index((kind, name)) for name, kind in stored.items())
+
+
+def runs(stored: pa.RecordBatch, **columns: pa.Array) -> tuple[int, pa.RecordBatch]:
+    """The batch with these columns as they are stored."""
+    flags = flags_of(**dict.fromkeys(columns, "runs"))
+    arrays = [columns.get(name, stored.column(name)) for name in BLOCK_SCHEMA.names]
+    return flags, pa.RecordBatch.from_arrays(arrays, schema=stored_schema(flags))
+
+
+def run_of(count: int, values: pa.Array) -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), values)
+
+
+HEADERS = BLOCK_SCHEMA.field("headers").type
+EPOCHS = BLOCK_SCHEMA.field("epoch").type
+NAMELESS = pa.array([[{"key": None, "value": b"1"}]] * 3, HEADERS)
+NOTHING = pa.array([[None]] * 3, HEADERS)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"topic": "a/+"}, "column topic has a wildcard"),
+        ({"topic": ["a", "#", "b"]}, "column topic has a wildcard"),
+        ({"topic": ["a", "b", "b\0"]}, "column topic has a wildcard or a NUL"),
+        ({"timestamp": 2**62}, "timestamp has a time outside of the years 1 to 9999"),
+        ({"timestamp": [1, 1, -(2**63)]}, "timestamp has a time outside of the years 1 to 9999"),
+        ({"headers": NAMELESS}, "headers has a header without a name"),
+        ({"headers": NOTHING}, "headers has a header without a name"),
+        ({"epoch": [[1], [1, 2], None]}, "column epoch has epochs"),
+        ({"epoch": [[], None, None]}, "column epoch has epochs"),
+        ({"epoch": [[None], None, None]}, "column epoch has epochs"),
+        ({"epoch": [[1] * 9, None, None]}, "column epoch has epochs"),
+    ],
+)
+def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str) -> None:
+    with pytest.raises(PoisonBlock, match=said):
+        decode(0, message(batch(**columns)), 3)
+
+
+def test_columns_at_their_limits_are_read() -> None:
+    first, last = record_batch_decoder.FIRST_US, record_batch_decoder.LAST_US
+    good = batch(
+        timestamp=[first, 0, last],
+        epoch=[[1] * 8, None, [-(2**63)] * 8],
+        headers=[[], None, [{"key": "", "value": b""}]],
+    )
+    assert decode(0, message(good), 3).equals(good)
+    assert len(good.to_pylist()) == 3
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_compression_of_an_old_kind_is_refused(compression: str) -> None:
+    """It stands beside the header that is looked at, and Arrow would decompress by it."""
+    plain = batch()
+    with pytest.raises(PoisonBlock, match="metadata of its own"):
+        decode(0, message(plain, None, custom_metadata={"ARROW:experimental_compression": compression}), 3)
+
+
+def test_an_epoch_for_all_is_small_and_one() -> None:
+    """A million numbers, a hundred thousand times, would be all the memory there is."""
+    many = batch(MAX_BLOCK_MESSAGES)
+    flags, bomb = runs(many, epoch=run_of(MAX_BLOCK_MESSAGES, pa.array([[7] * 10**6], EPOCHS)))
+    with pytest.raises(PoisonBlock, match="columns expand to 8000"):
+        decode(flags, message(bomb, "zstd"), MAX_BLOCK_MESSAGES)
+    two = pa.RunEndEncodedArray.from_arrays(pa.array([1, 3], pa.int32()), pa.array([[1], [2]], EPOCHS))
+    flags, mixed = runs(batch(), epoch=two)
+    with pytest.raises(PoisonBlock, match="column epoch has 2 runs"):
+        decode(flags, message(mixed), 3)
+
+
+def test_runs_are_bounded_all_together() -> None:
+    """Each of three columns fits, and all of them do not."""
+    count = MAX_BLOCK_MESSAGES
+    text, data = pa.array(["t" * 200]), pa.array([b"k" * 200], pa.binary())
+    flags, one = runs(batch(count), topic=run_of(count, text))
+    assert decode(flags, message(one), count).num_rows == count
+    flags, both = runs(batch(count), topic=run_of(count, text), key=run_of(count, data))
+    with pytest.raises(PoisonBlock, match=f"columns expand to 4.*the limit is {MAX_BLOCK_BYTES}"):
+        decode(flags, message(both), count)
+
+
+def test_a_block_has_so_many_messages() -> None:
+    for count in (MAX_BLOCK_MESSAGES, MAX_BLOCK_MESSAGES + 1):
+        payload = message(batch(count))
+        if count == MAX_BLOCK_MESSAGES:
+            assert decode(0, payload, count).num_rows == count
+            continue
+        with pytest.raises(PoisonBlock, match="100001 messages: there must be 1 to 100000"):
+            decode(0, payload, count)
+        with pytest.raises(ValueTooLarge, match="100001 messages"):
+            pack(batch(count))
+    with pytest.raises(PoisonBlock, match="0 messages: there must be 1"):
+        decode(0, message(batch(0)), 0)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+@pytest.mark.parametrize(
+    ("count", "columns"),
+    [
+        (1, {"value": b"v" * (MAX_PACKED_BYTES - 200)}),
+        (80, {"value": b"v" * (MAX_PACKED_BYTES // 80 - 100)}),
+        (MAX_BLOCK_MESSAGES, {"topic": "t" * 280}),
+        (1, {"headers": [[{"key": "", "value": b""}] * (MAX_PACKED_BYTES // 8 - 100)]}),
+    ],
+    ids=["one", "eighty", "runs", "headers"],
+)
+def test_what_can_be_packed_is_decoded(count: int, columns: dict[str, Any], compression: str) -> None:
+    """Just below the limit; above it, it is refused where it is packed."""
+    largest = batch(count, **columns)
+    block = pack(largest, compression)
+    assert MAX_PACKED_BYTES * 0.9 < largest.nbytes <= MAX_PACKED_BYTES
+    assert decode_block(block.codec, block.payload, 1, count, count).equals(largest)
+    assert len(block.payload) <= MAX_PAYLOAD_BYTES
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(ValueTooLarge, match=f"it may have {MAX_BLOCK_MESSAGES} and {MAX_PACKED_BYTES}"):
+        pack(batch(1, value=b"v" * MAX_PACKED_BYTES))
+
+
+def test_a_payload_is_bounded_before_it_is_read() -> None:
+    with pytest.raises(PoisonBlock, match=f"more than {MAX_PAYLOAD_BYTES} bytes"):
+        decode(0, bytes(MAX_PAYLOAD_BYTES + 1), 1)
+
+
+def test_causes_are_printable() -> None:
+    """They go into Postgres, logs and messages."""
+    payload, refused = batch().serialize().to_pybytes(), list[PoisonBlock]()
+    for place in range(0, len(payload), 3):
+        for text in (b"\0", b"\xff", b"\x1b"):
+            try:
+                decode(0, payload[:place] + text + payload[place + 1 :], 3)
+            except PoisonBlock as poison:
+                refused.append(poison)
+    assert len(refused) > 100
+    assert all(str(each).isprintable() and len(each.detail) < 700 for each in refused)
+
+
+# --- pages of nodes ---------------------------------------------------------------------------------------------------
+
+
+def page(*batches: pa.RecordBatch, compression: str | None = None) -> bytes:
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    with pa.ipc.new_stream(sink, batches[0].schema, options=options) as writer:
+        for each in batches:
+            writer.write_batch(each)
+    entire: bytes = sink.getvalue().to_pybytes()
+    return entire
+
+
+def delivered(count: int = 3, **columns: Any) -> pa.RecordBatch:
+    return add_position_columns(batch(count, **columns), 5, 40)
+
+
+def test_a_page_is_read() -> None:
+    one, two = delivered(), delivered(2, value=b"2")
+    assert decode_messages(page(one, two)) == pa.Table.from_batches([one, two])
+
+
+def _elsewhere(count: int = 300) -> bytes:
+    good = delivered(count, value=b"x" * 10)
+    offsets = good.column("value").buffers()[1].to_pybytes()
+    return page(good).replace(offsets, offsets[:4] + struct.pack("<i", 1 << 30) + offsets[8:])
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        (b"", "page whose Arrow cannot be read"),
+        (b"no arrow", "page whose Arrow cannot be read"),
+        (_elsewhere(), "page whose Arrow cannot be read"),
+        (page(delivered())[: len(page(delivered())) // 2], "page whose Arrow cannot be read"),
+        (message(delivered()), "first message is not"),
+        (page(delivered())[:-8] + page(delivered())[:-8], "'schema', and not a record batch"),
+        (page(batch()), "another schema"),
+        (page(delivered(timestamp=2**62)), "years 1 to 9999"),
+        (page(delivered(300, value=bytes(300_000)), compression="zstd"), "decompresses to 9"),
+    ],
+    ids=["empty", "text", "offsets", "half", "no-schema", "two-schemas", "schema", "columns", "bomb"],
+)
+def test_a_page_that_cannot_be_is_refused(payload: bytes, said: str) -> None:
+    with pytest.raises(MalformedMessage, match=said):
+        decode_messages(payload)
+
+
+def test_a_page_is_bounded_all_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = delivered(300, value=b"x" * 100)
+    monkeypatch.setattr(record_batch_decoder, "MAX_PAGE_BYTES", 3 * one.nbytes)
+    assert decode_stream(page(one, one), DELIVERED_SCHEMA).num_rows == 600
+    with pytest.raises(InvalidRecordBatch, match="the limit is"):
+        decode_stream(page(one, one, one, one), DELIVERED_SCHEMA)
+    with pytest.raises(SchemaMismatch):
+        decode_stream(page(one), BLOCK_SCHEMA)
+
+
+def test_encoded_blocks_of_all_shapes_are_read() -> None:
+    for count in (1, 3, 100):
+        for columns in ({}, {"key": b"k"}, {"epoch": [7, 8]}, {"headers": [{"key": "h", "value": None}]}):
+            given = batch(count, **{name: [each] * count for name, each in columns.items()})
+            for compression in ("none", "lz4", "zstd"):
+                codec, payload = encode(given, compression)
+                assert decode_block(codec, payload, 1, count, count).equals(given)
+
+
+def test_many_runs_are_read() -> None:
+    """They are as large as their messages, whatever the product of runs and messages is."""
+    count, of_each = MAX_BLOCK_MESSAGES, 50
+    numbers = [number // of_each for number in range(count)]
+    topics, keys = [f"topic/{number}" for number in numbers], [b"%d" % number for number in numbers]
+    given = batch(count, topic=topics, key=keys, timestamp=numbers)
+    codec, payload = encode(given)
+    assert payload.size < 1 << 20, "they are stored as runs"
+    assert decode_block(codec, payload, 1, count, count).equals(given)
