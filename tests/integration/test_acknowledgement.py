@@ -190,8 +190,7 @@ def next_by_hand(session: Session, seen: Seen) -> None:
 
 
 WELL: list[Leave] = [
-    break_, return_, break_out_of_a_generator, break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, close,
-    next_by_hand,
+    break_, return_, break_out_of_a_generator, break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand,
 ]  # fmt: skip
 
 
@@ -318,6 +317,13 @@ def within_a_context_manager(session: Session, seen: Seen) -> None:
             fail(batch)
 
 
+def close_later(session: Session, seen: Seen) -> None:
+    batches = iter(session)
+    with contextlib.suppress(Failed):
+        in_a_call(batches, seen)  # type: ignore[arg-type]
+    batches.close()  # type: ignore[attr-defined]
+
+
 def over_a_wrapper(session: Session, seen: Seen) -> None:
     for batch in Peekable(session):
         seen.append(batch.first)
@@ -360,7 +366,7 @@ def by(taker: Taker) -> Leave:
 
 
 BADLY: list[Leave] = [
-    over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
+    close, close_later, over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
     over_a_stored_iterator, over_a_stored_generator, over_what_a_traceback_keeps,
     over_a_generator_that_ends_when_it_is_closed, within_a_context_manager,
@@ -469,6 +475,35 @@ def test_an_event_loop_does_the_same(place: Place, end: str) -> None:
         done = 2 if error is None and begin is not over_a_generator else 1
         again = [done] if end == "entered again" else []
         assert (seen, place.progress(group)) == ([0, 1, *again], done + len(again)), group
+
+
+def nested(session: Session, seen: Seen) -> None:
+    for batch in session:
+        seen.append(batch.first)
+        in_a_call(session, seen)
+
+
+def by_recursion(batches: Iterable[Batch], seen: Seen) -> None:
+    for batch in batches:
+        seen.append(batch.first)
+        fail(batch)
+        by_recursion(batches, seen)
+
+
+def recursive(session: Session, seen: Seen) -> None:
+    by_recursion(iter(session), seen)
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("leave", [nested, recursive])
+def test_loops_within_loops_fail_together(place: Place, leave: Leave) -> None:
+    """Their batches come again in the order of their stream."""
+    seen: Seen = []
+    with place.session() as session:
+        with contextlib.suppress(Failed):
+            leave(session, seen)
+        assert seen == [0, 1]
+        assert [next_of(session).first for _ in range(3)] == [0, 1, 2]
 
 
 @pytest.mark.conforms("E37")

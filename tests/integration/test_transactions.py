@@ -158,7 +158,7 @@ def test_a_transaction_in_vain_leaves_the_batch(place: Place, way: str) -> None:
             with pytest.raises(error, match=said):
                 work()
             assert (place.output(), place.progress()) == ([], 0)
-            assert session.poll(0.5) is None, "and to ask for more does not acknowledge it"
+            assert session.poll(0.5) is batch, "and to ask for more does not acknowledge it"
             assert place.progress() == 0
             with batch.transaction() as connection:
                 write(connection, batch)
@@ -371,7 +371,7 @@ def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
 @pytest.mark.parametrize("trouble", ["an exception", "not arrived", "arrived"])
 @pytest.mark.parametrize("done_before", [0, 2])
 def test_a_part_in_vain_is_still_to_be_done(place: Place, trouble: str, done_before: int) -> None:
-    """A poll acknowledges nothing of a batch of which a part failed, or may have, and each part counts once."""
+    """A poll gives a batch again of which a part failed, or may have, and each part counts once."""
     with Publisher(place.url) as publisher:
         for number in range(5):
             publisher.publish("t", str(number), key="k")
@@ -396,12 +396,29 @@ def test_a_part_in_vain_is_still_to_be_done(place: Place, trouble: str, done_bef
             with pytest.raises(UnknownOutcome):
                 commit(done_before, 1)
             cutter.resume()
-        assert session.poll(0.5) is None
+        assert session.poll(0.5) is batch
         done = done_before + (trouble == "arrived")
         assert (place.output(), place.progress()) == (expected(done), done)
         commit(done_before, 1)
         commit(done_before + 1, 4 - done_before)
         assert (place.output(), place.progress()) == (expected(5), 5)
+
+
+@pytest.mark.conforms("E35", "E37")
+def test_a_failed_transaction_comes_again_in_a_loop(place: Place) -> None:
+    """Its exception was caught within the loop, before the next was asked for."""
+    place.publish(3, key="k")
+    seen: list[int] = []
+    with place.session(max_batch_bytes=1) as session:
+        for batch in session:
+            seen.append(batch.first)
+            with contextlib.suppress(Interrupted), batch.transaction() as connection:
+                write(connection, batch)
+                if seen in ([0], [0, 0, 1]):
+                    raise Interrupted
+            if place.progress() == 3:
+                break
+    assert (seen, place.output()) == ([0, 0, 1, 1, 2], expected(3))
 
 
 @pytest.mark.conforms("E25")

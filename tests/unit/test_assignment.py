@@ -255,5 +255,6 @@ def test_a_transaction_while_another_acknowledges() -> None:
     first, second, third = play.give(3), play.give(4), play.give(5)
     play.granted.outstanding = Acknowledging.outstanding = {Acknowledging(first): first, second: second, third: third}
     batch = Batch(pa.table({"offset": [first]}), first, first + 3, play.granted, play.handler.mark_acknowledged)
+    batch.begin_transaction()
     batch.join_transaction([batch])
     assert batch.has_uncommitted_transaction

@@ -382,7 +382,7 @@ def test_a_grant_under_way_to_an_evicted_one_goes_back() -> None:
 
 
 @pytest.mark.conforms("E10", "E33")
-def test_an_evicted_borrower_comes_back_under_another_id() -> None:
+def test_an_evicted_borrower_needs_a_new_id() -> None:
     """Else it would take a grant for its own that was under way to it and is over."""
     bench = granted()
     bench.tick(bench.settings.eviction_timeout_s + 1)

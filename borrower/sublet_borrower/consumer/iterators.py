@@ -15,7 +15,6 @@ import contextlib
 import dis
 import functools
 import inspect
-import logging
 import opcode
 import sys
 import threading
@@ -25,8 +24,6 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from sublet_borrower.streams.batch import Batch
-
-log = logging.getLogger(__name__)
 
 
 def _codes(*names: str) -> frozenset[int]:
@@ -62,7 +59,6 @@ class SessionLoops:
 
     def __init__(self) -> None:
         self._known: tuple[weakref.ref[_Loop], ...] = ()
-        self._has_warned = False
 
     def add(self, loop: _Loop) -> None:
         """Another begins."""
@@ -76,16 +72,6 @@ class SessionLoops:
         """In that frame another loop over the session begins, or a batch is polled."""
         for loop in self._living():
             loop.asked_beside(frame)
-
-    def warn_of(self, batch: Batch) -> None:
-        """Warn, once, that the batch is given out again though its work may have ended well."""
-        if not self._has_warned:
-            self._has_warned = True
-            log.warning(
-                "%r comes again: it was taken by neither a `for` nor `poll`, and how that ended cannot be seen. "
-                "Acknowledge such batches when their work is done: batch.ack()",
-                batch,
-            )
 
     def _living(self) -> Iterator[_Loop]:
         return (loop for known in self._known if (loop := known()) is not None)
@@ -101,7 +87,7 @@ class _Loop:
     """
 
     def __init__(self, loops: SessionLoops, left: Callable[[Batch, bool], None]) -> None:
-        self._loops, self._left = loops, left
+        self._left = left
         self.batches: list[Batch] = []
         self._is_for = self._is_by_hand = self._is_taken_by_hand = False
         self._asked_at = self._frame = self._caller = self._beside_at = (0, 0)
@@ -113,7 +99,7 @@ class _Loop:
         """Advance: the batch before has ended well if this call comes from the same place."""
         loop_frame = _loop_frame(frame)
         self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
-        if self.batches and _call_site(loop_frame) == self._asked_at:
+        if self.batches and self._is_here(loop_frame):
             self._ends(True)
         self.entered(frame)
         if not self.batches:
@@ -124,7 +110,7 @@ class _Loop:
                 _identity(_caller(loop_frame)),
             )
             self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
-        elif _identity(frame) != self._frame:
+        elif _identity(frame) != self._frame and not _is_for(frame):
             self._looks_ahead(_call_site(frame))
 
     def has(self, batch: Batch) -> None:
@@ -141,6 +127,12 @@ class _Loop:
         if _opcode(frame) in _CALLS:
             self._is_taken_by_hand = _called(frame) in _ITER
         self.entered(frame)
+
+    def _is_here(self, frame: FrameType) -> bool:
+        """Return whether that frame is the loop's, at its head, and advanced by the same task or thread."""
+        asker = None if self._asker is None else self._asker()
+        is_same = _call_site(frame) == self._asked_at and _identity(frame) == self._frame
+        return is_same and asker is _asker()
 
     def _looks_ahead(self, site: tuple[int, int]) -> None:
         """A wrapper takes another while its loop is at work: the one before may be what that is at work on now, and
@@ -162,23 +154,18 @@ class _Loop:
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
 
-    def dropped(self, frame: FrameType | None, *, closed: bool = False) -> None:
-        """The iterator is garbage, or is `closed`."""
+    def dropped(self, frame: FrameType | None) -> None:
+        """The iterator is garbage; without a frame, closed."""
         if not self.batches:
             return
-        ended_well = frame is not None and self._ended_well(frame, self.batches[-1], closed)
-        if not (ended_well or self._is_for or closed):
-            self._loops.warn_of(self.batches[-1])
-        self._ends(ended_well)
+        self._ends(frame is not None and self._ended_well(frame, self.batches[-1]))
 
     def _ends(self, well: bool) -> None:
         batches, self.batches = self.batches, []
         for batch in batches:
             self._left(batch, well)
 
-    def _ended_well(self, frame: FrameType, batch: Batch, closed: bool) -> bool:
-        if closed and _called(frame) in ("close", "aclose"):
-            return self._is_undisturbed()
+    def _ended_well(self, frame: FrameType, batch: Batch) -> bool:
         if not self._is_for:
             return False
         is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
@@ -256,9 +243,9 @@ class SessionIterator(_Deleted, Iterator[Batch]):
         raise StopIteration
 
     def close(self) -> None:
-        """It is over, as with `break`; where an exception is being handled, the batch has failed."""
+        """It is over. Its batch has failed: how the loop was left before is not seen."""
         self._over = True
-        self._loop.dropped(sys._getframe(1), closed=True)
+        self._loop.dropped(None)
 
 
 class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
@@ -300,9 +287,9 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
         raise StopAsyncIteration
 
     def aclose(self) -> Awaitable[None]:
-        """It is over, as with `break`; where an exception is being handled, the batch has failed."""
+        """It is over. Its batch has failed: how the loop was left before is not seen."""
         self._over = True
-        self._loop.dropped(sys._getframe(1), closed=True)
+        self._loop.dropped(None)
         return asyncio.sleep(0)
 
 

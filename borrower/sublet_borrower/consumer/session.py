@@ -55,6 +55,8 @@ log = logging.getLogger(__name__)
 OnEpochsConsumed = Callable[[GroupFrontier], None]
 """Called with how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
 
+WARN_AFTER_FAILURES = 3
+
 MAX_WAIT_S = 0.1
 """The longest pause of a session that waits: whether a call may begin is not announced, but checked."""
 
@@ -346,9 +348,12 @@ class Session:
             self._acknowledge(self._last)
 
     def _acknowledge(self, batch: Batch) -> None:
-        """Acknowledge the batch, unless transactions do that and have not done all of it."""
-        if self._auto_ack and not batch.has_uncommitted_transaction:
-            batch.ack()
+        """Acknowledge the batch; it has failed if transactions are to do that, and have not done all of it."""
+        if self._auto_ack:
+            if batch.has_uncommitted_transaction and batch.is_outstanding:
+                self._fail(batch)
+            else:
+                batch.ack()
 
     def _resolve_doubt(self) -> None:
         with contextlib.suppress(UnknownOutcome):
@@ -356,6 +361,11 @@ class Session:
 
     def _fail(self, batch: Batch) -> None:
         """Have the batch given out again."""
+        batch.failures += 1
+        if batch.failures == WARN_AFTER_FAILURES:
+            log.warning(
+                "%s: %r comes again and again. Was its work done? Then call batch.ack().", self.subscription, batch
+            )
         if batch not in self._failed:
             self._failed.append(batch)
         if self._last is batch:
@@ -389,8 +399,9 @@ class Session:
         self._assignment.look_again()
 
     def _next_failed(self) -> Batch | None:
-        """Return a batch that failed and is still ours to do, as soon as a user's call may begin on it."""
-        for batch in tuple(self._failed):
+        """Return a batch that failed and is still ours to do, as soon as a user's call may begin on it; of a stream,
+        the first."""
+        for batch in sorted(self._failed, key=lambda one: one.ticket):
             if not batch.is_outstanding:
                 self._failed.remove(batch)
             elif not self._transactions.is_in_doubt(batch.stream_id, batch.ticket) and self.may_continue(batch):

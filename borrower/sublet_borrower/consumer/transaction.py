@@ -101,6 +101,8 @@ class ProgressTransactions:
             )
         if not batches:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
+        for batch in batches:
+            batch.begin_transaction()
         self.find_out()
         if committed := [batch for batch in batches if batch.is_recovered]:
             _check_all_committed(committed, batches)

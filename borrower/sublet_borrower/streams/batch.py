@@ -50,7 +50,7 @@ class Batch:
         self.step_end = step_end
         self.committed = False
         """Whether a transaction with its progress was committed: then it must not be worked on again."""
-        self._began, self._recovered_rows = False, range(0)
+        self._began, self._recovered_rows, self.failures = False, range(0), 0
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -178,6 +178,10 @@ class Batch:
                 " done. Acknowledge that one first, or give both to one session.transaction()."
             )
         self._source._check_rows(of_stream)
+
+    def begin_transaction(self) -> None:
+        """Note that its user does it in transactions, also if this one is refused: only they, or `ack`, acknowledge
+        it."""
         self._source._began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
@@ -222,10 +226,8 @@ class Batch:
         if recovered:
             first = min(known.start, self._row) if known else self._row
             self._source._recovered_rows = range(first, max(known.stop, self._rows.stop))
-        if self is self._source:
-            self.ack()
-        else:
-            self._source.ack(upto=self.end)
+        is_all = self._rows.stop == len(self._source)
+        self._source.ack(None if is_all else self.end)
 
     def forget_recovery(self) -> None:
         """Note that its user has tried it again."""
