@@ -149,7 +149,9 @@ def _address(process: Running) -> str:
 
 
 def _write(options: argparse.Namespace, series: Series) -> None:
-    claims = [Claim(f"{TRANSPORTS[way]}: TLS / plain", f"{way}, TLS", f"{way}, plain", TARGETS[way]) for way in TRANSPORTS]
+    claims = [
+        Claim(f"{TRANSPORTS[way]}: TLS / plain", f"{way}, TLS", f"{way}, plain", TARGETS[way]) for way in TRANSPORTS
+    ]
     settings = {name: getattr(options, name) for name in ("messages", "calls", "connections", "rounds")}
     settings["value_bytes"] = VALUE_BYTES
     section = report.write("tls", settings, series, claims, options.json)

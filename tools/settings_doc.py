@@ -101,12 +101,32 @@ GENERAL = (
         "Authorities, in PEM, whose nodes a client trusts.",
     ),
     Setting(
+        "SUBLET_AUTH",
+        "`--auth`",
+        "`off`",
+        "`required`: a node asks everybody who calls for a token, and allows what [a rule](access.md) allows. `off`: "
+        "whoever reaches it may do anything.",
+    ),
+    Setting(
+        "SUBLET_TOKEN",
+        "",
+        "none",
+        "The access token that clients send to nodes: sessions, feeds, `sublet consume`, Spark tasks. "
+        "[`sublet access token`](access.md#tokens) makes one.",
+    ),
+    Setting(
+        "SUBLET_TOKEN_FILE",
+        "",
+        "none",
+        "A file with that token alone, read anew for each call, so that a token can be replaced while its bearer runs.",
+    ),
+    Setting(
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",
-        "With it, whoever sends it may act over that port: pause, resume, create, delete, weigh and reset groups, move "
-        "their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable characters. Or "
-        "SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
+        "On a node without `--auth required`: whoever sends it may act over that port: pause, resume, create, delete, "
+        "weigh and reset groups, move their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable "
+        "characters. Or SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
     ),
     Setting(
         "SUBLET_LOG_FORMAT",

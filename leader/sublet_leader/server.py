@@ -18,10 +18,12 @@ import grpc.aio
 
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
+from sublet_leader.jobs.access_reader import AccessReader
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.listen_address import ListenAddress
+from sublet_leader.node.caller_rights import CallerRights
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentMessageReceived,
@@ -47,6 +49,8 @@ from sublet_leader.settings import LeaderSettings
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
+from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.channel_messages import GroupEvent
@@ -78,7 +82,8 @@ def clock() -> float:
 
 class NodeServer:
     """One life of one node. `announce` is called with texts for the operator. `http`: the address for probes and
-    browsers; None: no port. `tls`: its certificate; its address is then one with `tls://`."""
+    browsers; None: no port. `tls`: its certificate; its address is then one with `tls://`. `is_auth_required`: callers
+    prove who they are, and may do what a rule allows."""
 
     def __init__(
         self,
@@ -90,6 +95,7 @@ class NodeServer:
         notify: str = "poll",
         http: HttpOptions | None = None,
         tls: TlsFiles | None = None,
+        is_auth_required: bool = False,
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
@@ -103,6 +109,8 @@ class NodeServer:
             from sublet_leader.http.app import HttpPort  # brings Starlette and uvicorn
 
             self._http = HttpPort(http, database_url)
+        self._gate = Gate()
+        self._access = AccessReader(database_url, self._on_access_changed, clock) if is_auth_required else None
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
@@ -111,15 +119,22 @@ class NodeServer:
 
     async def run(self) -> None:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
-        loop = asyncio.get_running_loop()
-        server = grpc.aio.server(options=SERVER_OPTIONS)
+        loop = self._loop = asyncio.get_running_loop()
+        await self._open_gate()
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(self._gate),))
         self._publisher = new_publisher(self._incarnation, NodeSideSettings(hold_s=self.settings.poll_hold_s))
+        self._callers = CallerRights(self._gate, self._publisher)
         self._sessions = PubSubServer(
-            self._publisher, self._received, on_expired=self._expired, on_interest=self._interest, clock=clock
+            self._publisher,
+            self._received,
+            on_expired=self._expired,
+            on_interest=self._interest,
+            check_subscribe=self._callers.check_subscribe,
+            clock=clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
         health = HealthService(server, self._vitals.beat, lambda: evaluate_health(self._vitals, self.settings))
-        self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads)
+        self._feed = FeedServer(self._url, on_stored=shared_publisher(self._url).publish_heads, gate=self._gate)
         ref = self._bind(server)
         if self._http is not None:
             self._http.start()
@@ -170,12 +185,15 @@ class NodeServer:
         housekeeper.start()
         relay = OutboxRelay(self._url, self._leads_maintenance)
         relay.start()
+        self._follow_access()
         self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled, number)
         await health.start()
         if self._http is not None:
-            self._http.attach_node(NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub))
+            self._http.attach_node(
+                NodeView(ref, self.settings, self._vitals, self._machine, self._sessions, self._hub), self._gate
+            )
             self._announce(f"node {ref.name} answers at {self._http.url}")
         self._announce(f"node {ref.name} serves on {ref.address}")
         try:
@@ -184,6 +202,7 @@ class NodeServer:
             await health.stop()
             housekeeper.stop()
             relay.stop()
+            await self._close_gate()
             struck_off = asyncio.create_task(
                 run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
             )
@@ -303,6 +322,8 @@ class NodeServer:
         return on_desired_state
 
     def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+        if not self._callers.check_message(subscriber_id, message):
+            return
         if isinstance(message, GroupEvent):
             self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return
@@ -318,6 +339,7 @@ class NodeServer:
 
     def _expired(self, subscriber_ids: object) -> None:
         gone = set(subscriber_ids)  # type: ignore[call-overload]
+        self._callers.forget(gone)
         self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
 
     def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
@@ -325,6 +347,29 @@ class NodeServer:
             self._watched.set_interest(key, wanted)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
             self._hub.set_interest(key, wanted)
+
+    async def _open_gate(self) -> None:
+        """Read the rights before anybody may call. Raises what hinders that."""
+        if self._access is not None:
+            self._gate = Gate(await self._loop.run_in_executor(None, self._access.open))
+
+    def _follow_access(self) -> None:
+        if self._access is not None:
+            self._access.start()
+
+    async def _close_gate(self) -> None:
+        if self._access is not None:
+            await run_with_timeout("closing the connection of the rights", self._access.stop)
+
+    def _on_access_changed(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
+            self._loop.call_soon_threadsafe(self._ask_rights_again)
+
+    def _ask_rights_again(self) -> None:
+        """Of all that goes on: what is not allowed any more ends now."""
+        for denied in self._callers.denied_members(self._machine.leaders.values()):
+            self._handle(denied)
+        self._callers.expel_watchers()
 
     def _leads_maintenance(self) -> int | None:
         return self._machine.election.trusted_term(MAINTENANCE, clock())

@@ -15,7 +15,7 @@ branch_labels = None
 depends_on = None
 
 SQL = Path(__file__).parent.parent / "sql"
-TOPICS = ("messages", "epochs", "producers", "nodes", "groups", "outbox", "staging", "payloads", "isolation")
+TOPICS = ("messages", "epochs", "producers", "nodes", "groups", "outbox", "staging", "payloads", "access", "isolation")
 """In the order of what refers to what."""
 
 DROP_ALL = """

@@ -37,6 +37,7 @@ _MODULES = {
     "groups": "groups.describe",
     "spaces": "spaces.spaces",
     "nodes": "nodes.list_nodes",
+    "access": "access.rules",
 }
 """Where each command is; its module is loaded when it is asked for."""
 

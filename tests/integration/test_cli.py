@@ -230,7 +230,8 @@ def test_a_node_writes_json_lines(shell: Shell) -> None:
 COMMANDS = (
     "demo", "leader", "migrate", "publish", "tail", "consume", "spaces create", "spaces list", "spaces reshard",
     "spaces alter", "spaces rollover", "groups create", "groups list", "groups describe",
-    "groups delete", "groups history", "groups why", "groups clone", "groups import",
+    "groups delete", "groups history", "groups why", "groups clone", "groups import", "access allow", "access list",
+    "access revoke", "access check", "access token", "access tokens", "access revoke-token",
 )  # fmt: skip
 EXIT_CODES = "Exit codes: 0 ok, 1 failure, 2 usage, 3 not found, 4 conflict, 5 unavailable"
 
@@ -244,7 +245,7 @@ def test_help_is_complete_and_needs_no_database() -> None:
                 assert text in answer.out, command
             assert f"\n    sublet {command}" in answer.out or f"| sublet {command}" in answer.out, command
             assert "\x1b[" not in answer.out, command
-        groups = {group: shell.run(*group.split(), "--help").out for group in ("", "groups", "spaces")}
+        groups = {group: shell.run(*group.split(), "--help").out for group in ("", "groups", "spaces", "access")}
         for command in COMMANDS:
             group, _, name = command.rpartition(" ")
             (line,) = (text for text in groups[group].splitlines() if text.startswith(f"  {name} "))

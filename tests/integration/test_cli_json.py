@@ -9,6 +9,7 @@ import pytest
 from tests.integration.cli_kit import REPOSITORY, Shell
 
 PAGE = REPOSITORY / "docs" / "json.md"
+RULE = ["user:etl", "join", "orders/#", "--group", "billing"]
 GROUP, CLONE = "$share/g/orders/#", "$share/copy/orders/#"
 
 
@@ -31,10 +32,16 @@ def test_every_answer_has_the_documented_fields(shell: Shell) -> None:
         ("groups export", [GROUP]), ("groups clone", [GROUP, CLONE]), ("groups pause", [GROUP]),
         ("groups reset", [GROUP, "--to-latest", "--dry-run"]), ("groups history", [GROUP]),
         ("groups delete", [GROUP, "--yes"]), ("nodes list", []), ("doctor", []),
+        ("access allow", RULE), ("access check", RULE), ("access list", []), ("access revoke", RULE),
+        ("access token", ["user:etl"]), ("access tokens", []),
     ):  # fmt: skip
         reported = shell.run(*command.split(), *arguments, "--json", stdin="x").object
         assert set(reported) == page[command], command
         checked.add(command)
+    (token,) = shell.run("access", "tokens", "--json").object["tokens"]
+    revoked = shell.run("access", "revoke-token", token["token_id"], "--json").object
+    assert set(revoked) == page["access revoke-token"]
+    checked.add("access revoke-token")
     assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
     assert set(line) == page["tail, sublet consume"] - {"grant_id"}

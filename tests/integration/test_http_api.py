@@ -161,7 +161,7 @@ def test_a_group_is_managed_over_http(stage: Stage) -> None:
         ("weight", {"session": "a"}, "weight"),
         ("weight", {"session": "a", "weight": "2"}, "number"),
         ("weight", {"session": "a", "weight": 10**400}, "300 digits"),
-        ("weight", {"session": "a", "weight": float("nan")}, "finite"),
+        ("weight", {"session": "a", "weight": float("nan")}, "from 0.001 to 10000"),
         ("create", {"on_data_loss": "cry"}, "on_data_loss"),
         ("create", {"atomic": 1}, "true or false"),
     ):

@@ -19,12 +19,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from sublet_leader.http.auth import AdminTokenGuard
+from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
+from sublet_protocol.gate.gate import Gate
 from tests.integration.http_kit import Answer
 from tests.kit import eventually
 
@@ -49,7 +50,7 @@ class Port:
             Route("/block", self._block),
             Route("/many", lambda request: Response(b"x" * MANY_BYTES)),
             Route("/broken", self._broken),
-            Route("/act", AdminTokenGuard(Secret(TOKEN)).require_token(json_response), methods=["POST"]),
+            Route("/act", RequestGuard(Gate(), Secret(TOKEN)).operates(json_response), methods=["POST"]),
         ]
         self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes))
         self.server.start()

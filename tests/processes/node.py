@@ -40,8 +40,9 @@ def main(url: str, name: str, file: str = "") -> None:
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
     tls = TlsFiles.of_server(os.environ.get("SUBLET_TLS_CERT"), os.environ.get("SUBLET_TLS_KEY"))
+    is_auth_required = os.environ.get("SUBLET_AUTH") == "required"
     http = port if "SUBLET_HTTP" in os.environ else None
-    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http, tls)
+    node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http, tls, is_auth_required)
     asyncio.run(node.run())
 
 

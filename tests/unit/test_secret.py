@@ -27,6 +27,9 @@ REVEALED = {
     "borrower/sublet_borrower/spark/common/credentials.py": 1,  # what a function has returned
     "leader/sublet_leader/http/auth.py": 1,  # compared
     "leader/sublet_leader/http/settings.py": 1,  # checked
+    "protocol/sublet_protocol/domain/access/token.py": 1,  # hashed, when it is made
+    "protocol/sublet_protocol/gate/credentials.py": 2,  # checked, and into the metadata of each call
+    "sublet/cli/access/tokens.py": 1,  # shown, once
     "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
     "examples/_stage.py": 2,  # the same
     "protocol/sublet_protocol/pubsub/wire.py": 2,  # of an agent's key, into the requests that it proves

@@ -17,13 +17,16 @@ from sublet_protocol.domain import errors
 from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import (
     InvalidSetting,
+    PermissionDenied,
     PoisonBlock,
     ProtocolMismatch,
     SubletError,
     TlsFailed,
+    Unauthenticated,
     Unavailable,
     UsageError,
 )
+from sublet_protocol.gate.credentials import access_token, call_metadata
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import explain_failure, open_channel
@@ -41,8 +44,10 @@ _FINAL: Final = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: UsageError,
     grpc.StatusCode.FAILED_PRECONDITION: ProtocolMismatch,
     grpc.StatusCode.UNIMPLEMENTED: ProtocolMismatch,
-    grpc.StatusCode.UNAUTHENTICATED: SubletError,
-    grpc.StatusCode.PERMISSION_DENIED: SubletError,
+}
+_REFUSED: Final = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 
@@ -63,6 +68,7 @@ class NodeCalls:
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes, self._at = tuple(nodes), 0
+        self._token = access_token()
         self._channel: Any = None
 
     @property
@@ -82,7 +88,7 @@ class NodeCalls:
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """Return the one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
         try:
-            return getattr(self._stub(), method)(request, timeout=timeout_s)
+            return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=call_metadata(self._token))
         except grpc.RpcError as error:
             raise map_grpc_error(self.address, error) from error
 
@@ -90,7 +96,7 @@ class NodeCalls:
         """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
-        return FeedPagePrefetcher(self.address, method(request))
+        return FeedPagePrefetcher(self.address, method(request, metadata=call_metadata(self._token)))
 
     def close(self) -> None:
         """End every call."""
@@ -185,6 +191,8 @@ def map_grpc_error(address: str, error: Any) -> Exception:
         return named.reported(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
     if RETRY_AFTER_METADATA in beside:
         return RetryableError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
+    if code in _REFUSED:
+        return _REFUSED[code](f"node {address} refuses: {details}.")
     if code in _FINAL:
         return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
     if code is grpc.StatusCode.UNAVAILABLE and (reason := explain_failure(address, error.details() or "")):

@@ -13,13 +13,36 @@ import psycopg
 import pyarrow as pa
 
 from sublet_leader.feed.read import READ_BYTES, encode, split_table
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
+from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
+from sublet_storage.groups.admin.access_snapshot import groups_of_streams
 from sublet_storage.log import fetch as message_log
 
 PAGE_BYTES = 8 << 20
 """A page is cut off behind so much. Larger than what `READ_BYTES` of compressed messages mostly come to, as what is cut
 off is read again."""
+
+
+def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, and what is wanted of it."""
+    if caller.principal is not None and not any(
+        filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group)
+        for group, filter in groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
+    ):
+        raise caller.denied(Right.JOIN, wanted.filter)
+
+
+def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
+    """Return those of the streams that are read by groups that the caller may join."""
+    if caller.principal is None:
+        return stream_ids
+    caller.check_token()
+    found = groups_of_streams(conn, stream_ids)
+    return [
+        id for id in stream_ids if any(caller.may(Right.JOIN, filter, group) for group, filter in found.get(id, ()))
+    ]
 
 
 def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPage | PageGone:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 
 from sublet_leader.feed.batch_decoder import decode_batch
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosed, store_batch
@@ -26,12 +31,17 @@ class FeedPublisher:
     def __init__(self) -> None:
         self._routes: RoutingTable | None = None
 
-    def store(self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest) -> tuple[BatchStoreResult, int]:
+    def store(
+        self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest, caller: Caller
+    ) -> tuple[BatchStoreResult, int]:
         """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
-        `ProducerFenced`, `BatchNumberConflict`."""
+        `PermissionDenied`, `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
+        check_topics(caller, messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
-        batch = IdempotentBatch(PRODUCER + request.producer, request.incarnation, request.number, messages, digest)
+        batch = IdempotentBatch(
+            producer_id(caller, request.producer), request.incarnation, request.number, messages, digest
+        )
         for _ in range(ATTEMPTS):
             routes = self._routes = self._routes or RoutingTable.load(conn)
             try:
@@ -40,6 +50,19 @@ class FeedPublisher:
             except StreamClosed:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
+
+
+def producer_id(caller: Caller, name: str) -> str:
+    """Return the producer's id: where callers are known, nobody can act as another's producer."""
+    return f"{PRODUCER}{name}" if caller.principal is None else f"{PRODUCER}{caller.principal}/{name}"
+
+
+def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
+    """Raise `PermissionDenied` unless the caller may publish to every topic of the batch."""
+    if caller.principal is not None:
+        for topic in pc.unique(messages.column("topic")).to_pylist():
+            if not caller.may(Right.PUBLISH, TopicFilter(topic)):
+                raise caller.denied(Right.PUBLISH, TopicFilter(topic))
 
 
 def to_publish_result(stored: BatchStoreResult) -> feed.PublishResult:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,13 +20,24 @@ import psycopg
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
-from sublet_leader.feed.fetch import fetch_page, read_heads
+from sublet_leader.feed.fetch import check_may_fetch, fetch_page, fetchable_streams, read_heads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
 from sublet_leader.shutdown import run_with_timeout
-from sublet_protocol.domain.errors import Conflict, NotFound, PayloadUnavailable, SubletError, Unavailable, UsageError
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.errors import (
+    Conflict,
+    NotFound,
+    PayloadUnavailable,
+    PermissionDenied,
+    SubletError,
+    Unauthenticated,
+    Unavailable,
+    UsageError,
+)
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
@@ -43,6 +54,8 @@ MAX_ERROR_CHARS = 2000
 
 _CODES: tuple[tuple[type[SubletError], grpc.StatusCode], ...] = (
     (PayloadUnavailable, grpc.StatusCode.UNAVAILABLE),
+    (Unauthenticated, grpc.StatusCode.UNAUTHENTICATED),
+    (PermissionDenied, grpc.StatusCode.PERMISSION_DENIED),
     (UsageError, grpc.StatusCode.INVALID_ARGUMENT),
     (NotFound, grpc.StatusCode.NOT_FOUND),
     (Conflict, grpc.StatusCode.FAILED_PRECONDITION),
@@ -81,12 +94,14 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         url: str,
         limits: FeedLimits | None = None,
         on_stored: Callable[[Mapping[int, int]], None] = lambda heads: None,
+        gate: Gate | None = None,
     ) -> None:
         limits = limits or FeedLimits()
         self._writing = DatabaseThreads(url, limits.publishing_connections, "feed publishing")
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
+        self._gate = gate or Gate()
         self._writer = FeedPublisher()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
@@ -132,20 +147,34 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Serve a page of a granted stream."""
+        caller = self._gate.caller()
+
+        def fetch(conn: psycopg.Connection[Any], wanted: feed_fetch.FetchRequest) -> Any:
+            check_may_fetch(conn, caller, wanted)
+            return fetch_page(conn, wanted)
+
         return await self._answer(
-            request, context, feed_fetch.decode_fetch_request, fetch_page, feed_fetch.encode_fetch_reply
+            request, context, feed_fetch.decode_fetch_request, fetch, feed_fetch.encode_fetch_reply
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Return where streams end."""
+        caller = self._gate.caller()
+
+        def read(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
+            return read_heads(conn, fetchable_streams(conn, caller, stream_ids))
+
         return await self._answer(
-            request, context, feed_fetch.decode_heads_request, read_heads, feed_fetch.encode_heads_reply
+            request, context, feed_fetch.decode_heads_request, read, feed_fetch.encode_heads_reply
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Return a number above all that were drawn before for that name."""
 
+        caller = self._gate.caller()
+
         def draw(conn: psycopg.Connection[Any], whose: tuple[Subscription, str]) -> int:
+            caller.check(Right.JOIN, whose[0].filter, whose[0].group)
             return consumer_progress.next_session_epoch(conn, *whose)
 
         return await self._answer(
@@ -176,19 +205,23 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
         """It counts until it is over, also where the client has gone."""
-        size = len(batch.messages)
+        size, caller = len(batch.messages), self._gate.caller()
         self.batches.acquire(size)
-        future = self._writing.submit(lambda conn: self._writer.store(conn, batch))
+        future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller))
         future.add_done_callback(lambda _: self.batches.release(size))
         return future
 
     async def _serve(self, request: Any, context: Any, how: Callable[[FeedReadCall], Any]) -> None:
+        caller = self._gate.caller()
+
         async def write(page: feed.FeedPage) -> None:
+            caller.check(Right.READ, read.filter)
             await context.write(feed.encode_page(page))
             self.pages_written += 1
 
         try:
             read = feed.decode_read(request)
+            caller.check(Right.READ, read.filter)
             self.readers.acquire()
             try:
                 await how(FeedReadCall(self._reading, self.watch, read, write))

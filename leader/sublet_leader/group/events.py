@@ -39,6 +39,14 @@ class ForcedRevokeRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberDenied:
+    """A member has lost the right to be one."""
+
+    borrower_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsChanged:
     """Streams were opened or closed, epochs completed, or the desired state changed; unverified."""
 
@@ -48,7 +56,15 @@ class Tick:
     """Time has passed."""
 
 
-Event = BorrowerMessageReceived | WritesCommitted | CommitFailed | ForcedRevokeRequested | StreamsChanged | Tick
+Event = (
+    BorrowerMessageReceived
+    | WritesCommitted
+    | CommitFailed
+    | ForcedRevokeRequested
+    | MemberDenied
+    | StreamsChanged
+    | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from sublet_leader.group.events import (
     Event,
     ForcedRevokeRequested,
     GroupOutcome,
+    MemberDenied,
     StreamsChanged,
     Tick,
     WritesCommitted,
@@ -105,12 +106,11 @@ class GroupLeader:
             case WritesCommitted():
                 self._learn(event.result, now)
             case CommitFailed():
-                for change in event.changes:
-                    entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
-                    if self.streams.drop_finished(entry) or entry.is_quiet:
-                        self.schedule.note_stream_freed(entry.retry_at)
+                self._put_back(event.changes, now)
             case ForcedRevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
+            case MemberDenied():
+                self._deny(event, now)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
             case Tick():
@@ -124,6 +124,12 @@ class GroupLeader:
         violations = tuple(self._assignments.strategy_errors())
         out = self._out
         return GroupOutcome(changes, renew, tuple(out.sends), self._wake_at(), out.stop, violations, tuple(out.history))
+
+    def _put_back(self, changes: Iterable[LendingChange], now: float) -> None:
+        for change in changes:
+            entry = self.streams.put_back(change, now + self.settings.resend_interval_s)
+            if self.streams.drop_finished(entry) or entry.is_quiet:
+                self.schedule.note_stream_freed(entry.retry_at)
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
@@ -415,7 +421,7 @@ class GroupLeader:
             return
         for member in self.members:
             if now >= member.last_heard_at + self.settings.eviction_timeout_s:
-                self._evict(member, now)
+                self._evict(member, BorrowerEndReason.RETRY, "evicted: no ping in time", now)
         self.members.expire_former(now - self.settings.eviction_timeout_s)
         self._assignments.resend(now)
         idle = not len(self.members) and all(s.in_flight is None and not s.queue for s in self.streams)
@@ -428,12 +434,18 @@ class GroupLeader:
             if entry.lending.status is LendingStatus.HELD and entry.is_quiet:
                 self._assignments.force_release(entry, "not reclaimed", now)
 
-    def _evict(self, member: Member, now: float) -> None:
-        reason = "evicted: no ping in time"
-        self._assignments.evict(member, reason, now)
-        self._send(member.agent, Invalidate(member.borrower_id, self.term, BorrowerEndReason.RETRY, reason))
+    def _evict(
+        self, member: Member, end: BorrowerEndReason, reason: str, now: float, keep_s: float | None = None
+    ) -> None:
+        self._assignments.evict(member, reason, now, keep_s)
+        self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
+
+    def _deny(self, denied: MemberDenied, now: float) -> None:
+        """Nothing is reserved for its session: that has lost the right to it."""
+        if (member := self.members.get(denied.borrower_id)) is not None:
+            self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, keep_s=0.0)
 
     # --- who gets what ----------------------------------------------------------------------------------------------
 

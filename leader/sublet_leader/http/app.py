@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from sublet_leader.http.auth import AdminTokenGuard
+from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.group_actions import GroupActionsApi
 from sublet_leader.http.groups import GroupsApi
 from sublet_leader.http.nodes import NodeActionsApi, NodesApi
@@ -29,6 +29,7 @@ from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import NotFound
+from sublet_protocol.gate.gate import Gate
 
 
 class HttpPort:
@@ -64,8 +65,8 @@ class HttpPort:
         """Answer, be it that nothing is known yet."""
         self._server.start()
 
-    def attach_node(self, facts: NodeView) -> None:
-        """From now on it answers for this node."""
+    def attach_node(self, facts: NodeView, gate: Gate) -> None:
+        """From now on it answers for this node, and whoever the gate lets in."""
         self._reading = HttpDatabasePool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
@@ -73,12 +74,15 @@ class HttpPort:
             self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
         self._lag_history.start()
-        self._app = build_app(self._routes(facts, self._reading, self._lag_history))
+        self._app = build_app(self._routes(facts, gate, self._reading, self._lag_history))
 
-    def _routes(self, facts: NodeView, reading: HttpDatabasePool, lag_history: LagHistory) -> list[BaseRoute]:
-        probes, pages = HealthProbes(facts.ref.name, facts.health), StaticFiles()
-        groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, self._token is not None)
-        admin, acting = AdminTokenGuard(self._token), GroupActionsApi(self._url)
+    def _routes(
+        self, facts: NodeView, gate: Gate, reading: HttpDatabasePool, lag_history: LagHistory
+    ) -> list[BaseRoute]:
+        probes, pages = HealthProbes(facts.ref.name, facts.health, is_brief=gate.is_on), StaticFiles()
+        may_act = gate.is_on or self._token is not None
+        groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, may_act)
+        acting, guard = GroupActionsApi(self._url), RequestGuard(gate, self._token)
         actions = {
             "/api/v1/group/create": acting.create,
             "/api/v1/group/delete": acting.delete,
@@ -95,13 +99,13 @@ class HttpPort:
             Route("/healthz", probes.live),
             Route("/readyz", probes.ready),
             Route("/readyz/{name}", probes.one),
-            Route("/metrics", MetricsPage(self._registry).page),
-            Route("/api/v1/node", nodes.node),
-            Route("/api/v1/nodes", nodes.nodes),
-            Route("/api/v1/groups", groups.groups),
-            Route("/api/v1/group", groups.group),
-            Route("/api/v1/group/history", groups.history),
-            *(Route(path, admin.require_token(act), methods=["POST"]) for path, act in actions.items()),
+            Route("/metrics", guard.watches_all(MetricsPage(self._registry).page)),
+            Route("/api/v1/node", guard.watches(nodes.node)),
+            Route("/api/v1/nodes", guard.watches_all(nodes.nodes)),
+            Route("/api/v1/groups", guard.knows(groups.groups)),
+            Route("/api/v1/group", guard.knows(groups.group)),
+            Route("/api/v1/group/history", guard.knows(groups.history)),
+            *(Route(path, guard.operates(act), methods=["POST"]) for path, act in actions.items()),
         ]
 
     def close(self) -> None:

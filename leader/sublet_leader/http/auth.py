@@ -1,60 +1,115 @@
-"""Who may change something over HTTP: whoever sends the node's admin token, and nobody where the node has none.
+"""Who may see or change something over HTTP: the same principals, tokens and rights as over gRPC.
 
-The token comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is
-done in somebody's name behind his back. The log has what was asked for, by which address, and what came of it.
+Where the node does not ask who calls, anybody may see all, and whoever sends the node's admin token may act. A token
+comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is done in
+somebody's name behind his back. The audit log has what was asked for, by whom and from where, and what came of it.
 """
 
 from __future__ import annotations
 
 import hmac
+import inspect
+import json
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.secret import Secret
+from sublet_protocol.gate import audit
+from sublet_protocol.gate.gate import Caller, Gate
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
 
 Action = Callable[[JsonBody], Response]
 """Does what the body says; may block."""
+Endpoint = Callable[[Request], Any]
+"""Answers a request; a plain function may block."""
+Guarded = Callable[[Request], Awaitable[Response]]
 
 
-class AdminTokenGuard:
-    """Guards actions."""
+def caller_of(request: Request) -> Caller:
+    """Return who has sent a request that a guard has let through."""
+    caller: Caller = request.state.caller
+    return caller
 
-    def __init__(self, token: Secret | None) -> None:
-        self._token = token
+
+class RequestGuard:
+    """Lets requests through to what answers them. `admin_token`: where the gate is off, whoever has it may act."""
+
+    def __init__(self, gate: Gate, admin_token: Secret | None) -> None:
+        self._gate, self._token = gate, admin_token
         self._quiet = LogThrottle()
 
-    def require_token(self, act: Action) -> Callable[[Request], Awaitable[Response]]:
-        """The action, for whoever has the token."""
+    def knows(self, answer: Endpoint) -> Guarded:
+        """The endpoint, for whoever is known; it asks for the rights on what it shows."""
 
         async def guarded(request: Request) -> Response:
-            if self._token is None:
-                return error_response(403, "this node is read only: start it with SUBLET_ADMIN_TOKEN to allow actions.")
-            scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer" or not hmac.compare_digest(
-                sent.strip().encode(), self._token.reveal().encode()
-            ):
-                return self._unknown(request)
+            self._identify(request)
+            return await _answer(answer, request)
+
+        return guarded
+
+    def watches(self, answer: Endpoint) -> Guarded:
+        """The endpoint, for whoever may watch some group."""
+
+        async def guarded(request: Request) -> Response:
+            caller = self._identify(request)
+            if not caller.may_somewhere(Right.WATCH):
+                raise caller.denied(Right.WATCH)
+            return await _answer(answer, request)
+
+        return guarded
+
+    def watches_all(self, answer: Endpoint) -> Guarded:
+        """The endpoint, for whoever may watch all groups."""
+
+        async def guarded(request: Request) -> Response:
+            self._identify(request).check(Right.WATCH)
+            return await _answer(answer, request)
+
+        return guarded
+
+    def operates(self, act: Action) -> Guarded:
+        """The action, for whoever may operate the group that it is on; all groups, where it is on none."""
+
+        async def guarded(request: Request) -> Response:
+            if not self._gate.is_on and (refused := self._check_admin_token(request)) is not None:
+                return refused
+            caller = self._identify(request)
             body: JsonBody = {}
             status = 500  # unless it is answered
             try:
-                response = await _respond(act, request, body)
+                response = await _respond(act, request, caller, body)
                 status = response.status_code
             finally:
-                _record(request, body, status)
+                _record(caller, body, status)
             return response
 
         return guarded
 
-    def _unknown(self, request: Request) -> Response:
+    def _identify(self, request: Request) -> Caller:
+        sent = request.headers.get("Authorization")
+        caller = self._gate.identify(sent, _client(request), _action(request))
+        request.state.caller = caller
+        return caller
+
+    def _check_admin_token(self, request: Request) -> Response | None:
+        """Return the refusal; None for whoever has the token."""
+        if self._token is None:
+            hint = "start it with --auth required and give operate, or with SUBLET_ADMIN_TOKEN, to allow actions."
+            return error_response(403, f"this node is read only: {hint}")
+        scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self._token.reveal().encode()):
+            return None
         client, action = _client(request), _action(request)
         before = self._quiet.acquire(client)
         if before is not None:
@@ -68,22 +123,43 @@ class AdminTokenGuard:
         )
 
 
-async def _respond(act: Action, request: Request, body: JsonBody) -> Response:
+async def _answer(answer: Endpoint, request: Request) -> Response:
+    if inspect.iscoroutinefunction(answer):
+        response: Response = await answer(request)
+        return response
+    return await run_in_threadpool(answer, request)
+
+
+async def _respond(act: Action, request: Request, caller: Caller, body: JsonBody) -> Response:
     """Fill `body`, and do what it says."""
     try:
         body.update(await read_json_object(request))
+        if caller.principal is not None:
+            _check_right(caller, body)
         return await run_in_threadpool(act, body)
     except REFUSALS as error:
         return refusal(request, error)
 
 
-def _record(request: Request, reported: JsonBody, status: int) -> None:
-    fields = {"action": _action(request), "client": _client(request), "status": status}
+def _check_right(caller: Caller, body: JsonBody) -> None:
+    """Raise `PermissionDenied` unless the caller may operate what the body names."""
+    if "subscription" in body:
+        wanted = of.read_subscription(body)
+        caller.check(Right.OPERATE, wanted.filter, wanted.group)
+    else:
+        caller.check(Right.OPERATE)
+
+
+def _record(caller: Caller, reported: JsonBody, status: int) -> None:
+    outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
+    if status != 403:  # that is in the audit log, with those like it
+        audit.record(caller.principal, caller.address, caller.action, json.dumps(reported), f"{outcome} ({status})")
+    fields = {"action": caller.action, "client": caller.address, "status": status}
     if "subscription" in reported:
         fields["subscription"] = reported["subscription"]
-    text = "by the admin token from %s: %s %.300s: %s (%d)"
-    outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
-    log.info(text, _client(request), _action(request), reported, outcome, status, extra={"fields": fields})
+    text = "by %s from %s: %s %.300s: %s (%d)"
+    who = caller.principal or "the admin token"
+    log.info(text, who, caller.address, caller.action, reported, outcome, status, extra={"fields": fields})
 
 
 def _action(request: Request) -> str:

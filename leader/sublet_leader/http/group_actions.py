@@ -1,6 +1,6 @@
 """What may be done to groups over HTTP: created, deleted, paused, resumed, weighed, reset, led by another node.
 
-The functions take the body; `AdminTokenGuard` lets nobody here who has no token.
+The functions take the body; `RequestGuard` lets nobody here who has no right to.
 """
 
 from __future__ import annotations

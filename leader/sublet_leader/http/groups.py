@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import Response
 
 from sublet_leader.http import query_fields as of
+from sublet_leader.http.auth import caller_of
 from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_connections import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
+from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.gate import Caller
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.history import read_behind
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
@@ -32,9 +38,8 @@ class GroupsApi:
         sort = GroupSort(of.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
         descending = of.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
         with self._reading.connection() as connection:
-            page = list_group_page(
-                connection, of.read_text(request, "search", "")[:200], sort, descending, limit, offset
-            )
+            search, is_visible = of.read_text(request, "search", "")[:200], _visible_to(caller_of(request))
+            page = list_group_page(connection, search, sort, descending, limit, offset, is_visible)
         times, lags = self._lag_history.read(overview.group.group_id for overview in page.groups)
         return json_response(
             {
@@ -49,7 +54,7 @@ class GroupsApi:
 
     def group(self, request: Request) -> Response:
         """One group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
-        wanted = Subscription.parse(of.read_text(request, "subscription"))
+        wanted = _read_watched(request)
         with self._reading.connection() as connection:
             overview = describe_group(connection, wanted)
         group_id = overview.group.group_id
@@ -61,7 +66,7 @@ class GroupsApi:
 
     def history(self, request: Request) -> Response:
         """What happened to a group since the answer whose `next` is `after`, oldest first. Raises `NotFound`."""
-        wanted = Subscription.parse(of.read_text(request, "subscription"))
+        wanted = _read_watched(request)
         after, limit = of.read_text(request, "after", ""), of.read_integer(request, "limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
             group = group_lifecycle.get_live(connection, wanted)
@@ -70,3 +75,17 @@ class GroupsApi:
         return json_response(
             {"subscription": str(wanted), "group_id": group.group_id, "history": reported, "next": found.next}
         )
+
+
+def _read_watched(request: Request) -> Subscription:
+    """Return the group that is asked for. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
+    wanted = Subscription.parse(of.read_text(request, "subscription"))
+    caller_of(request).check(Right.WATCH, wanted.filter, wanted.group)
+    return wanted
+
+
+def _visible_to(caller: Caller) -> Callable[[str, TopicFilter], bool] | None:
+    """Return which groups the caller may watch; None: all."""
+    if caller.may(Right.WATCH):
+        return None
+    return lambda name, filter: caller.may(Right.WATCH, filter, name)

@@ -17,10 +17,11 @@ from sublet_protocol.domain.errors import NotFound
 
 
 class HealthProbes:
-    """`look` judges the node at this moment, from memory, so these need no thread; `node` is its name."""
+    """`look` judges the node at this moment, from memory, so these need no thread; `node` is its name. `is_brief`: they
+    are for strangers too, and have one word."""
 
-    def __init__(self, node: str, look: Callable[[], Health]) -> None:
-        self._node, self._look = node, look
+    def __init__(self, node: str, look: Callable[[], Health], is_brief: bool = False) -> None:
+        self._node, self._look, self._is_brief = node, look, is_brief
 
     async def live(self, request: Request) -> Response:
         """200 as long as the process can do its work; what else is wrong is reported, and no reason to restart."""
@@ -38,10 +39,13 @@ class HealthProbes:
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
         check = self._look().check_named(name)
-        return json_response({"node": self._node, **check_to_json(check)}, 200 if check.is_ok else 503)
+        reported = {"state": check.state} if self._is_brief else {"node": self._node, **check_to_json(check)}
+        return json_response(reported, 200 if check.is_ok else 503)
 
     def _reported(self, health: Health) -> dict[str, object]:
         worst = health.worst_check
+        if self._is_brief:
+            return {"state": worst.state}
         return {
             "node": self._node,
             "state": worst.state,

@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from sublet_protocol.domain.errors import Conflict, NotFound, SubletError, UsageError
+from sublet_protocol.domain.errors import Conflict, NotFound, PermissionDenied, SubletError, Unauthenticated, UsageError
 
 STRICT_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -49,6 +49,8 @@ def refusal(request: Request, error: Exception) -> Response:
             return error_response(405, f"{request.method} is not for {path}: use {allowed}.", Allow=allowed)
         case HTTPException():
             return error_response(error.status_code, error.detail)
+        case Unauthenticated():
+            return error_response(401, str(error), **{"WWW-Authenticate": 'Bearer realm="sublet"'})
         case SubletError():
             return error_response(_status(error), str(error))
         case ClientDisconnect():
@@ -67,6 +69,8 @@ def _status(error: SubletError) -> int:
     match error:
         case UsageError():
             return 400
+        case PermissionDenied():
+            return 403
         case NotFound():
             return 404
         case Conflict():

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader import election as el
+from sublet_leader.group import events as group_events
 from sublet_leader.group.transient_events import GroupWatchEvent
 from sublet_leader.node.group_event_publisher import LeaderQueryReply
 from sublet_protocol.domain.subscriptions import Subscription
@@ -114,6 +115,20 @@ class AgentMessageReceived:
 
     agent: str
     message: ToLeader
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDenied:
+    """A member of a group that may be led here has lost the right to be one."""
+
+    group_id: int
+    borrower_id: str
+    reason: str
+
+    @property
+    def for_leader(self) -> group_events.Event:
+        """Return the event of the group's leader."""
+        return group_events.MemberDenied(self.borrower_id, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +243,11 @@ class ForcedRevokeRequested:
     stream_ids: tuple[int, ...]
     reason: str
 
+    @property
+    def for_leader(self) -> group_events.Event:
+        """Return the event of the group's leader."""
+        return group_events.ForcedRevokeRequested(self.stream_ids, self.reason)
+
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
@@ -276,6 +296,7 @@ NodeEvent = (
     | AgentMessageReceived
     | LeaderLookupRequested
     | ForcedRevokeRequested
+    | MemberDenied
     | StreamsChanged
     | NodeDesiredStateRead
     | ShutdownRequested

@@ -32,6 +32,7 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
+    MemberDenied,
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
@@ -122,10 +123,9 @@ class Node:
                 self._receive(event, now)
             case LeaderLookupRequested():
                 self._asked(event)
-            case ForcedRevokeRequested():
-                leader = self.leaders.get(event.group_id)
-                if leader is not None:
-                    self._give(leader, group_events.ForcedRevokeRequested(event.stream_ids, event.reason), now)
+            case ForcedRevokeRequested() | MemberDenied():
+                if (leader := self.leaders.get(event.group_id)) is not None:
+                    self._give(leader, event.for_leader, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():

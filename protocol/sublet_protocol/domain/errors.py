@@ -144,6 +144,14 @@ class MicroBatchFenced(Conflict):
         super().__init__(f"batch {batch_id} must not be written: {detail}. It is rolled back. {hint}.")
 
 
+class Unauthenticated(SubletError):
+    """The caller is not known: its credential is missing, or none that counts."""
+
+
+class PermissionDenied(SubletError):
+    """The caller is known, and no rule allows it this."""
+
+
 class SchemaMismatch(Conflict):
     """The database's schema is older or newer than this program."""
 

@@ -12,7 +12,7 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any, assert_never
 
 import grpc
@@ -20,6 +20,8 @@ import grpc.aio
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
+from sublet_protocol.domain.secret import Secret
+from sublet_protocol.gate.credentials import call_metadata
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
@@ -91,8 +93,8 @@ class NodeConnection:
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
     themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
-    `metadata` goes with every call (a token, say). `channels` are those that the node serves. With TLS where the
-    address says so: what hinders that rejects the connection.
+    `token` goes with every call. `channels` are those that the node serves. With TLS where the address says so: what
+    hinders that rejects the connection.
     """
 
     def __init__(
@@ -105,7 +107,7 @@ class NodeConnection:
         on_refused: OnRefused = lambda command, text: None,
         settings: AgentSideSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
-        metadata: Sequence[tuple[str, str]] = (),
+        token: Secret | None = None,
         channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -116,7 +118,7 @@ class NodeConnection:
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
-        self._metadata = tuple(metadata)
+        self._token = token
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         self._channels_opened: list[Any] = []
@@ -335,7 +337,7 @@ class NodeConnection:
         """Return what came of a call, as an event."""
         try:
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
-            return read(await call(encode(), timeout=timeout, metadata=self._metadata))
+            return read(await call(encode(), timeout=timeout, metadata=call_metadata(self._token)))
         except InvalidSetting as error:
             return ConnectionRejected(life, f"{self.address}: {error}")
         except grpc.aio.AioRpcError as error:

@@ -195,6 +195,12 @@ class NodeSideMachine:
         expelled, self._expelled = tuple(self._expelled), []
         return silent + expelled
 
+    def expel(self, subscriber_id: str) -> None:
+        """Forget a subscriber that must not have all that it subscribed to; it may come again, and subscribe anew."""
+        if subscriber_id in self._subscribers:
+            self._forget(subscriber_id, "expelled")
+            self._expelled.append(subscriber_id)
+
     @property
     def wake_at(self) -> float | None:
         """When `expire` may find a silent subscriber; None while there is no subscriber."""

@@ -23,7 +23,14 @@ from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
-from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, CommandError, ReceivedCommand
+from sublet_protocol.pubsub.model import (
+    CHANNELS,
+    ChannelTable,
+    CommandError,
+    ReceivedCommand,
+    Subscribe,
+    UndecodableCommand,
+)
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
 from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
@@ -57,6 +64,7 @@ NOT_THE_AGENT = (
 OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
 OnInterest = Callable[[str, str | None, bool], None]
+CheckSubscribe = Callable[[str, str, str | None], None]
 
 
 def new_publisher(
@@ -73,7 +81,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
     the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
     silent, or broke a rule. `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of
-    it has come, or the last has gone. `channels` are those of the publisher.
+    it has come, or the last has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a
+    `SubletError` where the caller may not subscribe to it. `channels` are those of the publisher.
     """
 
     def __init__(
@@ -83,6 +92,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
         on_interest: OnInterest = lambda channel, key, wanted: None,
+        check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
         channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -90,6 +100,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._on_message = on_message
         self._on_expired = on_expired
         self._on_interest = on_interest
+        self._check_subscribe = check_subscribe
         self._channels = channels
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
@@ -217,7 +228,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         turn = _Turn()
         commands: list[ReceivedCommand] = []
         for command in request.commands:
-            commands.append(wire.decode_command(command, self._channels))
+            commands.append(self._allowed(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         match answer:
@@ -232,6 +243,15 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return answer
+
+    def _allowed(self, subscriber_id: str, command: ReceivedCommand) -> ReceivedCommand:
+        """Return the command, or what is executed instead of one that the caller may not give."""
+        if isinstance(command, Subscribe):
+            try:
+                self._check_subscribe(subscriber_id, command.channel, command.key)
+            except SubletError as error:
+                return UndecodableCommand(str(error))
+        return command
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandError | None:
         """Whatever goes wrong with one message harms its sender only."""

@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 from collections.abc import Callable
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from sublet_leader.server import NodeServer
 
 log = logging.getLogger(__name__)
+
+
+class AuthMode(StrEnum):
+    """Whether a node asks who calls."""
+
+    OFF = "off"
+    REQUIRED = "required"
 
 
 def leader(
@@ -67,6 +75,13 @@ def leader(
         bool,
         typer.Option("--insecure", help="Listen beyond this machine without TLS: all who reach it may consume."),
     ] = False,
+    auth: Annotated[
+        AuthMode,
+        typer.Option(
+            envvar="SUBLET_AUTH",
+            help="required: callers prove with a token who they are, and may do what `sublet access` allows them.",
+        ),
+    ] = AuthMode.OFF,
     notify: Annotated[
         str,
         typer.Option(
@@ -98,12 +113,13 @@ def leader(
       sublet leader --name n2 --listen 127.0.0.1:7412
       sublet leader --http 127.0.0.1:7480
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 \\
-        --tls-cert node.crt --tls-key node.key
+        --tls-cert node.crt --tls-key node.key --auth required
     """
     from sublet_leader.http.settings import HttpOptions, admin_token
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
+    from sublet_protocol.gate import audit
     from sublet_protocol.tls.files import TlsFiles
 
     called = socket.gethostname().split(".")[0] if name is None else name
@@ -116,11 +132,15 @@ def leader(
     where, at = _parse_addresses(listen, http, insecure, tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, admin_token(), tls)
-    logging.getLogger("sublet_leader").setLevel(logging.INFO)
+    for logger in ("sublet_leader", audit.AUDIT):
+        logging.getLogger(logger).setLevel(logging.INFO)
+    if insecure:
+        audit.record(None, str(where), "start", "--insecure", "done")
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port, tls))
+        required = auth is AuthMode.REQUIRED
+        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port, tls, required))
 
 
 def migrate(

@@ -1,7 +1,7 @@
 // Which page is shown, and that it is fresh: a look a second while somebody can see it, one at a time, and seldomer where
 // the database takes its time.
 
-import { get } from "./ask.js";
+import { get, setToken } from "./ask.js";
 import { badge } from "./dom.js";
 import { GroupPage } from "./group.js";
 import { GroupsPage } from "./groups.js";
@@ -11,6 +11,7 @@ import { visible } from "./words.js";
 const FRESH_MS = 1000;
 const main = document.getElementById("main");
 const trouble = document.getElementById("trouble");
+const who = document.getElementById("who"), accessToken = document.getElementById("access-token");
 let page = null, timer = null, turn = 0;
 
 function route(node) {
@@ -42,13 +43,14 @@ async function look(mine) {
       mark();
     }
     await page.refresh(node);
-    trouble.hidden = true;
+    trouble.hidden = who.hidden = true;
   } catch (error) {
     if (mine !== turn) return;
     // Written anew it would be read aloud anew, once a second.
     const text = visible(error.message);
     if (trouble.textContent !== text) trouble.textContent = text;
     trouble.hidden = false;
+    if (error.status === 401) who.hidden = false;
   }
 }
 
@@ -69,5 +71,11 @@ addEventListener("hashchange", () => {
   refresh().then(() => main.focus({ preventScroll: true }));
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+// A node that asks who calls: the token stays in this page's memory.
+accessToken.addEventListener("change", () => {
+  setToken(accessToken.value.trim());
+  accessToken.value = "";
+  refresh();
+});
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 refresh();

@@ -3,6 +3,9 @@
 let token = null;
 
 export const hasToken = () => token !== null;
+export const setToken = (given) => { token = isToken(given) ? given : null; };
+
+const isToken = (text) => /^[\x20-\x7e]+$/.test(text ?? "");
 
 const sent = (path, options) =>
   fetch(`/api/v1/${path}`, options).catch(() => { throw new Error("this node does not answer"); });
@@ -15,13 +18,14 @@ async function answered(response) {
 
 export async function get(path, query = {}) {
   const asked = new URLSearchParams(query).toString();
-  return answered(await sent(asked ? `${path}?${asked}` : path, { signal: AbortSignal.timeout(15000) }));
+  const headers = token === null ? {} : { Authorization: `Bearer ${token}` };
+  return answered(await sent(asked ? `${path}?${asked}` : path, { headers, signal: AbortSignal.timeout(15000) }));
 }
 
 // The token stays in this page's memory; a reload forgets it.
 export async function act(path, told, given) {
   const bearer = given || token;
-  if (!/^[\x20-\x7e]+$/.test(bearer ?? "")) {
+  if (!isToken(bearer)) {
     throw new Error(bearer ? "an admin token has ASCII characters only: this is none" : "give the admin token first");
   }
   const headers = { "Content-Type": "application/json", Authorization: `Bearer ${bearer}` };

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.overview import COLUMNS, SEEN, TABLES, build_overviews, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview
 
 _WANTED = """
  where g.deleted_at is null
+   and (%(visible)s::bigint[] is null or g.group_id = any(%(visible)s))
    and (%(search)s = '' or strpos(lower('$' || g.kind || '/' || g.name || '/' || g.filter), lower(%(search)s)) > 0)"""
 
+_NAMES = f"select g.group_id, g.name, g.filter from consumer_group g {_WANTED}"
 _TOTAL = f"select count(*) from consumer_group g {_WANTED}"
 
 _BY_ROW = f"select {COLUMNS} from {TABLES} {_WANTED} order by"
@@ -53,10 +58,15 @@ def list_group_page(
     descending: bool = False,
     limit: int = 50,
     offset: int = 0,
+    is_visible: Callable[[str, TopicFilter], bool] | None = None,
 ) -> GroupPage:
-    """Return the groups whose subscription contains `search`, upper or lower case, from number `offset` on."""
-    parameters = {"search": search, "limit": limit, "offset": offset}
+    """Return the groups whose subscription contains `search`, upper or lower case, from number `offset` on; only those
+    whose name and filter are visible (None: all)."""
+    parameters: dict[str, Any] = {"search": search, "limit": limit, "offset": offset, "visible": None}
     with snapshot_transaction(connection):
+        if is_visible is not None:
+            found = connection.execute(_NAMES, parameters).fetchall()
+            parameters["visible"] = [id for id, name, filter in found if is_visible(name, TopicFilter(filter))]
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
         statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
         rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()

@@ -1,0 +1,83 @@
+"""Keeps a node's memory of rules and tokens up to date: every two seconds, and at once where something was changed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+import psycopg
+
+from sublet_protocol.domain.errors import Conflict, SubletError
+from sublet_protocol.gate.access_cache import AccessCache
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.connect import connect
+from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_version
+
+log = logging.getLogger(__name__)
+
+READ_INTERVAL_S = 2.0
+STOP_CHECK_INTERVAL_S = 0.2
+
+
+class AccessReader:
+    """`on_change` is called, on a thread of its own, after something has changed."""
+
+    def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
+        self._url, self._on_change, self._clock = url, on_change, clock
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._reconnecting = ReconnectingConnection(self._opened, log)
+
+    def open(self) -> AccessCache:
+        """Return what there is. Raises what hinders it, `Conflict` where it is too much."""
+        with self._reconnecting as connection:
+            self._cache = AccessCache(read_access(connection), self._clock)
+        return self._cache
+
+    def start(self) -> None:
+        """Follow what changes."""
+        self._thread = threading.Thread(target=self._follow, name="sublet-access", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let go of the database."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._reconnecting.close()
+
+    def _follow(self) -> None:
+        while not self._stop.is_set():
+            try:
+                with self._reconnecting as connection:
+                    self._wait_for_change(connection)
+                    self._read(connection)
+            except Conflict as error:
+                log.warning("the rights could not be read, and none is given in a while: %s", error)
+                self._stop.wait(READ_INTERVAL_S)
+            except (SubletError, psycopg.Error) as error:
+                log.debug("the rights could not be read: %s", error)
+                self._stop.wait(STOP_CHECK_INTERVAL_S)
+
+    def _wait_for_change(self, connection: BoundedConnection) -> None:
+        until = time.monotonic() + READ_INTERVAL_S
+        while not self._stop.is_set() and time.monotonic() < until:
+            if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)):
+                return
+
+    def _read(self, connection: BoundedConnection) -> None:
+        if read_version(connection) == self._cache.version:
+            self._cache.confirm()
+        else:
+            self._cache.replace(read_access(connection))
+            self._on_change()
+        if used := self._cache.take_used():
+            note_used(connection, used)
+
+    def _opened(self) -> BoundedConnection:
+        connection = connect(self._url, application_name="sublet access", statement_timeout_s=10.0, silence_s=15.0)
+        connection.execute(f"listen {CHANNEL}")
+        return connection

@@ -1,0 +1,113 @@
+"""Which rights the commands of sessions need, and whose each agent is; where authentication is off, none."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator
+
+from sublet_leader.group.machine import GroupLeader
+from sublet_leader.node.events import MemberDenied
+from sublet_leader.node.group_event_publisher import parse_leader_query
+from sublet_protocol.domain.access.rights import ALL, Right
+from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.gate import Caller, Gate
+from sublet_protocol.messages.agent_key import agent_of
+from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
+from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
+
+
+class CallerRights:
+    """On the node's loop. `publisher` knows who has subscribed to what."""
+
+    def __init__(self, gate: Gate, publisher: NodeSideMachine) -> None:
+        self._gate, self._publisher = gate, publisher
+        self._principals: dict[str, str] = {}
+
+    def check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> bool:
+        """Return whether the message can be judged; False: the rules are too old, and its sender repeats it. Raise
+        `PermissionDenied` where the caller may not send it, or the agent is somebody else's."""
+        try:
+            self._check_message(subscriber_id, message)
+        except Unavailable:
+            return False
+        return True
+
+    def _check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+        caller = self._caller_of(subscriber_id)
+        match message:
+            case _ if caller.principal is None:
+                return
+            case LeaderWanted():
+                _check_group(caller, Right.JOIN, message.subscription)
+            case GroupEvent():
+                asked = parse_leader_query(message)
+                caller.check(Right.WATCH, asked.filter, asked.group)
+
+    def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
+        """Raise `PermissionDenied` where the caller may not subscribe to it."""
+        caller = self._caller_of(subscriber_id)
+        if caller.principal is not None:
+            caller.check_token()
+            _check_subscribe(caller, channel, key)
+
+    def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberDenied]:
+        """Yield the members that have lost the right to be one."""
+        for leader in tuple(leaders):
+            group = leader.group.subscription
+            for member in leader.members:
+                principal = self._principals.get(member.agent)
+                if principal is None:
+                    continue
+                caller = self._gate.member(principal, member.agent)
+                if not caller.may(Right.JOIN, group.filter, group.group):
+                    problem = caller.denied(Right.JOIN, group.filter, group.group)
+                    yield MemberDenied(leader.group.group_id, member.borrower_id, str(problem))
+
+    def expel_watchers(self) -> None:
+        """Let go of whoever subscribes to what it may not watch any more; it comes again, and is refused that."""
+        for subscriber_id in self._publisher.subscriber_ids:
+            principal = self._principals.get(agent_of(subscriber_id))
+            if principal is None:
+                continue
+            caller = self._gate.member(principal, agent_of(subscriber_id))
+            try:
+                for channel, key in self._publisher.subscriptions(subscriber_id):
+                    _check_subscribe(caller, channel, key)
+            except PermissionDenied:
+                self._publisher.expel(subscriber_id)
+
+    def _caller_of(self, subscriber_id: str) -> Caller:
+        """Return who calls. Its agent is its own from then on."""
+        caller = self._gate.caller()
+        agent = agent_of(subscriber_id)
+        if caller.principal is not None and self._principals.setdefault(agent, caller.principal) != caller.principal:
+            raise PermissionDenied(f"agent {agent} is not {caller.principal}'s. A new session has another agent.")
+        return caller
+
+    def forget(self, subscriber_ids: Collection[str]) -> None:
+        """These are gone."""
+        here = {agent_of(each) for each in self._publisher.subscriber_ids}
+        for agent in {agent_of(each) for each in subscriber_ids} - here:
+            self._principals.pop(agent, None)
+
+
+def _check_subscribe(caller: Caller, channel: str, key: str | None) -> None:
+    if channel == Channel.GROUP:
+        if key is None:
+            caller.check(Right.WATCH)
+        else:
+            _check_group(caller, Right.WATCH, key)
+    elif channel == Channel.STREAM and not caller.may_somewhere(Right.JOIN):
+        raise caller.denied(Right.JOIN, ALL)
+
+
+def _check_group(caller: Caller, right: Right, subscription: str) -> None:
+    try:
+        group = Subscription.parse(subscription)
+    except UsageError:
+        if right is Right.WATCH:
+            raise
+        return  # the machine denies it, and says what is wrong with it
+    caller.check(right, group.filter, group.group)

@@ -1,0 +1,149 @@
+"""Rights: which principal may do what, on which topics and groups; pure.
+
+There are only rules that allow: what no rule allows is refused. A rule is one principal, one right, one filter, and for
+rights on groups a pattern of their names. What is asked has to be covered by one rule: several do not add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.topics import TopicFilter, check_characters, text_error
+
+MAX_PRINCIPAL_CHARACTERS = 255
+ANYBODY = "*"
+"""As a principal: whoever is known. As a pattern of groups: any group."""
+
+
+class Right(StrEnum):
+    """What a rule allows."""
+
+    PUBLISH = "publish"  # append to the topics of the filter
+    READ = "read"  # read what is stored, without a group
+    JOIN = "join"  # be a member of a group, and read what it is granted
+    WATCH = "watch"  # see a group, its lag and its history
+    OPERATE = "operate"  # change a group; includes watch
+
+    @property
+    def is_on_groups(self) -> bool:
+        """Whether the group's name matters."""
+        return self not in (Right.PUBLISH, Right.READ)
+
+    @property
+    def included_in(self) -> tuple[Right, ...]:
+        """The rights that allow this one."""
+        return (Right.WATCH, Right.OPERATE) if self is Right.WATCH else (self,)
+
+
+ALL = TopicFilter("#")
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRule:
+    """Allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for any.
+
+    Raises `UsageError`.
+    """
+
+    principal: str
+    right: Right
+    filter: TopicFilter
+    group: str = ANYBODY
+
+    def __post_init__(self) -> None:
+        check_principal(self.principal, may_be_anybody=True)
+        _check_group_pattern(self.right, self.group)
+
+    def allows(self, filter: TopicFilter, group: str | None) -> bool:
+        """Whether the rule covers all that the filter matches, in this group (None: in all groups)."""
+        return self._is_for_group(group) and self.filter.covers(filter)
+
+    def _is_for_group(self, group: str | None) -> bool:
+        if self.group == ANYBODY or not self.right.is_on_groups:
+            return True
+        if group is None:
+            return False
+        return group.startswith(self.group[:-1]) if self.group.endswith("*") else group == self.group
+
+    def __str__(self) -> str:
+        group = "" if self.group == ANYBODY else f" --group {self.group}"
+        return f"{self.principal} {self.right} {self.filter}{group}"
+
+
+class Rights:
+    """All rules, by whom and what they are for."""
+
+    def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
+        self._rules: dict[tuple[str, Right], list[AccessRule]] = {}
+        for rule in rules:
+            self._rules.setdefault((rule.principal, rule.right), []).append(rule)
+
+    def find_rule(
+        self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
+    ) -> AccessRule | None:
+        """Return the rule that allows it; None: it is refused. `group`: of rights on groups; None: of all groups."""
+        for each in right.included_in:
+            for whose in (principal, ANYBODY):
+                for rule in self._rules.get((whose, each), ()):
+                    if rule.allows(filter, group):
+                        return rule
+        return None
+
+    def has_right(self, principal: str, right: Right) -> bool:
+        """Whether any rule gives the principal this right, on whatever."""
+        return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
+
+
+@dataclass(frozen=True, slots=True)
+class ValidToken:
+    """A token that was valid when it was read, for `remaining_s` from then on."""
+
+    digest: bytes
+    principal: str
+    remaining_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AccessSnapshot:
+    """All rules and valid tokens (by id) of one moment. `version`: of the changes that it has all of."""
+
+    version: int
+    rights: Rights
+    tokens: Mapping[str, ValidToken]
+
+
+def parse_right(text: str) -> Right:
+    """Return the right of that name. Raises `UsageError`."""
+    try:
+        return Right(text)
+    except ValueError:
+        rule = f"a right is one of {', '.join(Right)}"
+        raise text_error(UsageError, "right", text, rule, "Write one of them") from None
+
+
+def check_principal(text: str, *, may_be_anybody: bool = False) -> str:
+    """Return the text if it names a principal. Raises `UsageError`."""
+    if may_be_anybody and text == ANYBODY:
+        return text
+    check_characters(UsageError, "principal", text)
+    if not 0 < len(text) <= MAX_PRINCIPAL_CHARACTERS or not text.isprintable() or " " in text:
+        rule = f"a principal has 1 to {MAX_PRINCIPAL_CHARACTERS} printable characters without blanks"
+        raise text_error(UsageError, "principal", text, rule, "Write user:NAME, such as user:etl")
+    if ANYBODY in text or (":" not in text and "." not in text) or text == "user:":
+        rule = "a principal is user:NAME, or the URI or DNS name of a certificate"
+        raise text_error(UsageError, "principal", text, rule, f"Write user:{text.strip('*:') or 'NAME'}")
+    return text
+
+
+def _check_group_pattern(right: Right, group: str) -> None:
+    if not right.is_on_groups and group != ANYBODY:
+        rule = f"the right {right} is on topics, whatever the group"
+        raise text_error(UsageError, "group", group, rule, "Leave --group out")
+    name = group.removesuffix("*")
+    if not group or ANYBODY in name or any(character in name for character in "/+#"):
+        rule = "a rule is for the group of that name, for those that begin like team-*, or for all: *"
+        raise text_error(UsageError, "group", group, rule, "Write one of these")
+    check_characters(UsageError, "group", group)

@@ -1,0 +1,74 @@
+"""A node's memory of all rules and tokens, by which it decides for a while also without the database."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable
+
+from sublet_protocol.domain.access.rights import ALL, AccessRule, AccessSnapshot, Right
+from sublet_protocol.domain.access.token import digest_of, token_id_of
+from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.topics import TopicFilter
+
+MAX_AGE_S = 60.0
+"""So old it may be where the database is away: then it allows nothing any more."""
+
+
+class AccessCache:
+    """Thread-safe: `replace` and `confirm` are called by whoever reads the tables. `clock` is in seconds."""
+
+    def __init__(self, snapshot: AccessSnapshot, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._used: set[str] = set()
+        self.replace(snapshot)
+
+    def replace(self, snapshot: AccessSnapshot) -> None:
+        """Decide by this snapshot, which was read just now."""
+        self._state = snapshot, self._clock()
+        self._confirmed_at = self._clock()
+
+    def confirm(self) -> None:
+        """Note that nothing has changed by now."""
+        self._confirmed_at = self._clock()
+
+    @property
+    def version(self) -> int:
+        """Of the snapshot in use."""
+        return self._state[0].version
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is too old to allow anything."""
+        return self._clock() - self._confirmed_at > MAX_AGE_S
+
+    def authenticate(self, token: str) -> str | None:
+        """Return whose token it is; None for one that is unknown, wrong, expired or revoked."""
+        snapshot, read_at = self._state
+        token_id = token_id_of(token)
+        found = None if token_id is None else snapshot.tokens.get(token_id)
+        if token_id is None or found is None or not hmac.compare_digest(found.digest, digest_of(token)):
+            return None
+        if self._clock() - read_at >= found.remaining_s:
+            return None
+        self._used.add(token_id)
+        return found.principal
+
+    def find_rule(
+        self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
+    ) -> AccessRule | None:
+        """See `Rights.find_rule`. Raises `Unavailable` where the rules are too old."""
+        if self.is_stale:
+            raise Unavailable(
+                f"this node has not been able to read the rights for {MAX_AGE_S:g} s, and grants none until it has. "
+                "Try again when the database is back."
+            )
+        return self._state[0].rights.find_rule(principal, right, filter, group)
+
+    def has_right(self, principal: str, right: Right) -> bool:
+        """Whether there is a rule with this right for the principal, on whatever; however old the rules are."""
+        return self._state[0].rights.has_right(principal, right)
+
+    def take_used(self) -> set[str]:
+        """Return the ids of the tokens that were used since the last call."""
+        used, self._used = self._used, set()
+        return used

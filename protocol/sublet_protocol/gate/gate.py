@@ -1,0 +1,116 @@
+"""Decides who calls, and whether it may. Where authentication is off, anybody may do anything."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+from sublet_protocol.domain.access.rights import ALL, Right
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.access_cache import AccessCache
+from sublet_protocol.gate.audit import RefusalLog
+
+UNKNOWN = (
+    "the caller is not known: its access token is missing, or none that counts. Give one that has not expired in "
+    "SUBLET_TOKEN, or in the file that SUBLET_TOKEN_FILE names; `sublet access token` makes one."
+)
+"""The same for every reason."""
+
+
+@dataclass(slots=True)
+class Caller:
+    """Whoever made one call. `principal` None: authentication is off. `is_checked`: a right was asked for.
+
+    Calls live long: each `check` asks whether the token still counts, too."""
+
+    principal: str | None
+    address: str
+    action: str
+    _access: AccessCache | None = field(repr=False)
+    _refusals: RefusalLog = field(repr=False)
+    _token: str | None = field(default=None, repr=False)
+    is_checked: bool = False
+
+    def may(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> bool:
+        """Whether a rule allows it; `group` None: in all groups. Raises `Unavailable`."""
+        self.is_checked = True
+        if self._access is None:
+            return True
+        return self.principal is not None and (self._access.find_rule(self.principal, right, filter, group) is not None)
+
+    def may_somewhere(self, right: Right) -> bool:
+        """Whether a rule allows it on whatever, however old the rules are."""
+        if self._access is None:
+            return True
+        return self.principal is not None and self._access.has_right(self.principal, right)
+
+    def check(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> None:
+        """Raise `PermissionDenied` unless a rule allows it, whether or not there is such a thing; `Unauthenticated`
+        where the caller's token counts no more."""
+        self.check_token()
+        if not self.may(right, filter, group):
+            raise self.denied(right, filter, group)
+
+    def check_token(self) -> None:
+        """Note that a right was asked for, of none of which there was an object; raise `Unauthenticated` as above."""
+        self.is_checked = True
+        if (
+            self._access is not None
+            and self._token is not None
+            and self._access.authenticate(self._token) != self.principal
+        ):
+            raise Unauthenticated(UNKNOWN)
+
+    def denied(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
+        """Note a refusal in the audit log, and return its error."""
+        where = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
+        option = f" --group {group}" if right.is_on_groups and group is not None else ""
+        self._refusals.record(self.principal, self.address, self.action, f"{right} {filter}{where}")
+        shown = str(filter)[:200]
+        return PermissionDenied(
+            f"{self.principal} has no right to {right} {shown!r}{where}: no rule allows it. An operator gives it with "
+            f"`sublet access allow {self.principal} {right} '{shown}'{option}`."
+        )
+
+
+_caller: ContextVar[Caller] = ContextVar("sublet_caller")
+
+
+class Gate:
+    """`access`: the rules and tokens; None: authentication is off."""
+
+    def __init__(self, access: AccessCache | None = None) -> None:
+        self.access, self._refusals = access, RefusalLog()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether callers have to prove who they are."""
+        return self.access is not None
+
+    def identify(self, authorization: str | None, address: str, action: str) -> Caller:
+        """Return who calls, by the value of a header `Authorization`. Raises `Unauthenticated`."""
+        if self.access is None:
+            return self._anybody(address, action)
+        scheme, _, token = (authorization or "").partition(" ")
+        token = token.strip()
+        principal = self.access.authenticate(token) if scheme.lower() == "bearer" else None
+        if principal is None:
+            self._refusals.record(None, address, action, "unknown caller")
+            raise Unauthenticated(UNKNOWN)
+        return Caller(principal, address, action, self.access, self._refusals, token)
+
+    def enter(self, caller: Caller) -> None:
+        """Make it the caller of what is done in this context from now on."""
+        _caller.set(caller)
+
+    def caller(self) -> Caller:
+        """Return who made the present call. Raises `LookupError` where authentication is on and nobody was let in."""
+        return self._anybody("", "") if self.access is None else _caller.get()
+
+    def member(self, principal: str, agent: str) -> Caller:
+        """Return a caller that was let in before, to ask for its rights again."""
+        return Caller(principal, agent, "stay a member", self.access, self._refusals)
+
+    def _anybody(self, address: str, action: str) -> Caller:
+        return Caller(None, address, action, None, self._refusals)

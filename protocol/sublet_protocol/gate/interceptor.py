@@ -1,0 +1,82 @@
+"""Puts a gate before every method of a gRPC server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.gate.gate import Caller, Gate
+from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
+
+log = logging.getLogger(__name__)
+
+NO_SUCH_METHOD = "there is no method of that name here that anybody may call."
+NOT_CHECKED = "the node failed at this request; its log says why"
+
+
+class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused, whoever calls."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+
+    async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
+        """Return the method's handler behind the gate."""
+        method = handler_call_details.method
+        needed, handler = RPC_RIGHTS.get(method), await continuation(handler_call_details)
+        if handler is None and not self._gate.is_on:
+            return None  # gRPC answers that there is no such method
+        if handler is None or needed is None:
+            return grpc.unary_unary_rpc_method_handler(_refuse_method)
+        return handler if needed.is_open else self._behind_gate(handler, method, needed)
+
+    def _behind_gate(self, handler: Any, method: str, needed: RpcRight) -> Any:
+        streams_in, streams_out = handler.request_streaming, handler.response_streaming
+        kinds = {
+            (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
+            (False, True): (handler.unary_stream, grpc.unary_stream_rpc_method_handler),
+            (True, False): (handler.stream_unary, grpc.stream_unary_rpc_method_handler),
+            (True, True): (handler.stream_stream, grpc.stream_stream_rpc_method_handler),
+        }
+        inner, make = kinds[streams_in, streams_out]
+
+        async def call(request: Any, context: Any) -> Any:
+            caller = await self._let_in(context, method)
+            answer = inner(request, context)
+            if hasattr(answer, "__aiter__"):
+                async for page in answer:
+                    await context.write(page)
+                return None
+            reply = await answer
+            await _check_was_asked(caller, needed, context)
+            return reply
+
+        return make(call, handler.request_deserializer, handler.response_serializer)
+
+    async def _let_in(self, context: Any, method: str) -> Caller:
+        authorization = next(
+            (value for key, value in context.invocation_metadata() or () if key == "authorization"), None
+        )
+        try:
+            caller = self._gate.identify(authorization, context.peer(), method.rpartition("/")[2])
+        except Unauthenticated as error:
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise AssertionError("abort raises") from None
+        self._gate.enter(caller)
+        return caller
+
+
+async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> None:
+    """A method that has not asked for the right in its row is broken, and its reply is kept back."""
+    if needed.right is not None and caller.principal is not None and not caller.is_checked:
+        log.error("%s did not ask for the right to %s", caller.action, needed.right)
+        await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)
+
+
+async def _refuse_method(request: Any, context: Any) -> None:
+    await context.abort(grpc.StatusCode.PERMISSION_DENIED, NO_SUCH_METHOD)

@@ -1,0 +1,71 @@
+"""Rules of who may do what, in the table `access`; every change is in `access_history`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.clock import WHO
+
+MAX_ROWS = 100_000
+"""Of rules, and of tokens: each node has all of them in memory."""
+
+_FULL = "select count(*) >= %s from (select from {} limit %s) as found"
+
+_ALLOW = f"""
+insert into access (principal, may, filter, group_name, granted_by) values (%s, %s, %s, %s, {WHO})
+on conflict do nothing returning true"""
+_REVOKE = "delete from access where (principal, may, filter, group_name) = (%s, %s, %s, %s) returning true"
+_LIST = """
+select principal, may, filter, group_name, granted_by, granted_at from access
+ where %(principal)s::text is null or principal in (%(principal)s, '*') order by 1, 2, 3, 4 limit %(limit)s"""
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedRule:
+    """A rule, and who gave it when."""
+
+    rule: AccessRule
+    granted_by: str
+    granted_at: datetime
+
+
+def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
+    """Add a rule; False if it is there already. Raises `Conflict` where there are too many."""
+    check_room(conn, "access")
+    return conn.execute(_ALLOW, _values(rule)).fetchone() is not None
+
+
+def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
+    """Take a rule away. Raises `NotFound` where there is none like that."""
+    if conn.execute(_REVOKE, _values(rule)).fetchone() is None:
+        raise NotFound(
+            f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
+            f"`sublet access list {rule.principal}` shows those that there are."
+        )
+
+
+def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[GrantedRule]:
+    """Return all rules, or those for this principal, with those for everybody."""
+    rows = conn.execute(_LIST, {"principal": principal, "limit": MAX_ROWS + 1}).fetchall()
+    return [GrantedRule(AccessRule(w, Right(m), TopicFilter(f), g), by, at) for w, m, f, g, by, at in rows]
+
+
+def check_room(conn: psycopg.Connection[Any], table: str) -> None:
+    """Raise `Conflict` where the table has as many rows as nodes read."""
+    (row,) = conn.execute(_FULL.format(table), (MAX_ROWS, MAX_ROWS)).fetchall()
+    if row[0]:
+        raise Conflict(
+            f"table {table} has {MAX_ROWS} rows, which is the limit: every node has them all in memory. Delete some "
+            "first; a rule for a wider filter does the work of many, and tokens that are over are of no use."
+        )
+
+
+def _values(rule: AccessRule) -> tuple[str, str, str, str]:
+    return rule.principal, rule.right, rule.filter.text, rule.group

@@ -1,0 +1,62 @@
+"""All rules and valid tokens as one moment has them, for a node's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.access.rights import AccessSnapshot, Rights, ValidToken
+from sublet_protocol.domain.errors import Conflict
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
+
+CHANNEL = "sublet_access"
+"""Which NOTIFY says that something has changed, with the schema."""
+
+_VERSION = "select coalesce(max(number), 0) from access_history"
+_TOKENS = """
+select token_id, digest, principal, extract(epoch from expires_at - clock_timestamp())::float8 from token
+ where revoked_at is null and expires_at > clock_timestamp() limit %s"""
+_GROUPS = """
+select l.stream_id, g.name, g.filter from lending l join consumer_group g using (group_id)
+ where l.stream_id = any(%s::bigint[]) and g.deleted_at is null"""
+_USED = """
+update token set last_used = current_date
+ where token_id = any(%s) and last_used is distinct from current_date"""
+
+
+def read_version(conn: psycopg.Connection[Any]) -> int:
+    """Return what changes with every change of rules and tokens."""
+    ((version,),) = conn.execute(_VERSION).fetchall()
+    return int(version)
+
+
+def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
+    """Return all of it. Raises `Conflict` where it is more than a node takes into memory."""
+    version = read_version(conn)  # first: what is changed meanwhile is read again
+    rules = [each.rule for each in list_rules(conn)]
+    tokens = conn.execute(_TOKENS, (MAX_ROWS + 1,)).fetchall()
+    for table, rows in (("access", rules), ("token", tokens)):
+        if len(rows) > MAX_ROWS:
+            raise Conflict(
+                f"table {table} has more than {MAX_ROWS} rows, which is the limit: a node has them all in memory. "
+                "Delete some with `sublet access`."
+            )
+    return AccessSnapshot(version, Rights(rules), {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens})
+
+
+def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
+    """Write that these tokens were used today."""
+    conn.execute(_USED, (list(token_ids),))
+
+
+def groups_of_streams(
+    conn: psycopg.Connection[Any], stream_ids: Iterable[int]
+) -> dict[int, list[tuple[str, TopicFilter]]]:
+    """Return {stream: name and filter of each group that reads it}."""
+    found: dict[int, list[tuple[str, TopicFilter]]] = {}
+    for stream_id, name, filter in conn.execute(_GROUPS, (list(stream_ids),)).fetchall():
+        found.setdefault(stream_id, []).append((name, TopicFilter(filter)))
+    return found

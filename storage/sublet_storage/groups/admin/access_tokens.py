@@ -1,0 +1,78 @@
+"""Access tokens in the table `token`: their hashes, whose they are, and how long they are valid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.access.token import NewToken
+from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_storage.db.clock import WHO
+from sublet_storage.groups.admin.access_rules import check_room
+
+MAX_VALID = 2
+"""Tokens of one principal that are valid at a time: enough to replace one without a gap."""
+
+_LIVE = "revoked_at is null and expires_at > clock_timestamp()"
+_COUNT = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
+_MAKE = f"""
+insert into token (token_id, digest, principal, made_by, expires_at, note)
+values (%s, %s, %s, {WHO}, clock_timestamp() + make_interval(secs => %s), %s) returning expires_at"""
+_REVOKE = "update token set revoked_at = clock_timestamp() where token_id = %s and revoked_at is null returning true"
+_FIND = "select true from token where token_id = %s"
+_LIST = f"""
+select token_id, principal, made_by, made_at, expires_at, revoked_at, last_used, note, {_LIVE}
+  from token order by principal, made_at"""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """What is shown of a token: never its hash."""
+
+    token_id: str
+    principal: str
+    made_by: str
+    made_at: datetime
+    expires_at: datetime
+    revoked_at: datetime | None
+    last_used: Any
+    note: str
+    is_valid: bool
+
+
+def make_token(
+    conn: psycopg.Connection[Any], principal: str, lifetime_s: float, note: str = ""
+) -> tuple[NewToken, datetime]:
+    """Return a token that nobody has seen yet, and when it expires. Raises `Conflict` where the principal has two."""
+    with conn.transaction():
+        conn.execute("lock table token in share row exclusive mode")  # of two callers one is the second
+        check_room(conn, "token")
+        valid = [row[0] for row in conn.execute(_COUNT, (principal,)).fetchall()]
+        if len(valid) >= MAX_VALID:
+            raise Conflict(
+                f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and {MAX_VALID} are the limit: one "
+                f"in use and one to replace it. Revoke the older one first: `sublet access revoke-token {valid[0]}`."
+            )
+        new = NewToken.draw()
+        ((expires_at,),) = conn.execute(_MAKE, (new.token_id, new.digest, principal, lifetime_s, note)).fetchall()
+    return new, expires_at
+
+
+def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
+    """Let a token count no more; False if it was revoked before. Raises `NotFound`."""
+    if conn.execute(_REVOKE, (token_id,)).fetchone() is not None:
+        return True
+    if conn.execute(_FIND, (token_id,)).fetchone() is None:
+        raise NotFound(
+            f"token {token_id!r:.100}: there is none of that id, which is the 8 characters behind sub_. "
+            "`sublet access tokens` shows all."
+        )
+    return False
+
+
+def list_tokens(conn: psycopg.Connection[Any]) -> list[TokenEntry]:
+    """Return all tokens, by principal."""
+    return [TokenEntry(*row) for row in conn.execute(_LIST).fetchall()]

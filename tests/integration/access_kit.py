@@ -1,0 +1,43 @@
+"""Principals with their tokens and rights, for tests of nodes that ask who calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.groups.admin.access_rules import allow, revoke
+from sublet_storage.groups.admin.access_tokens import make_token, revoke_token
+
+DAY_S = 86_400.0
+
+
+def rule(principal: str, right: Right, filter: str, group: str = "*") -> AccessRule:
+    return AccessRule(principal, right, TopicFilter(filter), group)
+
+
+def token_of(conn: psycopg.Connection[Any], principal: str) -> str:
+    """A new token of the principal."""
+    return make_token(conn, principal, DAY_S)[0].token.reveal()
+
+
+def expired_token(conn: psycopg.Connection[Any], principal: str) -> str:
+    token = token_of(conn, principal)
+    conn.execute("update token set expires_at = clock_timestamp() where token_id = %s", (token[4:12],))
+    return token
+
+
+def revoked_token(conn: psycopg.Connection[Any], principal: str) -> str:
+    token = token_of(conn, principal)
+    revoke_token(conn, token[4:12])
+    return token
+
+
+def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
+    """What goes with a call."""
+    return () if token is None else (("authorization", f"Bearer {token}"),)
+
+
+__all__ = ["allow", "bearer", "expired_token", "revoke", "revoked_token", "rule", "token_of"]

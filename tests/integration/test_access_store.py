@@ -1,0 +1,140 @@
+"""Rules and tokens in Postgres: what is stored, counted, refused and noted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.access.token import digest_of
+from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import access_rules
+from sublet_storage.groups.admin.access_rules import allow, list_rules, revoke
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_version
+from sublet_storage.groups.admin.access_tokens import list_tokens, make_token, revoke_token
+
+RULE = AccessRule("user:etl", Right.JOIN, TopicFilter("orders/#"), "team-*")
+YEAR_S = 365 * 86400.0
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+def history(conn: psycopg.Connection[Any]) -> list[tuple[str, ...]]:
+    return conn.execute("select event, principal, object from access_history order by number").fetchall()
+
+
+def test_rules_are_given_listed_and_taken_away(conn: psycopg.Connection[Any]) -> None:
+    assert allow(conn, RULE)
+    assert not allow(conn, RULE)
+    everybody = AccessRule("*", Right.READ, TopicFilter("public/#"))
+    allow(conn, everybody)
+    allow(conn, AccessRule("user:other", Right.WATCH, TopicFilter("#")))
+    assert [each.rule for each in list_rules(conn, "user:etl")] == [everybody, RULE]
+    assert len(list_rules(conn)) == 3
+    assert list_rules(conn)[0].granted_by.startswith("database user ")
+    revoke(conn, RULE)
+    with pytest.raises(NotFound, match="sublet access list user:etl"):
+        revoke(conn, RULE)
+    assert [each.rule for each in list_rules(conn, "user:etl")] == [everybody]
+    assert [event for event, _, _ in history(conn)] == ["allow", "allow", "allow", "revoke"]
+    assert history(conn)[0] == ("allow", "user:etl", "join orders/# team-*")
+
+
+def test_a_token_is_stored_as_its_hash(conn: psycopg.Connection[Any]) -> None:
+    new, expires_at = make_token(conn, "user:etl", YEAR_S, "for the night")
+    ((row,),) = conn.execute("select to_jsonb(token)::text from token").fetchall()
+    assert new.token.reveal() not in row
+    assert new.token.reveal()[13:] not in row
+    ((stored,),) = conn.execute("select digest from token").fetchall()
+    assert bytes(stored) == digest_of(new.token.reveal())
+    (entry,) = list_tokens(conn)
+    assert (entry.token_id, entry.principal, entry.note) == (new.token_id, "user:etl", "for the night")
+    assert (entry.is_valid, entry.expires_at, entry.last_used) == (True, expires_at, None)
+    assert history(conn) == [("token", "user:etl", new.token_id)]
+
+
+def test_two_tokens_are_valid_at_a_time(conn: psycopg.Connection[Any]) -> None:
+    first, _ = make_token(conn, "user:etl", YEAR_S)
+    second, _ = make_token(conn, "user:etl", YEAR_S)
+    make_token(conn, "user:other", YEAR_S)
+    with pytest.raises(Conflict, match=f"revoke-token {first.token_id}"):
+        make_token(conn, "user:etl", YEAR_S)
+    assert revoke_token(conn, first.token_id)
+    assert not revoke_token(conn, first.token_id)
+    third, _ = make_token(conn, "user:etl", YEAR_S)
+    assert {name for name, each in read_access(conn).tokens.items() if each.principal == "user:etl"} == {
+        second.token_id,
+        third.token_id,
+    }
+    with pytest.raises(NotFound, match="sublet access tokens"):
+        revoke_token(conn, "aaaaaaaa")
+
+
+def test_of_many_at_once_two_get_a_token(database: str) -> None:
+    def make(_: int) -> bool:
+        with connect(database) as connection:
+            try:
+                make_token(connection, "user:etl", YEAR_S)
+            except Conflict:
+                return False
+        return True
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(make, range(6))) == [False] * 4 + [True] * 2
+
+
+def test_an_expired_token_is_not_valid(conn: psycopg.Connection[Any]) -> None:
+    new, _ = make_token(conn, "user:etl", YEAR_S)
+    conn.execute("update token set expires_at = clock_timestamp()")
+    assert new.token_id not in read_access(conn).tokens
+    assert not list_tokens(conn)[0].is_valid
+    make_token(conn, "user:etl", YEAR_S)
+    make_token(conn, "user:etl", YEAR_S)
+
+
+def test_every_change_has_a_number_and_a_notice(database: str, conn: psycopg.Connection[Any]) -> None:
+    with connect(database) as listening:
+        listening.execute(f"listen {CHANNEL}")
+        before = read_version(conn)
+        allow(conn, RULE)
+        new, _ = make_token(conn, "user:etl", YEAR_S)
+        assert read_version(conn) == before + 2
+        note_used(conn, [new.token_id])
+        assert read_version(conn) == before + 2, "that it was used is no change"
+        assert list_tokens(conn)[0].last_used is not None
+        conn.execute("delete from access")
+        revoke_token(conn, new.token_id)
+        assert read_version(conn) == before + 4
+        assert [each.payload for each in listening.notifies(timeout=30, stop_after=4)] == ["sublet"] * 4
+
+
+def test_changes_become_visible_in_their_order(database: str, conn: psycopg.Connection[Any]) -> None:
+    """Else a node that has read the later one would never read the earlier one."""
+    with connect(database, autocommit=False) as first:
+        allow(first, RULE)
+        conn.execute("set lock_timeout = '100ms'")
+        with pytest.raises(psycopg.errors.LockNotAvailable):
+            allow(conn, AccessRule("user:b", Right.READ, TopicFilter("#")))
+        first.commit()
+    assert len(list_rules(conn)) == 1
+
+
+def test_rules_and_tokens_are_bounded(conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_rules, "MAX_ROWS", 2)
+    for name in ("a", "b"):
+        allow(conn, AccessRule(f"user:{name}", Right.READ, TopicFilter("#")))
+        make_token(conn, f"user:{name}", YEAR_S)
+    with pytest.raises(Conflict, match="table access has 2 rows, which is the limit"):
+        allow(conn, AccessRule("user:c", Right.READ, TopicFilter("#")))
+    with pytest.raises(Conflict, match="table token has 2 rows, which is the limit"):
+        make_token(conn, "user:c", YEAR_S)

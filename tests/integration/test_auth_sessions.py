@@ -1,0 +1,212 @@
+"""Sessions, feeds and watchers at nodes that ask who calls: rights are given and taken away while they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+
+from sublet import Session
+from sublet_borrower.node_client.feed import Feed
+from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, NodeUnreachable
+from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.access_tokens import revoke_token
+from sublet_storage.producer import Publisher
+from sublet_storage.spaces.space_changes import reshard
+from tests.integration.access_kit import allow, bearer, revoke, rule, token_of
+from tests.integration.feed_kit import stub
+from tests.kit import eventually
+from tests.kit_nodes import SPEED, Fleet
+
+pytestmark = pytest.mark.conforms("X1")
+
+GROUP = "$share/billing/orders/#"
+WAIT_S = 40.0
+FAST = BorrowerSettings().scaled(SPEED)
+JOIN = rule("user:spark", Right.JOIN, "orders/#", "billing")
+READ, PUBLISH = rule("user:spark", Right.READ, "orders/#"), rule("user:spark", Right.PUBLISH, "orders/#")
+WATCH = rule("user:spark", Right.WATCH, "orders/#", "b*")
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        reshard(connection, "default", 2)
+        yield connection
+
+
+@pytest.fixture
+def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    """By user, given with their rights before the node starts, so that it knows them."""
+    elsewhere = rule("user:spark", Right.JOIN, "bills/#")
+    for each in (JOIN, READ, PUBLISH, WATCH, elsewhere, rule("user:third", Right.JOIN, "#")):
+        allow(conn, each)
+    return {name: token_of(conn, f"user:{name}") for name in ("spark", "other", "third")}
+
+
+@pytest.fixture
+def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
+    """Of a node that asks who calls."""
+    empty_fleet.extra = {"SUBLET_AUTH": "required"}
+    empty_fleet.serve("n1")
+    ((found,),) = conn.execute("select address from node").fetchall()
+    return str(found)
+
+
+def is_known(address: str, token: str) -> bool:
+    """Whether the node takes the token by now."""
+    with stub(address) as feed:
+        call = feed.Heads.future(pb.HeadsRequest(protocol_version=PROTOCOL_VERSION), metadata=bearer(token))
+        return call.code() is not grpc.StatusCode.UNAUTHENTICATED
+
+
+def publish(url: str, count: int) -> None:
+    with Publisher(url) as publisher:
+        for number in range(count):
+            publisher.publish("orders/eu", b"%d" % number, key=b"%d" % number)
+
+
+def polled(session: Session) -> int:
+    batch = session.poll(0.2)
+    return 0 if batch is None else len(batch)
+
+
+def poll_to_the_end(session: Session) -> str:
+    """Why it ended."""
+    with pytest.raises(SubscriptionEnded) as ended:
+        eventually(lambda: polled(session) < 0, WAIT_S)
+    return f"{ended.value.reason}: {ended.value}"
+
+
+def test_a_token_that_was_used_has_a_day(conn: psycopg.Connection[Any], address: str, tokens: dict[str, str]) -> None:
+    assert is_known(address, tokens["spark"])
+    used = "select token_id from token where last_used is not null"
+    eventually(lambda: conn.execute(used).fetchall() == [(tokens["spark"][4:12],)], WAIT_S)
+
+
+@pytest.mark.parametrize("transport", ["database", "nodes"])
+def test_a_member_with_the_right_consumes(
+    database: str,
+    conn: psycopg.Connection[Any],
+    address: str,
+    tokens: dict[str, str],
+    transport: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publish(database, 100)
+    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+    where = {"nodes": [address]} if transport == "nodes" else {"url": database}
+    with Session(GROUP, **where, transport=transport, name="s", starting_position="earliest", settings=FAST) as session:
+        found = 0
+
+        def all_came() -> bool:
+            nonlocal found
+            found += polled(session)
+            return found == 100
+
+        eventually(all_came, WAIT_S)
+
+
+def test_a_session_without_the_right_is_denied(
+    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Session(GROUP, database, settings=FAST) as session:
+        assert "denied: " in (why := poll_to_the_end(session))
+        assert "SUBLET_TOKEN" in why
+    monkeypatch.setenv("SUBLET_TOKEN", tokens["other"])
+    with Session(GROUP, database, settings=FAST) as session:
+        assert "user:other has no right to join 'orders/#' in group 'billing'" in poll_to_the_end(session)
+    assert conn.execute("select count(*) from consumer_group").fetchone() == (0,), "nor is the group made"
+
+
+def test_a_member_that_loses_its_right_is_denied(
+    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And another gets its streams."""
+    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+    with Session(GROUP, database, name="one", settings=FAST) as session:
+        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+        monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
+        revoke(conn, JOIN)
+        assert "denied" in (why := poll_to_the_end(session))
+        assert "user:spark has no right to join" in why
+    with Session(GROUP, database, settings=FAST) as session:
+        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+
+
+def test_a_revoked_token_ends_its_session(
+    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tokens["spark"]
+    monkeypatch.setenv("SUBLET_TOKEN", token)
+    with Session(GROUP, database, settings=FAST) as session:
+        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+        revoke_token(conn, token[4:12])
+        assert "denied" in poll_to_the_end(session)
+
+
+def test_a_token_is_replaced_while_its_bearer_runs(
+    database: str,
+    conn: psycopg.Connection[Any],
+    address: str,
+    tokens: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "token"
+    file.write_text(tokens["spark"])
+    file.chmod(0o600)
+    monkeypatch.setenv("SUBLET_TOKEN_FILE", str(file))
+    second = token_of(conn, "user:spark")
+    eventually(lambda: is_known(address, second), WAIT_S)
+    with Session(GROUP, database, settings=FAST) as session:
+        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+        grants = conn.execute("select grant_id from lending order by 1").fetchall()
+        file.write_text(second)
+        revoke_token(conn, tokens["spark"][4:12])
+        eventually(lambda: not is_known(address, tokens["spark"]), WAIT_S)
+        publish(database, 10)
+        eventually(lambda: polled(session) > 0, WAIT_S)
+        assert conn.execute("select grant_id from lending order by 1").fetchall() == grants, "it was not let go"
+
+
+def test_a_feed_follows_until_its_right_is_revoked(
+    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token = tokens["spark"]
+    monkeypatch.setenv("SUBLET_TOKEN", token)
+    with Feed(address) as feed, feed.follow("orders/+", "earliest") as reader:
+        feed.publish("orders/eu", b"1").result()
+        assert reader.read(WAIT_S) is not None
+        revoke(conn, READ)
+        publish(database, 1)
+
+        with pytest.raises(PermissionDenied, match="user:spark has no right to read"):
+            eventually(lambda: reader.read(5.0) is None, WAIT_S)
+    monkeypatch.setenv("SUBLET_TOKEN", token[:-1] + ("A" if token[-1] != "A" else "B"))
+    with pytest.raises(Unauthenticated, match="sublet access token"), Feed(address) as feed:
+        feed.publish("orders/eu", b"1").result()
+
+
+def test_a_watcher_that_loses_its_right_sees_no_more(
+    conn: psycopg.Connection[Any], address: str, tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+
+    def next_kind(watch: GroupEventWatcher) -> type:
+        return type(watch.next_event(5.0))
+
+    with GroupEventWatcher(GROUP) as watch:
+        watch.set_nodes([address])
+        eventually(lambda: next_kind(watch) is LeaderInfo, WAIT_S)
+        revoke(conn, WATCH)
+        eventually(lambda: next_kind(watch) is NodeUnreachable, WAIT_S)

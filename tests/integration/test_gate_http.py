@@ -1,0 +1,192 @@
+"""Every route of the HTTP port of a node that asks who calls, with and without tokens and rights."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from sublet_leader.http import app
+from sublet_leader.http.app import HttpPort
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.gate import Gate
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions
+from tests.integration.access_kit import allow, expired_token, revoked_token, rule, token_of
+from tests.integration.cli_kit import Shell
+from tests.integration.http_kit import Answer, Http
+from tests.kit_nodes import Fleet
+
+pytestmark = pytest.mark.conforms("X1")
+
+GROUP, HIDDEN = "$share/billing/orders/#", "$share/other/orders/#"
+ON_GROUP = {"subscription": GROUP}
+NAMED = "?subscription=$share/billing/orders/%23"
+OPEN, KNOWN, SOME, ALL = "anybody", "its group", "some group", "all groups"
+
+GETS = {
+    "/": ("/", OPEN),
+    "/static/{name}": ("/static/app.js", OPEN),
+    "/healthz": ("/healthz", OPEN),
+    "/readyz": ("/readyz", OPEN),
+    "/readyz/{name}": ("/readyz/loop", OPEN),
+    "/metrics": ("/metrics", ALL),
+    "/api/v1/node": ("/api/v1/node", SOME),
+    "/api/v1/nodes": ("/api/v1/nodes", ALL),
+    "/api/v1/groups": ("/api/v1/groups", KNOWN),
+    "/api/v1/group": (f"/api/v1/group{NAMED}", KNOWN),
+    "/api/v1/group/history": (f"/api/v1/group/history{NAMED}", KNOWN),
+}
+POSTS: dict[str, tuple[dict[str, Any], str, int]] = {
+    "/api/v1/group/create": (ON_GROUP, KNOWN, 200),
+    "/api/v1/group/pause": (ON_GROUP, KNOWN, 200),
+    "/api/v1/group/resume": (ON_GROUP, KNOWN, 200),
+    "/api/v1/group/weight": ({**ON_GROUP, "session": "s", "weight": 2}, KNOWN, 200),
+    "/api/v1/group/reset": ({**ON_GROUP, "to": "latest"}, KNOWN, 200),
+    "/api/v1/group/step-down": (ON_GROUP, KNOWN, 409),
+    "/api/v1/node/drain": ({"node": "n1"}, ALL, 409),
+    "/api/v1/group/delete": (ON_GROUP, KNOWN, 200),
+}
+"""What is sent, who may, and the status for who may: in this order."""
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        yield connection
+
+
+@pytest.fixture
+def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None]:
+    store = PostgresGroupStore(database)
+    for group in (GROUP, HIDDEN):
+        store.declare_group(Subscription.parse(group), GroupOptions())
+    store.close()
+    allow(conn, rule("user:operator", Right.OPERATE, "#", "billing"))
+    allow(conn, rule("user:watcher", Right.WATCH, "orders/#", "bill*"))
+    allow(conn, rule("user:all", Right.OPERATE, "#"))
+    for right in (Right.PUBLISH, Right.READ, Right.JOIN):
+        allow(conn, rule("user:reader", right, "#"))
+    return {
+        "none": None,
+        "wrong": "sub_aaaaaaaa_" + "x" * 43,
+        "expired": expired_token(conn, "user:all"),
+        "revoked": revoked_token(conn, "user:all"),
+        **{name: token_of(conn, f"user:{name}") for name in ("operator", "watcher", "all", "reader")},
+    }
+
+
+@pytest.fixture
+def node(empty_fleet: Fleet, tokens: dict[str, str | None]) -> Http:
+    empty_fleet.extra = {"SUBLET_AUTH": "required", "SUBLET_HTTP": "yes"}
+    empty_fleet.serve("n1")
+    return Http.of(empty_fleet.nodes["n1"])
+
+
+def get(node: Http, path: str, token: str | None) -> Answer:
+    return node.ask(path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+
+
+def post(node: Http, path: str, body: dict[str, Any], token: str | None) -> Answer:
+    headers = {"Content-Type": "application/json"} | ({} if token is None else {"Authorization": f"Bearer {token}"})
+    return node.ask(path, "POST", headers, json.dumps(body).encode())
+
+
+def test_every_route_is_in_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = HttpPort.__new__(HttpPort)
+    port._url, port._token, port._registry = "", None, CollectorRegistry()
+    for name in ("HealthProbes", "GroupsApi", "NodesApi", "NodeActionsApi", "GroupActionsApi"):
+        monkeypatch.setattr(app, name, lambda *args, **more: _Anything())
+    anything: Any = _Anything()
+    routes = port._routes(anything, Gate(), anything, anything)
+    found = {(each.path, "POST" in (each.methods or ())) for each in routes if isinstance(each, Route)}
+    assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
+
+
+class _Anything:
+    def __getattr__(self, name: str) -> Any:
+        return _Anything()
+
+    def __call__(self, *args: object) -> Any:
+        return _Anything()
+
+
+def test_reading_needs_watch(node: Http, tokens: dict[str, str | None]) -> None:
+    texts = set()
+    for path, who in GETS.values():
+        for kind in ("none", "wrong", "expired", "revoked"):
+            answer = get(node, path, tokens[kind])
+            assert answer.status == (200 if who == OPEN else 401), (path, kind)
+            if who != OPEN:
+                texts.add(answer.body)
+                assert answer.headers["www-authenticate"].startswith("Bearer")
+        allowed = {
+            OPEN: ("reader", "watcher", "operator", "all"),
+            SOME: ("watcher", "operator", "all"),
+            KNOWN: ("watcher", "operator", "all"),
+            ALL: ("all",),
+        }[who]
+        for kind in ("reader", "watcher", "operator", "all"):
+            status = get(node, path, tokens[kind]).status
+            shows_nothing = path == "/api/v1/groups" and kind == "reader"
+            assert status == (200 if kind in allowed or shows_nothing else 403), (path, kind)
+    assert len(texts) == 1
+
+
+def test_probes_have_one_word_for_strangers(node: Http) -> None:
+    for path in ("/healthz", "/readyz", "/readyz/loop"):
+        assert node.ask(path).object == {"state": "ok"}
+
+
+def test_lists_have_what_may_be_watched(node: Http, tokens: dict[str, str | None]) -> None:
+    found = {kind: get(node, "/api/v1/groups?sort=lag", tokens[kind]).object for kind in ("reader", "watcher", "all")}
+    names = {kind: [group["name"] for group in page["groups"]] for kind, page in found.items()}
+    assert names == {"reader": [], "watcher": ["billing"], "all": ["billing", "other"]}
+    assert [page["total"] for page in found.values()] == [0, 1, 2]
+    hidden = get(node, "/api/v1/group?subscription=$share/other/orders/%23", tokens["watcher"])
+    nothing = get(node, "/api/v1/group?subscription=$share/othes/orders/%23", tokens["watcher"])
+    assert (hidden.status, nothing.status) == (403, 403)
+    assert hidden.body.replace(b"other", b"othes") == nothing.body
+
+
+def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None:
+    for path, (body, who, _) in POSTS.items():
+        for kind in ("none", "wrong", "expired", "revoked"):
+            assert post(node, path, body, tokens[kind]).status == 401, (path, kind)
+        for kind in ("reader", "watcher", *(("operator",) if who == ALL else ())):
+            assert post(node, path, body, tokens[kind]).status == 403, (path, kind)
+        elsewhere = {**body, "subscription": HIDDEN}
+        if who != ALL:
+            assert post(node, path, elsewhere, tokens["operator"]).status == 403, path
+    for path, (body, who, status) in POSTS.items():
+        kind = "all" if who == ALL else "operator"
+        assert post(node, path, body, tokens[kind]).status == status, path
+
+
+def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | None]) -> None:
+    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
+    found = re.search(r"answers at http://(\S+)/", process.err)
+    assert found is not None
+    node = Http(found[1])
+    reason = {**ON_GROUP, "reason": "the sink"}
+    assert post(node, "/api/v1/group/pause", reason, tokens["operator"]).status == 200
+    for _ in range(3):
+        assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["watcher"]).status == 403
+    assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["wrong"]).status == 401
+    lines = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"principal"' in line]
+    done, refused, unknown = lines
+    assert {name: done[name] for name in ("principal", "address", "action", "outcome")} == {
+        "principal": "user:operator", "address": "127.0.0.1", "action": "group/pause", "outcome": "done (200)",
+    }  # fmt: skip
+    assert json.loads(done["object"]) == reason
+    assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
+    assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
+    assert not any(token in process.err for token in tokens.values() if token is not None)

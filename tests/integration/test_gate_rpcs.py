@@ -1,0 +1,199 @@
+"""Every RPC of a node that asks who calls: real processes, real Postgres, and a client with the proto alone."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
+from sublet_protocol.messages.agent_key import derive_agent_id
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions
+from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, token_of
+from tests.integration.feed_kit import batch
+from tests.kit_nodes import Fleet
+
+pytestmark = pytest.mark.conforms("X1")
+
+GROUP = "$share/billing/orders/#"
+WAIT_S = 30.0
+V: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
+
+
+def session() -> dict[str, Any]:
+    key = secrets.token_bytes(32)
+    return {**V, "subscriber_id": f"{derive_agent_id(key)}.1", "agent_key": key}
+
+
+def commands(subscription: str = GROUP) -> pb.CommandBatch:
+    me = session()
+    wanted = pb.LeaderWanted(
+        borrower_id=f"{me['subscriber_id'][:-2]}/1", subscription=subscription, weight=1, starting_position="earliest"
+    )
+    query = f'{{"watch": "{subscription}"}}'.encode()
+    return pb.CommandBatch(
+        **me,
+        number=1,
+        commands=[
+            pb.Command(message=pb.ToLeader(leader_wanted=wanted)),
+            pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_GROUP, key=subscription)),
+            pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_STREAM, key="1")),
+            pb.Command(group_event=query),
+        ],
+    )
+
+
+REQUESTS: dict[str, Callable[[str], Any]] = {
+    "Commands": lambda topic: commands(f"$share/billing/{topic}"),
+    "Poll": lambda topic: pb.PollRequest(**session()),
+    "Publish": lambda topic: pb.PublishRequest(
+        **V, producer="p", incarnation=1, number=1, messages=batch({"topic": f"{topic.rstrip('#')}eu"})
+    ),
+    "History": lambda topic: pb.HistoryRequest(**V, filter=topic, starting_position="earliest", subscription_id="s"),
+    "Follow": lambda topic: pb.FollowRequest(**V, filter=topic, starting_position="earliest", subscription_id="s"),
+    "Read": lambda topic: pb.FetchRequest(**V, stream_id=1, filter=topic, generation_id=1, limit_bytes=1000),
+    "Heads": lambda topic: pb.HeadsRequest(**V, stream_ids=[1]),
+    "SessionEpoch": lambda topic: pb.SessionEpochRequest(**V, subscription=f"$share/billing/{topic}", session="s"),
+}
+METHODS = [
+    (f"/{service.full_name}/{method.name}", method)
+    for service in pb.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+NAMES = [name for name, _ in METHODS]
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        assert connection.execute("select generation_id from stream where stream_id = 1").fetchall() == [(1,)]
+        yield connection
+
+
+@pytest.fixture
+def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None]:
+    """One of each kind. What they may do is given before the node starts."""
+    store = PostgresGroupStore(database)
+    store.declare_group(Subscription.parse(GROUP), GroupOptions())
+    store.close()
+    for right in Right:
+        allow(conn, rule("user:right", right, "orders/#"))
+        allow(conn, rule("user:other", right, "bills/#"))
+    counts = token_of(conn, "user:right")
+    return {
+        "none": None,
+        "wrong": counts[:-1] + ("A" if counts[-1] != "A" else "B"),
+        "no token": "nonsense",
+        "expired": expired_token(conn, "user:right"),
+        "revoked": revoked_token(conn, "user:right"),
+        "other": token_of(conn, "user:other"),
+        "right": counts,
+    }
+
+
+@pytest.fixture
+def node(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> Iterator[grpc.Channel]:
+    empty_fleet.extra = {"SUBLET_AUTH": "required"}
+    empty_fleet.serve("n1")
+    ((address,),) = conn.execute("select address from node").fetchall()
+    with grpc.insecure_channel(address) as channel:
+        yield channel
+
+
+def call(node: grpc.Channel, name: str, method: Any, request: Any, token: str | None) -> Any:
+    """The first reply; raise `grpc.RpcError`."""
+    reply = getattr(pb, method.output_type.name).FromString
+    if method.server_streaming:
+        pages = node.unary_stream(name, request.SerializeToString, reply)(
+            request, timeout=WAIT_S, metadata=bearer(token)
+        )
+        try:
+            return next(iter(pages))
+        finally:
+            pages.cancel()
+    return node.unary_unary(name, request.SerializeToString, reply)(request, timeout=WAIT_S, metadata=bearer(token))
+
+
+def refusal(node: grpc.Channel, name: str, method: Any, request: Any, token: str | None) -> tuple[grpc.StatusCode, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call(node, name, method, request, token)
+    return raised.value.code(), raised.value.details()
+
+
+def test_every_rpc_has_a_row() -> None:
+    health = {name for name, row in RPC_RIGHTS.items() if row.is_open}
+    assert set(RPC_RIGHTS) - health == set(NAMES)
+    assert {name.split("/")[1] for name in health} == {"grpc.health.v1.Health"}
+    assert {name.rpartition("/")[2] for name in NAMES} == set(REQUESTS), "and a request of this test"
+
+
+def test_no_rpc_answers_without_a_right(node: grpc.Channel, tokens: dict[str, str | None]) -> None:
+    texts = set()
+    for name, method in METHODS:
+        for kind in ("none", "wrong", "no token", "expired", "revoked"):
+            for topic in ("orders/#", "nothing/#"):
+                code, text = refusal(node, name, method, REQUESTS[method.name](topic), tokens[kind])
+                assert code is grpc.StatusCode.UNAUTHENTICATED, (name, kind)
+                texts.add(text)
+    assert len(texts) == 1, "whatever it is that is wrong, and whether or not the thing exists"
+    for name, method in METHODS:
+        request = REQUESTS[method.name]("orders/#")
+        if method.name == "Commands":
+            errors = call(node, name, method, request, tokens["other"]).errors
+            assert [error.index for error in errors] == [0, 1, 3], errors
+            assert all("no right to" in error.text for error in errors)
+        elif method.name == "Heads":
+            assert not call(node, name, method, request, tokens["other"]).heads
+        elif method.name == "Poll":
+            call(node, name, method, request, tokens["other"])
+        else:
+            existing = refusal(node, name, method, request, tokens["other"])
+            code, text = refusal(node, name, method, REQUESTS[method.name]("nothing/#"), tokens["other"])
+            assert existing[0] is code is grpc.StatusCode.PERMISSION_DENIED, name
+            assert existing[1].replace("orders", "nothing") == text, name
+
+
+def test_every_rpc_answers_the_right_principal(
+    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+) -> None:
+    for name, method in METHODS:
+        reply = call(node, name, method, REQUESTS[method.name]("orders/#"), tokens["right"])
+        if method.name == "Commands":
+            assert not reply.errors
+        if method.name == "Heads":
+            assert len(reply.heads) == 1
+    found = conn.execute("select distinct producer_id from producer where producer_id like 'feed/%'").fetchall()
+    assert found == [("feed/user:right/p",)]
+
+
+def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str, str | None]) -> None:
+    for name in ("/sublet.v1.Feed/Drop", "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", "/x/y"):
+        with pytest.raises(grpc.RpcError) as raised:
+            node.unary_unary(name)(b"", timeout=WAIT_S, metadata=bearer(tokens["right"]))
+        assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:
+    reply = node.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=WAIT_S)
+    assert reply == b"\x08\x01"
+
+
+def test_a_batch_is_stored_with_all_topics_or_not(
+    node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+) -> None:
+    messages = batch(*({"topic": topic} for topic in ("orders/eu", "orders/us", "bills/eu")))
+    request = pb.PublishRequest(**V, producer="p", incarnation=1, number=1, messages=messages)
+    name, method = next((name, method) for name, method in METHODS if method.name == "Publish")
+    code, text = refusal(node, name, method, request, tokens["right"])
+    assert (code, "'bills/eu'" in text) == (grpc.StatusCode.PERMISSION_DENIED, True)
+    assert conn.execute("select sum(head) from stream").fetchone() == (0,)

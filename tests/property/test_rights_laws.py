@@ -1,0 +1,44 @@
+"""What a rule allows is what a search through all topics finds to be covered."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sublet_protocol.domain.access.rights import AccessRule, Right, Rights
+from sublet_protocol.domain.topics import TopicFilter
+
+WORDS = ("a", "b", "")
+DEPTH = 4
+TOPICS = tuple(
+    topic for depth in range(1, DEPTH + 1) for parts in product(WORDS, repeat=depth) if (topic := "/".join(parts))
+)
+"""Every topic of so few words; a filter of at most two levels less cannot tell more apart."""
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> TopicFilter:
+    levels = draw(st.lists(st.sampled_from((*WORDS, "+")), max_size=DEPTH - 1))
+    if draw(st.booleans()) or not any(levels):
+        levels = [*levels, draw(st.sampled_from(("#", "a")))]
+    return TopicFilter("/".join(levels[: DEPTH - 1] if levels[-1] != "#" else levels[-(DEPTH - 1) :]) or "#")
+
+
+@given(filters(), filters())
+def test_a_filter_is_covered_if_all_its_topics_are(granted: TopicFilter, asked: TopicFilter) -> None:
+    rights = Rights([AccessRule("user:a", Right.READ, granted)])
+    # A word that no filter has stands for all words that are not listed.
+    words = (*TOPICS, *("/".join(("z",) * depth) for depth in range(1, DEPTH + 1)))
+    mixed = (*words, *(t.replace("b", "z") for t in TOPICS))
+    found = all(granted.matches(topic) for topic in mixed if asked.matches(topic))
+    assert (rights.find_rule("user:a", Right.READ, asked) is not None) == found
+
+
+@given(st.lists(filters(), max_size=4), filters(), st.sampled_from(TOPICS))
+def test_a_topic_is_allowed_if_a_rule_matches_it(granted: list[TopicFilter], asked: TopicFilter, topic: str) -> None:
+    rights = Rights(AccessRule("user:a", Right.PUBLISH, each) for each in granted)
+    found = rights.find_rule("user:a", Right.PUBLISH, TopicFilter(topic))
+    assert (found is not None) == any(each.matches(topic) for each in granted)
+    assert found is None or found.filter.matches(topic)

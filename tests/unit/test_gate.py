@@ -1,0 +1,206 @@
+"""The gate: who is let in, what a node's memory decides, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextvars import Context
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.token import NewToken
+from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
+from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
+from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.interceptor import GateInterceptor
+
+ORDERS = TopicFilter("orders/#")
+NEW = NewToken.draw()
+TOKEN = NEW.token.reveal()
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: int = 1) -> AccessSnapshot:
+    return AccessSnapshot(version, Rights(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
+
+
+def publishes() -> AccessRule:
+    return AccessRule("user:etl", Right.PUBLISH, ORDERS)
+
+
+def test_the_bearer_of_a_token_is_its_principal() -> None:
+    gate = Gate(AccessCache(snapshot(publishes()), Clock()))
+    for scheme in ("Bearer", "bearer"):
+        caller = gate.identify(f"{scheme} {TOKEN}", "ipv4:127.0.0.1:1", "Publish")
+        assert caller.principal == "user:etl"
+        caller.check(Right.PUBLISH, TopicFilter("orders/eu"))
+        assert TOKEN not in repr(caller)
+
+
+@pytest.mark.parametrize(
+    "sent", [None, "", "Bearer", "Bearer ", "{0}", "Basic {0}", "Bearer {0}x", "Bearer {1}", "Bearer \xe9"]
+)
+def test_without_a_token_nobody_is_let_in(sent: str | None) -> None:
+    header = None if sent is None else sent.format(TOKEN, TOKEN[:-1])
+    with pytest.raises(Unauthenticated, match="SUBLET_TOKEN"):
+        Gate(AccessCache(snapshot(publishes()), Clock())).identify(header, "", "Publish")
+
+
+def test_a_token_expires_by_the_nodes_clock() -> None:
+    clock = Clock()
+    gate = Gate(AccessCache(snapshot(publishes(), remaining_s=5.0), clock))
+    caller = gate.identify(f"Bearer {TOKEN}", "", "Follow")
+    clock.now += 4.9
+    caller.check(Right.PUBLISH, ORDERS)
+    clock.now += 0.1
+    with pytest.raises(Unauthenticated):
+        caller.check(Right.PUBLISH, ORDERS)
+    with pytest.raises(Unauthenticated):
+        gate.identify(f"Bearer {TOKEN}", "", "Follow")
+
+
+def test_a_call_under_way_loses_what_is_revoked() -> None:
+    cache = AccessCache(snapshot(publishes()), Clock())
+    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    cache.replace(snapshot(version=2))
+    with pytest.raises(PermissionDenied, match="sublet access allow user:etl publish 'orders/#'"):
+        caller.check(Right.PUBLISH, ORDERS)
+    cache.replace(AccessSnapshot(3, Rights([publishes()]), {}))
+    with pytest.raises(Unauthenticated):
+        caller.check(Right.PUBLISH, ORDERS)
+
+
+def test_old_rights_allow_nothing() -> None:
+    clock = Clock()
+    cache = AccessCache(snapshot(publishes()), clock)
+    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    clock.now += MAX_AGE_S
+    caller.check(Right.PUBLISH, ORDERS)
+    clock.now += 0.1
+    with pytest.raises(Unavailable, match="has not been able to read the rights for 60 s"):
+        caller.check(Right.PUBLISH, ORDERS)
+    assert caller.may_somewhere(Right.PUBLISH)
+    assert cache.authenticate(TOKEN) == "user:etl", "what is lent is read and reported on"
+    cache.confirm()
+    caller.check(Right.PUBLISH, ORDERS)
+
+
+def test_without_authentication_all_is_allowed() -> None:
+    caller = Gate().identify(None, "", "Publish")
+    for right in Right:
+        caller.check(right)
+        assert caller.may_somewhere(right)
+    assert Gate().caller().principal is None
+
+
+def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
+    with pytest.raises(LookupError):
+        Context().run(Gate(AccessCache(snapshot(), Clock())).caller)
+
+
+def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    refusals = RefusalLog(clock)
+    with caplog.at_level(logging.INFO, logger=AUDIT):
+        for _ in range(5):
+            refusals.record("user:a", "here", "Publish", "publish a/b")
+        refusals.record("user:b", "here", "Publish", "publish a/b")
+        clock.now += REFUSAL_INTERVAL_S
+        refusals.record("user:a", "there", "Read", "x" * 1000)
+    lines = [json.loads(record.getMessage()) for record in caplog.records]
+    assert [(line["principal"], line["address"], line.get("count", 1)) for line in lines] == [
+        ("user:a", "here", 1),
+        ("user:b", "here", 1),
+        ("user:a", "there", 5),
+    ]
+    assert set(lines[0]) == {"time", "principal", "address", "action", "object", "outcome"}
+    assert len(lines[2]["object"]) == 300
+
+
+def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate(AccessCache(snapshot(), Clock()))
+    with caplog.at_level(logging.INFO, logger=AUDIT):
+        caller = gate.identify(f"Bearer {TOKEN}", "here", "Publish")
+        with pytest.raises(PermissionDenied):
+            caller.check(Right.JOIN, ORDERS, "billing")
+        with pytest.raises(Unauthenticated):
+            gate.identify(f"Bearer {TOKEN}x", "there", "Publish")
+    assert [json.loads(record.getMessage())["object"] for record in caplog.records] == [
+        "join orders/# in group 'billing'",
+        "unknown caller",
+    ]
+    assert TOKEN not in caplog.text
+
+
+class _Context:
+    """What a call tells its interceptor, and what that says."""
+
+    def __init__(self, *metadata: tuple[str, str]) -> None:
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise RuntimeError(code, text)
+
+
+def call(gate: Gate, method: str, answer: Any, *metadata: tuple[str, str]) -> Any:
+    """The reply, or the code."""
+
+    async def run() -> Any:
+        async def found(details: object) -> Any:
+            return None if answer is None else grpc.unary_unary_rpc_method_handler(answer)
+
+        handler = await GateInterceptor(gate).intercept_service(found, SimpleNamespace(method=method))
+        if handler is None:
+            return None
+        try:
+            return await handler.unary_unary(b"", _Context(*metadata))
+        except RuntimeError as error:
+            return error.args[0]
+
+    return asyncio.run(run())
+
+
+async def _answers(request: object, context: object) -> str:
+    return "reply"
+
+
+def test_a_served_method_without_a_row_is_refused() -> None:
+    bearer = ("authorization", f"Bearer {TOKEN}")
+    is_on, is_off = Gate(AccessCache(snapshot(), Clock())), Gate()
+    for gate in (is_on, is_off):
+        assert call(gate, "/sublet.v1.Feed/New", _answers, bearer) is grpc.StatusCode.PERMISSION_DENIED
+    assert call(is_on, "/sublet.v1.Feed/New", None, bearer) is grpc.StatusCode.PERMISSION_DENIED
+    assert call(is_off, "/sublet.v1.Feed/New", None) is None
+
+
+def test_a_method_that_checks_no_right_is_refused() -> None:
+    gate, bearer = Gate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
+
+    async def asks(request: object, context: object) -> str:
+        gate.caller().check(Right.PUBLISH, ORDERS)
+        return "reply"
+
+    assert call(gate, "/sublet.v1.Feed/Publish", _answers, bearer) is grpc.StatusCode.INTERNAL
+    assert call(gate, "/sublet.v1.Feed/Publish", asks, bearer) == "reply"
+    assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
+    assert call(gate, "/sublet.v1.Session/Poll", _answers, bearer) == "reply"
+    assert call(Gate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

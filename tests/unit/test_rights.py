@@ -1,0 +1,106 @@
+"""Rights: which rule allows what, and what no rule allows."""
+
+from __future__ import annotations
+
+import pytest
+
+from sublet_protocol.domain.access.rights import AccessRule, Right, Rights, check_principal, parse_right
+from sublet_protocol.domain.access.token import NewToken, check_token, digest_of, token_id_of
+from sublet_protocol.domain.errors import InvalidSetting, UsageError
+from sublet_protocol.domain.topics import TopicFilter
+
+
+def rule(principal: str, right: Right, filter: str, group: str = "*") -> AccessRule:
+    return AccessRule(principal, right, TopicFilter(filter), group)
+
+
+RULES = (
+    rule("user:etl", Right.PUBLISH, "orders/#"),
+    rule("user:spark", Right.JOIN, "orders/#", "billing"),
+    rule("user:spark", Right.JOIN, "logs/+", "team-*"),
+    rule("user:ops", Right.OPERATE, "#"),
+    rule("*", Right.READ, "public/#"),
+)
+
+
+@pytest.mark.parametrize(
+    ("principal", "right", "asked", "group", "allowed"),
+    [
+        ("user:etl", Right.PUBLISH, "orders/eu", None, 0),
+        ("user:etl", Right.PUBLISH, "orders", None, 0),
+        ("user:etl", Right.PUBLISH, "order", None, None),
+        ("user:etl", Right.READ, "orders/eu", None, None),
+        ("user:other", Right.PUBLISH, "orders/eu", None, None),
+        ("user:spark", Right.JOIN, "orders/#", "billing", 1),
+        ("user:spark", Right.JOIN, "orders/+/x", "billing", 1),
+        ("user:spark", Right.JOIN, "#", "billing", None),
+        ("user:spark", Right.JOIN, "orders/#", "billing2", None),
+        ("user:spark", Right.JOIN, "orders/#", None, None),
+        ("user:spark", Right.JOIN, "logs/a", "team-a", 2),
+        ("user:spark", Right.JOIN, "logs/a", "steam-a", None),
+        ("user:spark", Right.WATCH, "orders/#", "billing", None),
+        ("user:ops", Right.WATCH, "orders/#", "billing", 3),
+        ("user:ops", Right.OPERATE, "#", None, 3),
+        ("user:ops", Right.PUBLISH, "orders/eu", None, None),
+        ("user:ops", Right.JOIN, "orders/eu", "billing", None),
+        ("user:anyone", Right.READ, "public/a", None, 4),
+        ("user:anyone", Right.READ, "public/+", None, 4),
+        ("user:anyone", Right.READ, "+/a", None, None),
+    ],
+)
+def test_one_rule_covers_what_is_asked(
+    principal: str, right: Right, asked: str, group: str | None, allowed: int | None
+) -> None:
+    found = Rights(RULES).find_rule(principal, right, TopicFilter(asked), group)
+    assert found == (None if allowed is None else RULES[allowed])
+
+
+def test_several_rules_do_not_add_up() -> None:
+    halves = Rights([rule("user:a", Right.READ, "a/b"), rule("user:a", Right.READ, "a/+/#")])
+    assert halves.find_rule("user:a", Right.READ, TopicFilter("a/+")) is not None
+    assert halves.find_rule("user:a", Right.READ, TopicFilter("a/#")) is None
+
+
+def test_without_rules_nothing_is_allowed() -> None:
+    for right in Right:
+        assert Rights().find_rule("user:a", right) is None
+        assert not Rights().has_right("user:a", right)
+
+
+@pytest.mark.parametrize("text", ["", "etl", "user:", "user:a b", "user:*", "user:" + "x" * 255, "user:\n"])
+def test_what_is_no_principal_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="principal"):
+        check_principal(text)
+    with pytest.raises(UsageError, match="principal"):
+        check_principal("*")
+
+
+@pytest.mark.parametrize("group", ["", "a*b", "**", "a/b", "+"])
+def test_what_is_no_group_pattern_is_refused(group: str) -> None:
+    with pytest.raises(UsageError, match="group"):
+        rule("user:a", Right.JOIN, "a", group)
+
+
+def test_rights_on_topics_have_no_group() -> None:
+    with pytest.raises(UsageError, match="Leave --group out"):
+        rule("user:a", Right.PUBLISH, "a", "billing")
+    with pytest.raises(UsageError, match="publish, read, join, watch, operate"):
+        parse_right("write")
+
+
+def test_a_token_is_drawn_and_found_by_its_id() -> None:
+    new = NewToken.draw()
+    token = new.token.reveal()
+    assert token_id_of(token) == new.token_id
+    assert (len(token), len(new.token_id), new.digest) == (4 + 8 + 1 + 43, 8, digest_of(token))
+    assert token not in repr(new)
+    check_token(token)
+
+
+@pytest.mark.parametrize(
+    "token", ["", "sub_", "sub_abcdefgh_x", "SUB_abcdefgh_" + "x" * 43, "sub_abcdefgh_" + "é" * 43]
+)
+def test_what_is_no_token_has_no_id(token: str) -> None:
+    assert token_id_of(token) is None
+    with pytest.raises(InvalidSetting, match="access token, of"):
+        check_token(token)
