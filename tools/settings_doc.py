@@ -103,7 +103,7 @@ GENERAL = (
     Setting(
         "SUBLET_AUTH",
         "`--auth`",
-        "`off`",
+        "`required` with TLS, else `off`",
         "`required`: a node asks everybody who calls for a token, and allows what [a rule](access.md) allows. `off`: "
         "whoever reaches it may do anything.",
     ),

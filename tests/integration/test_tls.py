@@ -62,7 +62,7 @@ def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates
 
 
 def tls_node(shell: Shell, files: tuple[str, str], *arguments: str, name: str = "n1") -> Running:
-    return shell.leader(name, "--tls-cert", files[0], "--tls-key", files[1], *arguments)
+    return shell.leader(name, "--tls-cert", files[0], "--tls-key", files[1], "--auth", "off", *arguments)
 
 
 def publish(database: str, *values: bytes) -> None:
@@ -274,6 +274,8 @@ def test_a_node_with_tls_listens_beyond_loopback(shell: Shell, ours: Certificate
     files = ours.write("node", HOST)
     node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--tls-cert", files[0], "--tls-key", files[1])
     node.says("serves on tls://0.0.0.0:")
+    open_to_all = ("leader", "--listen", "0.0.0.0:0", "--tls-cert", files[0], "--tls-key", files[1], "--auth", "off")
+    refused(shell.run(*open_to_all), 2, "--auth off at 0.0.0.0:0", "sublet access")
     refused(shell.run("leader", "--listen", f"{HOST}:0", "--http", "0.0.0.0:0"), 2, "address '0.0.0.0:0'", "--tls-cert")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from sublet.cli.server.leader import AuthMode, is_auth_required
 from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_protocol.domain.errors import InvalidSetting
 
@@ -110,3 +111,32 @@ def test_a_port_is_free_until_another_listens_there() -> None:
     assert ListenAddress("127.0.0.1", 0).is_free()
     assert not ListenAddress("192.0.2.1", 0).is_free(), "not an address of this machine"
     assert not ListenAddress("no-such-host.invalid", 0).is_free()
+
+
+@pytest.mark.conforms("X1", "X2")
+@pytest.mark.parametrize(
+    ("auth", "host", "has_tls", "insecure", "expected"),
+    [
+        (None, "127.0.0.1", False, False, False),
+        (None, "127.0.0.1", True, False, True),
+        (None, "0.0.0.0", True, False, True),
+        (None, "0.0.0.0", False, True, False),
+        (AuthMode.REQUIRED, "127.0.0.1", False, False, True),
+        (AuthMode.OFF, "127.0.0.1", True, False, False),
+        (AuthMode.OFF, "0.0.0.0", True, True, False),
+    ],
+)
+def test_with_tls_callers_prove_who_they_are(
+    auth: AuthMode | None, host: str, has_tls: bool, insecure: bool, expected: bool
+) -> None:
+    """Unless it is turned off, which others reach only with `--insecure`."""
+    address = ListenAddress(host, 0)
+    assert is_auth_required(auth, address, None, insecure=insecure, has_tls=has_tls) == expected
+
+
+@pytest.mark.conforms("X2")
+def test_a_node_that_others_reach_asks_who_calls() -> None:
+    here, there = ListenAddress("127.0.0.1", 1), ListenAddress("0.0.0.0", 2)
+    for listen, http in ((there, None), (here, there)):
+        with pytest.raises(InvalidSetting, match=r"--auth off at 0\.0\.0\.0:2"):
+            is_auth_required(AuthMode.OFF, listen, http, insecure=False, has_tls=True)

@@ -76,12 +76,13 @@ def leader(
         typer.Option("--insecure", help="Listen beyond this machine without TLS: all who reach it may consume."),
     ] = False,
     auth: Annotated[
-        AuthMode,
+        AuthMode | None,
         typer.Option(
             envvar="SUBLET_AUTH",
-            help="required: callers prove with a token who they are, and may do what `sublet access` allows them.",
+            help="required: callers prove with a token who they are, and may do what `sublet access` allows them. "
+            "Default: required with TLS, else off.",
         ),
-    ] = AuthMode.OFF,
+    ] = None,
     notify: Annotated[
         str,
         typer.Option(
@@ -113,7 +114,7 @@ def leader(
       sublet leader --name n2 --listen 127.0.0.1:7412
       sublet leader --http 127.0.0.1:7480
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 \\
-        --tls-cert node.crt --tls-key node.key --auth required
+        --tls-cert node.crt --tls-key node.key
     """
     from sublet_leader.http.settings import HttpOptions, admin_token
     from sublet_leader.observe.settings import MetricsSettings
@@ -130,6 +131,7 @@ def leader(
     _check_name(called)
     tls = TlsFiles.of_server(tls_cert, tls_key, tls_client_ca)
     where, at = _parse_addresses(listen, http, insecure, tls is not None)
+    required = is_auth_required(auth, where, at, insecure=insecure, has_tls=tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     port = None if at is None else HttpOptions(at, bounds, admin_token(), tls)
     for logger in ("sublet_leader", audit.AUDIT):
@@ -139,7 +141,6 @@ def leader(
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
-        required = auth is AuthMode.REQUIRED
         return _serve(NodeServer(database.url, called, where, settings, announce, notify, port, tls, required))
 
 
@@ -215,6 +216,23 @@ def _parse_addresses(
         return found
 
     return parse(listen), None if http is None else parse(http)
+
+
+def is_auth_required(
+    auth: AuthMode | None, listen: ListenAddress, http: ListenAddress | None, *, insecure: bool, has_tls: bool
+) -> bool:
+    """Return whether callers prove who they are: with TLS, unless that is turned off. Raises `InvalidSetting` where it
+    is turned off and other machines reach the node."""
+    from sublet_leader.listen_address import is_loopback
+
+    if auth is AuthMode.OFF and has_tls and not insecure:
+        for address in (listen, http):
+            if address is not None and not is_loopback(address.host):
+                raise InvalidSetting(
+                    f"--auth off at {address}: other machines reach it, and all who do could consume and publish. Leave "
+                    "it out and give them rights and tokens with `sublet access`, or pass --insecure as well."
+                )
+    return has_tls if auth is None else auth is AuthMode.REQUIRED
 
 
 def _announcer(cli: CommandContext, name: str) -> Callable[[str], None]:
