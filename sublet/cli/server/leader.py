@@ -229,8 +229,8 @@ def is_auth_required(
         for address in (listen, http):
             if address is not None and not is_loopback(address.host):
                 raise InvalidSetting(
-                    f"--auth off at {address}: other machines reach it, and all who do could consume and publish. Leave "
-                    "it out and give them rights and tokens with `sublet access`, or pass --insecure as well."
+                    f"--auth off at {address}: other machines reach it, and whoever does could consume and publish. "
+                    "Leave it out and give rights and tokens with `sublet access`, or pass --insecure as well."
                 )
     return has_tls if auth is None else auth is AuthMode.REQUIRED
 
