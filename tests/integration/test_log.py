@@ -219,8 +219,8 @@ def test_a_filter_skips_blocks_on_the_server(conn: psycopg.Connection[Any], stre
     assert (none.batches, none.position) == ((), 2)
 
 
-@pytest.mark.parametrize("text", ["+/" * 30_000 + "#", "/".join("+" * 30_000), "l" * 60_000])
-def test_a_filter_too_complex_for_postgres_works(conn: psycopg.Connection[Any], stream: int, text: str) -> None:
+@pytest.mark.parametrize("text", ["+/" * 127 + "#", "/".join("+" * 128), "l" * 4_096])
+def test_filters_at_their_limits_work(conn: psycopg.Connection[Any], stream: int, text: str) -> None:
     meant = text.replace("+", "a").replace("#", "b")
     append(conn, [BlockAppend(stream, block(b"1", topic="other")), BlockAppend(stream, block(b"2", topic=meant))])
     page = fetch(conn, stream, 0, filter=TopicFilter(text))
