@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,8 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.space_changes import reshard
 from tests.integration.access_kit import allow, bearer, revoke, rule, token_of
 from tests.integration.feed_kit import stub
 from tests.kit import eventually
@@ -35,13 +32,6 @@ FAST = BorrowerSettings().scaled(SPEED)
 JOIN = rule("user:spark", Right.JOIN, "orders/#", "billing")
 READ, PUBLISH = rule("user:spark", Right.READ, "orders/#"), rule("user:spark", Right.PUBLISH, "orders/#")
 WATCH = rule("user:spark", Right.WATCH, "orders/#", "b*")
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ REVEALED = {
     "protocol/sublet_protocol/pubsub/wire.py": 2,  # of an agent's key, into the requests that it proves
     "protocol/sublet_protocol/messages/codec.py": 1,  # of a grant's key, into the grant
     "storage/sublet_storage/groups/coordinator/lending_rows.py": 1,  # of a grant's key, into its row
-    "storage/sublet_storage/groups/consumer_progress.py": 3,  # of a grant's key, into the calls that demand it
+    "storage/sublet_storage/groups/consumer_progress.py": 2,  # of a grant's key, into the calls that demand it
     "borrower/sublet_borrower/planner/grant_key_file.py": 1,  # of a grant's key, into a file of the same user
 }
 """How often each file takes the value out of a secret: whoever adds one says here why."""

@@ -188,11 +188,8 @@ def read_position(
 
     Waits for a transaction that is about to move it, so that it can be called after a connection was lost in a commit.
     """
-    call = sql.SQL("select {}.read_progress(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
-        sql.Identifier(schema_name(schema))
-    )
-    row = conn.execute(call, (group_id, stream_id, grant_id, grant_key.reveal())).fetchone()
-    return None if row is None or row[0] is None else int(row[0])
+    position = _read_of_grant(conn, "read_progress", (group_id, stream_id, grant_id), grant_key, schema)
+    return None if position is None else int(position)
 
 
 def read_consumed_frontier(
@@ -206,11 +203,19 @@ def read_consumed_frontier(
 ) -> ConsumedFrontier | None:
     """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over, or the
     key is another's."""
-    call = sql.SQL("select {}.read_consumed_frontier(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
-        sql.Identifier(schema_name(schema))
+    consumed = _read_of_grant(conn, "read_consumed_frontier", (group_id, stream_id, grant_id), grant_key, schema)
+    return None if consumed is None else ConsumedFrontier.from_json(consumed)
+
+
+def _read_of_grant(
+    conn: psycopg.Connection[Any], function: str, grant: tuple[int, int, int], grant_key: GrantKey, schema: str | None
+) -> Any:
+    """Return what that function of the database has about a grant: (group id, stream id, grant id)."""
+    call = sql.SQL("select {}.{}(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
+        sql.Identifier(schema_name(schema)), sql.Identifier(function)
     )
-    row = conn.execute(call, (group_id, stream_id, grant_id, grant_key.reveal())).fetchone()
-    return None if row is None or row[0] is None else ConsumedFrontier.from_json(row[0])
+    row = conn.execute(call, (*grant, grant_key.reveal())).fetchone()
+    return None if row is None else row[0]
 
 
 def read_last_planned_ranges(
