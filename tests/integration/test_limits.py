@@ -135,7 +135,7 @@ def commands(me: Client) -> list[tuple[pb.Command, pb.Command, str]]:
     ]
 
 
-def test_each_limit_of_a_command_is_heard(stage: Stage) -> None:
+def test_each_limit_of_a_command_is_answered(stage: Stage) -> None:
     """At the limit all is well, beyond it the command alone is refused; a group consumes meanwhile."""
     stage.serve("n1")
     with (
@@ -176,7 +176,7 @@ def batches(me: Client) -> list[tuple[list[pb.Command], list[pb.Command], str]]:
     ]
 
 
-def test_each_limit_of_a_batch_is_heard(stage: Stage) -> None:
+def test_each_limit_of_a_batch_is_answered(stage: Stage) -> None:
     """A batch beyond a limit is refused as a whole, as an invalid argument, and may be sent again as several."""
     stage.serve("n1")
     with (
@@ -196,7 +196,7 @@ def test_each_limit_of_a_batch_is_heard(stage: Stage) -> None:
         assert "borrower_ids: 1001 entries" in text
 
 
-def test_each_limit_of_a_request_is_heard(stage: Stage) -> None:
+def test_each_limit_of_a_request_is_answered(stage: Stage) -> None:
     stage.serve("n1")
     version: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION}
     far = [*range(1, limits.MAX_STREAMS + 1)]
