@@ -72,7 +72,9 @@ class LocalWorld(PlaceWorld):
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
-        return _objects({str(each.relative_to(self.root)) for each in self.root.rglob("*") if each.is_file()})
+        # `rglob` raises where a directory is removed meanwhile, and housekeeping removes those that are empty.
+        found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
+        return _objects({str(each.relative_to(self.root)) for each in found})
 
     def read(self, name: str) -> bytes:
         return (self.root / name).read_bytes()
