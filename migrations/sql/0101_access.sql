@@ -32,7 +32,7 @@ create table access_history (
   object text not null                                 -- the rule, or the token's id
 );
 
-create function note_access() returns trigger language plpgsql as $$
+create function note_access() returns trigger language plpgsql security definer set search_path from current as $$
 declare
   a record;
   what text;
@@ -56,3 +56,51 @@ create trigger noted after insert or update or delete on access for each row exe
 -- last_used is noted nowhere: it changes daily, and no right with it.
 create trigger noted after insert or delete or update of digest, principal, expires_at, revoked_at on token
   for each row execute function note_access();
+
+-- What follows runs with its owner's rights, for operators, who have none on the two tables: the one who gives is who logged in.
+
+-- Add a rule; false if it is there.
+create function allow_access(p_principal text, p_may text, p_filter text, p_group text) returns boolean
+language plpgsql security definer set search_path from current as $$
+begin
+  if not coalesce(length(p_principal) between 1 and 512 and length(p_group) between 1 and 512
+                  and octet_length(p_filter) between 1 and 4096, false) then
+    perform reject_message('rule ' || concat_ws(' ', left(p_principal, 80), p_may, left(p_filter, 80), left(p_group, 80)),
+      'principal and group have 1 to 512 characters, a filter 1 to 4096 bytes', 'Shorten what is longer.');
+  end if;
+  insert into access (principal, may, filter, group_name, granted_by)
+  values (p_principal, p_may, p_filter, p_group, 'database user ' || session_user) on conflict do nothing;
+  return found;
+end $$;
+
+-- Take a rule away; false if there is none like that.
+create function revoke_access(p_principal text, p_may text, p_filter text, p_group text) returns boolean
+language plpgsql security definer set search_path from current as $$
+begin
+  delete from access where (principal, may, filter, group_name) = (p_principal, p_may, p_filter, p_group);
+  return found;
+end $$;
+
+-- Store a token, and return when it expires; null where two of the principal are valid: enough to replace one without a gap.
+create function store_token(p_token text, p_digest bytea, p_principal text, p_lifetime_s double precision, p_note text)
+returns timestamptz language plpgsql security definer set search_path from current as $$
+declare
+  ends timestamptz;
+begin
+  lock table token in share row exclusive mode;        -- of two callers one is the second
+  insert into token (token_id, digest, principal, made_by, expires_at, note)
+  select p_token, p_digest, p_principal, 'database user ' || session_user,
+         clock_timestamp() + make_interval(secs => p_lifetime_s), p_note
+   where (select count(*) from token
+           where principal = p_principal and revoked_at is null and expires_at > clock_timestamp()) < 2
+  returning expires_at into ends;
+  return ends;
+end $$;
+
+-- Let a token count no more; false if it was revoked before, null if there is none.
+create function revoke_token(p_token text) returns boolean
+language plpgsql security definer set search_path from current as $$
+begin
+  update token set revoked_at = clock_timestamp() where token_id = p_token and revoked_at is null;
+  return case when found then true when exists (select from token where token_id = p_token) then false end;
+end $$;

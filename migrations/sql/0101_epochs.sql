@@ -61,6 +61,42 @@ create function is_consumed_frontier(p_consumed jsonb) returns boolean language 
          from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
 $$;
 
+-- What may still come when all is completed that has begun, up to p_greatest: the least epochs that lie above it.
+create function complete_epochs(p_least jsonb, p_greatest jsonb) returns jsonb language plpgsql immutable as $$
+declare
+  begun jsonb;
+begin
+  for begun in select g.epoch from jsonb_array_elements(p_greatest) as g(epoch) loop
+    select coalesce(least_epochs(jsonb_agg(above.epoch)), '[]') into p_least
+      from jsonb_array_elements(p_least) as l(epoch) cross join lateral (
+        select l.epoch where not epoch_at_or_before(l.epoch, begun)
+        union all
+        select jsonb_set(l.epoch, array[(b.nth - 1)::text], to_jsonb(b.number::bigint + 1))
+          from jsonb_array_elements_text(begun) with ordinality as b(number, nth)
+         where epoch_at_or_before(l.epoch, begun) and b.number::bigint <= 9223372036854775806) above;
+  end loop;
+  return p_least;
+end $$;
+
+-- Write the lower frontier of a space, whose row is locked, as it follows from who holds what. Where nobody is left, all that
+-- has begun is completed.
+create function settle_epochs(p_space bigint) returns void language plpgsql as $$
+declare
+  lower jsonb;
+begin
+  select least_epochs(jsonb_agg(e.epoch)) into lower
+    from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
+  if lower is null then
+    select complete_epochs(p.lower_frontier, coalesce(
+             (select jsonb_agg(g.epoch) from stream s, jsonb_array_elements(s.upper_frontier) as g(epoch)
+               where s.space_id = p_space), '[]')) into lower from space p where p.space_id = p_space;
+  end if;
+  update space
+     set lower_frontier = lower, epoch_dimensions = coalesce(jsonb_array_length(lower -> 0), epoch_dimensions),
+         frontier_move_count = frontier_move_count + 1
+   where space_id = p_space and lower_frontier is distinct from lower;
+end $$;
+
 -- The producer publishes only at or after one of p_least, from this call on. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
@@ -72,11 +108,18 @@ $$;
 create function hold_epochs(
   p_space bigint, p_producer text, p_incarnation bigint, p_least jsonb, p_lease_s double precision,
   out outcome text, out lower jsonb, out space_name text, out moves bigint
-) language plpgsql as $$
+) language plpgsql security definer set search_path from current as $$
 declare
   target record;
   own jsonb;
 begin
+  perform check_producer(p_producer);
+  if not coalesce(p_lease_s between 0 and 604800, false) then
+    perform reject_message('a lease of ' || coalesce(p_lease_s::text, 'no') || ' s', 'it is of at most 604800', 'Shorten it.');
+  elsif not coalesce(are_epoch_bounds(jsonb_build_object('has_unset', false, 'least', p_least, 'greatest', p_least)), false) then
+    perform reject_message('epochs ' || coalesce(left(p_least::text, 80), 'null'),
+      'they are a list of 1 to 1000, each a list of as many numbers', 'Give such a list, as [[17]].');
+  end if;
   lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   select name, epoch_dimensions, lower_frontier, frontier_move_count into target from space
@@ -113,14 +156,57 @@ begin
   values (p_space, p_producer, p_incarnation, p_least, clock_timestamp() + make_interval(secs => p_lease_s))
       on conflict (space_id, producer_id) where expired_at is null
       do update set incarnation = excluded.incarnation, least = excluded.least, expires_at = excluded.expires_at;
-  select least_epochs(jsonb_agg(e.epoch)) into lower
-    from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
   outcome := 'held';
   space_name := target.name;
-  moves := target.frontier_move_count;
-  if lower is distinct from target.lower_frontier then
-    moves := moves + 1;
-    update space set lower_frontier = lower, epoch_dimensions = jsonb_array_length(lower -> 0), frontier_move_count = moves
-     where space_id = p_space;
+  perform settle_epochs(p_space);
+  select lower_frontier, frontier_move_count into lower, moves from space where space_id = p_space;
+end $$;
+
+-- Wait for what the producer is writing, and hold back what it writes next, until the end of the transaction.
+create function lock_producer(p_producer text) returns void language plpgsql security definer set search_path from current as $$
+begin
+  lock table space in row exclusive mode;
+  perform pg_advisory_xact_lock(producer_lock(p_producer));
+end $$;
+
+-- The producer holds what it holds for another lease; the spaces in which it does. `is_over`: a later incarnation goes on
+-- with it.
+create function renew_epochs(
+  p_producer text, p_incarnation bigint, p_lease_s double precision, out spaces bigint[], out is_over boolean
+) language plpgsql security definer set search_path from current as $$
+begin
+  if not coalesce(p_lease_s between 0 and 604800, false) then
+    perform reject_message('a lease of ' || coalesce(p_lease_s::text, 'no') || ' s', 'it is of at most 604800', 'Shorten it.');
   end if;
+  with renewed as (
+    update capability c set expires_at = clock_timestamp() + make_interval(secs => p_lease_s)
+     where c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null
+       and not is_fenced(p_producer, p_incarnation)
+    returning c.space_id)
+  select coalesce(array_agg(space_id), '{}') into spaces from renewed;
+  is_over := spaces = '{}' and is_fenced(p_producer, p_incarnation);
+end $$;
+
+-- The producer publishes nothing more in the space: what it left open is completed as far as it is concerned. False where
+-- a later incarnation goes on with it: then nothing has happened.
+create function release_epochs(p_space bigint, p_producer text, p_incarnation bigint) returns boolean
+language plpgsql security definer set search_path from current as $$
+declare
+  holder bigint;
+begin
+  perform lock_producer(p_producer);
+  perform from space where space_id = p_space and dropped_at is null for no key update;
+  if not found then
+    return true;
+  end if;
+  select c.incarnation into holder from capability c
+   where c.space_id = p_space and c.producer_id = p_producer and c.expired_at is null;
+  if holder > p_incarnation or is_fenced(p_producer, p_incarnation) then
+    return false;
+  end if;
+  if holder = p_incarnation then
+    delete from capability where space_id = p_space and producer_id = p_producer and expired_at is null;
+    perform settle_epochs(p_space);
+  end if;
+  return true;
 end $$;

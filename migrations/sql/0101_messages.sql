@@ -119,6 +119,34 @@ create table block (
 ) partition by list (generation_id);
 alter table block alter payload set storage external;
 
+-- Make the table that holds the blocks of a generation, for nodes and operators, who make no other: by LIKE and ATTACH, which
+-- wait for no reader and hold none up. Whoever has a right on all blocks has it on these by their own name, and it is
+-- nobody's by the database's default privileges.
+create function create_partition(p_generation bigint) returns void
+language plpgsql security definer set search_path from current as $$
+declare
+  part constant text := 'block_' || p_generation;
+  given record;
+begin
+  if not exists (select from generation where generation_id = p_generation and state = 'open') then
+    raise exception 'generation %: there is none that is open.', p_generation using errcode = 'SB002', hint = 'Insert its row first.';
+  end if;
+  execute format('create table %I (like block including all)', part);
+  execute format('revoke all on %I from public', part);
+  execute format('alter table %I alter payload set storage external', part);
+  execute format('alter table block attach partition %I for values in (%s)', part, p_generation);
+  for given in
+    select grantee::regrole as whom, string_agg(privilege_type, ', ') as rights, null::name as col
+      from pg_class c cross join aclexplode(c.relacl) where c.oid = 'block'::regclass and grantee not in (0, relowner)
+     group by grantee
+    union all
+    select grantee::regrole, string_agg(privilege_type, ', '), attname
+      from pg_attribute cross join aclexplode(attacl) where attrelid = 'block'::regclass and grantee <> 0 group by grantee, attname
+  loop
+    execute format('grant %s on %I to %s', given.rights || coalesce(format(' (%I)', given.col), ''), part, given.whom);
+  end loop;
+end $$;
+
 -- Planned anew at each call: a plan for any generation locks all of them, and a server has not so many locks.
 
 -- The offset of the first message of a stream that was appended then or later; null if there is none.

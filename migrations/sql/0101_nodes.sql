@@ -10,6 +10,8 @@ create table node (
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
   notify_endpoint text,                                -- where publishers' notifications reach it; null: it polls
+  -- How it listens. The endpoint may end in a key that lets in whoever has it, so that few may read it.
+  notify_driver text not null generated always as (split_part(coalesce(notify_endpoint, 'poll:'), ':', 1)) stored,
   draining boolean not null default false              -- an operator's: lead nothing any more
 ) with (fillfactor = 50);
 

@@ -76,6 +76,43 @@ begin
   perform check_topic(t.topic) from unnest(p_topics) as t (topic);
 end $$;
 
+-- What follows runs with its owner's rights, for publishers, who have none on the tables that they change.
+
+-- Raise where it is no name of a producer.
+create function check_producer(p_producer text) returns void language plpgsql immutable as $$
+begin
+  if not coalesce(length(p_producer) between 1 and 512, false) then
+    perform reject_message('producer ' || quote_nullable(left(p_producer, 80)), 'its name has 1 to 512 characters',
+      'Choose a shorter one.');
+  end if;
+end $$;
+
+-- Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on. With one given:
+-- that it is registered, on another timeline of the database, where the registration may be missing.
+create function register_producer(p_producer text, p_incarnation bigint default null) returns bigint
+language plpgsql security definer set search_path from current as $$
+declare
+  drawn bigint;
+begin
+  perform check_producer(p_producer);
+  perform pg_advisory_xact_lock(producer_lock(p_producer));
+  if p_incarnation is null then
+    insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
+    values (p_producer, 0, (extract(epoch from clock_timestamp()) * 1000000)::bigint + timeline_ahead(), 0, 0)
+        on conflict (producer_id, stream_id)
+        do update set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()
+    returning incarnation into drawn;
+  else
+    insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
+    values (p_producer, 0, p_incarnation, 0, 0)
+        on conflict (producer_id, stream_id)
+        do update set incarnation = excluded.incarnation, updated_at = clock_timestamp()
+     where p.incarnation < excluded.incarnation;
+    drawn := p_incarnation;
+  end if;
+  return drawn;
+end $$;
+
 -- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
@@ -89,7 +126,7 @@ create function append_block(
   p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
   p_first timestamptz, p_last timestamptz, p_topics text[], p_codec smallint, p_payload bytea, p_epochs jsonb,
   out outcome text, out end_offset bigint
-) language plpgsql as $$
+) language plpgsql security definer set search_path from current as $$
 declare
   known record;
   written record;

@@ -29,3 +29,81 @@ create table sink_batch (
   at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
 create index sink_batch_single on sink_batch (at) where single;
+
+-- What follows runs with its owner's rights, for sinks. Who stages may insert, and read nothing: the name of an attempt is
+-- random, so that whoever has it has what was staged under it.
+
+-- The batch is recorded, and its sink's row locked; null, unless it or a later one is there: the newest, and how many messages
+-- that has.
+create function enter_sink_batch(
+  p_sink text, p_batch bigint, p_messages bigint, p_single boolean, out newest bigint, out message_count bigint
+) language plpgsql security definer set search_path from current as $$
+begin
+  insert into sink_batch as s (sink, batch, messages, single) values (p_sink, p_batch, p_messages, p_single)
+      on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
+   where s.batch < excluded.batch;
+  if not found then
+    select s.batch, s.messages into newest, message_count from sink_batch s where s.sink = p_sink;
+  end if;
+end $$;
+
+-- The streams that these attempts have staged for, locked in the order in which appends lock them, that are closed.
+create function lock_staged_streams(p_sink text, p_batch bigint, p_attempts uuid[]) returns setof bigint
+language plpgsql security definer set search_path from current as $$
+begin
+  return query
+    with locked as materialized (
+      select s.stream_id, s.state from stream s
+       where s.stream_id in (select b.stream_id from staged_block b
+                              where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts))
+       order by s.stream_id for no key update)
+    select stream_id from locked where state <> 'open';
+end $$;
+
+-- What an attempt has staged for these streams, some at a time behind an ordinal.
+create function read_staged_blocks(p_sink text, p_batch bigint, p_attempt uuid, p_streams bigint[], p_after integer)
+  returns table (codec smallint, payload bytea, stream_id bigint, count integer, ordinal integer)
+language sql stable security definer set search_path from current as $$
+  select b.codec, b.payload, b.stream_id, b.count, b.ordinal from staged_block b
+   where b.sink = p_sink and b.batch = p_batch and b.attempt = p_attempt and b.stream_id = any(p_streams)
+     and b.ordinal > p_after
+   order by b.ordinal limit 64
+$$;
+
+create function delete_staged_blocks(p_sink text, p_batch bigint, p_attempt uuid, p_streams bigint[]) returns void
+language sql security definer set search_path from current as $$
+  delete from staged_block b
+   where b.sink = p_sink and b.batch = p_batch and b.attempt = p_attempt and b.stream_id = any(p_streams)
+$$;
+
+-- What is staged for this batch, and for earlier ones of its sink, is forgotten.
+create function discard_staged_blocks(p_sink text, p_batch bigint) returns void
+language sql security definer set search_path from current as $$
+  delete from staged_block b where b.sink = p_sink and b.batch <= p_batch
+$$;
+
+-- Append what these attempts have staged, in their order, to streams that are open; where each ends and by how much it grew.
+create function append_staged_blocks(p_sink text, p_batch bigint, p_attempts uuid[])
+  returns table (of_stream bigint, ends bigint, total bigint)
+language plpgsql security definer set search_path from current as $$
+begin
+  perform check_block(b.count, b.first_timestamp, b.last_timestamp, b.topics, b.payload) from staged_block b
+    where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts);
+  return query
+    with lot as (
+      select b.*, sum(b.count) over (partition by b.stream_id order by named.place, b.ordinal) as upto
+        from staged_block b join unnest(p_attempts) with ordinality as named (attempt, place) using (attempt)
+       where b.sink = p_sink and b.batch = p_batch),
+    grown as (
+      update stream s set head = s.head + size.total
+        from (select l.stream_id, max(l.upto) as total from lot l group by l.stream_id) as size, space p
+       where s.stream_id = size.stream_id and s.state = 'open' and p.space_id = s.space_id
+      returning s.stream_id, s.generation_id, s.head, size.total, p.lower_frontier),
+    stored as (
+      insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
+                         lower_frontier, codec, payload)
+      select g.generation_id, g.stream_id, g.head - g.total + l.upto, l.count, l.first_timestamp, l.last_timestamp,
+             l.topics, g.lower_frontier, l.codec, l.payload
+        from lot l join grown g on g.stream_id = l.stream_id)
+    select g.stream_id, g.head, g.total from grown g;
+end $$;

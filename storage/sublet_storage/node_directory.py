@@ -28,21 +28,16 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_endpoint`: where notifications reach
-    it. `is_draining`: it is to lead nothing any more."""
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_driver`: the notification driver that it
+    listens by. `is_draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None
     protocol_version: int
     started_at: datetime
     remaining_s: float
-    notify_endpoint: str | None = None
+    notify_driver: str = "poll"
     is_draining: bool = False
-
-    @property
-    def notify_driver(self) -> str:
-        """The notification driver that it listens by."""
-        return (self.notify_endpoint or "poll:").partition(":")[0]
 
 
 _REGISTER = """
@@ -66,7 +61,7 @@ select name, incarnation, address from node where expires_at > clock_timestamp()
 
 _ALL = """
 select name, incarnation, address, http_address, protocol_version, started_at,
-       extract(epoch from expires_at - clock_timestamp())::float8, notify_endpoint, draining
+       extract(epoch from expires_at - clock_timestamp())::float8, notify_driver, draining
   from node order by name"""
 
 _LED = """
@@ -133,15 +128,13 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says. The endpoint is not
-    shown: it may end in a key that lets in whoever has it."""
+    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
     line = {**asdict(entry.node), **asdict(entry)}
-    for hidden in ("node", "notify_endpoint", "is_draining"):
-        del line[hidden]
+    for inner in ("node", "is_draining"):
+        del line[inner]
     return {
         **line,
         "started_at": entry.started_at.isoformat(),
-        "notify_driver": entry.notify_driver,
         "leads": led.get(entry.node.incarnation, 0),
         "draining": entry.is_draining,
         "lives": entry.remaining_s > 0,

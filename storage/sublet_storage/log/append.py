@@ -111,8 +111,8 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
     says, and `Unavailable` is raised if it takes longer.
     """
     try:
-        with _registering(conn, producer_id):
-            return _register(conn, producer_id)
+        ((incarnation,),) = conn.execute("select register_producer(%s)", (producer_id,)).fetchall()
+        return int(incarnation)
     except psycopg.errors.LockNotAvailable:
         raise Unavailable(
             f"producer {producer_id!r}: an earlier incarnation of it is still writing, and a new one begins only after "
@@ -120,37 +120,10 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
         ) from None
 
 
-@contextmanager
-def _registering(conn: psycopg.Connection[Any], producer_id: str) -> Iterator[None]:
-    with conn.transaction():
-        conn.execute("select pg_advisory_xact_lock(producer_lock(%s))", (producer_id,))
-        yield
-
-
-def _register(conn: psycopg.Connection[Any], producer_id: str) -> int:
-    row = conn.execute(
-        "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
-        " values (%s, 0, (extract(epoch from clock_timestamp()) * 1e6)::bigint + timeline_ahead(), 0, 0)"
-        " on conflict (producer_id, stream_id) do update"
-        " set incarnation = greatest(p.incarnation + 1, excluded.incarnation), updated_at = clock_timestamp()"
-        " returning incarnation",
-        (producer_id,),
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def register_again(conn: psycopg.Connection[Any], who: ProducerIdentity) -> None:
     """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
     for producers without a name, which have no other."""
-    with _registering(conn, who.producer_id):
-        conn.execute(
-            "insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)"
-            " values (%s, 0, %s, 0, 0) on conflict (producer_id, stream_id) do update"
-            " set incarnation = excluded.incarnation, updated_at = clock_timestamp()"
-            " where p.incarnation < excluded.incarnation",
-            (who.producer_id, who.incarnation),
-        )
+    conn.execute("select register_producer(%s, %s)", (who.producer_id, who.incarnation))
 
 
 def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:

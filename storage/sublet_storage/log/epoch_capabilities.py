@@ -9,7 +9,7 @@ or it ends with its lease.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +45,8 @@ LEASE_S = 30.0
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
 """What a publisher may wish for."""
 
-_TABLE = "lock table space in row exclusive mode"
-"""Before the producer, the streams and the space's row, as who changes spaces has it."""
-
-_PRODUCER = "select pg_advisory_xact_lock(producer_lock(%s))"
+_LOCK = "select lock_producer(%s)"
+"""The table of spaces and the producer, before its streams and the space's row, as who changes spaces has them."""
 
 _HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
@@ -96,8 +94,7 @@ def append_and_advance(
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     wanted = LowerFrontier.from_epochs(least)
     with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
-        conn.execute(_TABLE)
-        conn.execute(_PRODUCER, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
+        conn.execute(_LOCK, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
             return AdvanceResult(answers)
@@ -111,32 +108,19 @@ def append_and_advance(
 def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity) -> None:
     """The producer publishes nothing more: what it left open is completed as far as it is concerned. Raises
     `ProducerFenced` where that is a later life's: then nothing is."""
-    with conn.transaction():
-        space = _lock(conn, space_id, who.producer_id)
-        holder = space.incarnations.get(who.producer_id, who.incarnation)
-        if holder > who.incarnation or _is_fenced(conn, who):
-            raise producer_fenced_error(who.producer_id, who.incarnation)
-        if space.incarnations.get(who.producer_id) != who.incarnation:
-            return
-        conn.execute(
-            "delete from capability where space_id = %s and producer_id = %s and expired_at is null",
-            (space_id, who.producer_id),
-        )
-        _settle(conn, space, {id: held for id, held in space.live.items() if id != who.producer_id})
+    released = "select release_epochs(%s, %s, %s)"
+    if conn.execute(released, (space_id, who.producer_id, who.incarnation)).fetchone() != (True,):
+        raise producer_fenced_error(who.producer_id, who.incarnation)
 
 
 def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
     """Hold what is held for another lease; the spaces in which it is. Raises `ProducerFenced`: a later life goes on
     with it, or it ends with its lease."""
-    rows = conn.execute(
-        "update capability set expires_at = clock_timestamp() + make_interval(secs => %s)"
-        " where producer_id = %s and incarnation = %s and expired_at is null"
-        " and not is_fenced(producer_id, incarnation) returning space_id",
-        (lease_s, who.producer_id, who.incarnation),
-    ).fetchall()
-    if not rows and _is_fenced(conn, who):
+    asked = (who.producer_id, who.incarnation, lease_s)
+    ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", asked).fetchall()
+    if is_over:
         raise producer_fenced_error(who.producer_id, who.incarnation)
-    return frozenset(space_id for (space_id,) in rows)
+    return frozenset(spaces)
 
 
 def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
@@ -188,31 +172,18 @@ def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, g
         with conn.transaction():
             if guard is not None:
                 guard(conn)
-            space = _lock(conn, space_id, producer_id)
+            conn.execute(_LOCK, (producer_id,))
+            conn.execute("select from space where space_id = %s for no key update", (space_id,))
             marked = conn.execute(
                 "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
                 " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
                 (json.dumps(_begun(conn, space_id).greatest), space_id, producer_id),
             )
             if marked.rowcount:
-                _settle(conn, space, {id: held for id, held in space.live.items() if id != producer_id})
+                conn.execute("select settle_epochs(%s)", (space_id,))
             return bool(marked.rowcount)
     except psycopg.errors.LockNotAvailable:
         return False
-
-
-# --- the row, and what is held of it --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Space:
-    """A space's row, locked, and the capabilities in force."""
-
-    space_id: int
-    numbers: int | None
-    lower: LowerFrontier | None
-    live: Mapping[str, LowerFrontier]
-    incarnations: Mapping[str, int]
 
 
 def capability_expired_error(producer_id: str) -> EpochCapabilityExpired:
@@ -279,47 +250,6 @@ def _held(
         case "completed":
             _check_open(lower, wanted)
     raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
-
-
-def _is_fenced(conn: psycopg.Connection[Any], who: ProducerIdentity) -> bool:
-    row = conn.execute("select is_fenced(%s, %s)", (who.producer_id, who.incarnation)).fetchone()
-    assert row is not None
-    return bool(row[0])
-
-
-def _lock(conn: psycopg.Connection[Any], space_id: int, producer_id: str) -> _Space:
-    conn.execute(_TABLE)
-    conn.execute(_PRODUCER, (producer_id,))
-    row = conn.execute(
-        "select epoch_dimensions, lower_frontier from space"
-        " where space_id = %s and dropped_at is null for no key update",
-        (space_id,),
-    ).fetchone()
-    if row is None:
-        raise UnknownSpace(f"space {space_id} does not exist any more.")
-    held = conn.execute(
-        "select producer_id, incarnation, least from capability where space_id = %s and expired_at is null", (space_id,)
-    ).fetchall()
-    live = {id: LowerFrontier.from_epochs(map(tuple, least)) for id, _, least in held}
-    return _Space(
-        space_id, row[0], lower_frontier_from_json(row[1]), live, {id: incarnation for id, incarnation, _ in held}
-    )
-
-
-def _settle(conn: psycopg.Connection[Any], space: _Space, live: Mapping[str, LowerFrontier]) -> LowerFrontier:
-    """Write the space's new frontier. Where no publisher is left, all that has begun is completed."""
-    if live:
-        lower = LowerFrontier().meet(*live.values())
-    else:
-        lower = (space.lower or LowerFrontier()).after_completing(_begun(conn, space.space_id))
-    if lower != space.lower:
-        numbers = next((len(epoch) for epoch in lower.least), space.numbers)
-        conn.execute(
-            "update space set lower_frontier = %s, epoch_dimensions = %s, frontier_move_count = frontier_move_count + 1"
-            " where space_id = %s",
-            (_json(lower), numbers, space.space_id),
-        )
-    return lower
 
 
 def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:

@@ -33,54 +33,17 @@ COPIED_BYTES: Final = 4 * 1024 * 1024
 RETENTION_S: Final = 86400.0
 """How long staged blocks, and the record of an abandoned sink, are retained."""
 
-_FETCHED: Final = 64
-"""Blocks of closed streams fetched at a time."""
-
 _COPY = """
 copy staged_block
   (sink, batch, attempt, ordinal, stream_id, count, first_timestamp, last_timestamp, topics, codec, payload)
 from stdin (format binary)"""
 _TYPES = ["text", "int8", "uuid", "int4", "int8", "int4", "timestamptz", "timestamptz", "text[]", "int2", "bytea"]
 
-_ENTER = """
-insert into sink_batch as s (sink, batch, messages, single) values (%(sink)s, %(batch)s, %(messages)s, %(single)s)
-on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
- where s.batch < excluded.batch
-returning 1"""
-
-# In the order in which appends lock them.
-_LOCK = """
-select stream_id, state from stream
- where stream_id in (select stream_id from staged_block
-                      where sink = %(sink)s and batch = %(batch)s and attempt = any(%(attempts)s))
- order by stream_id for no key update"""
-
-_CLOSED = """
-select codec, payload, stream_id, count from staged_block
- where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)
- order by ordinal"""
-
-_REMOVE = """
-delete from staged_block
- where sink = %(sink)s and batch = %(batch)s and attempt = %(attempt)s and stream_id = any(%(streams)s)"""
-
-_PUBLISH = """
-with lot as (
-  select b.*, sum(b.count) over (partition by b.stream_id order by named.place, b.ordinal) as upto
-    from staged_block b join unnest(%(attempts)s::uuid[]) with ordinality as named (attempt, place) using (attempt)
-   where b.sink = %(sink)s and b.batch = %(batch)s),
-grown as (
-  update stream s set head = s.head + size.total
-    from (select stream_id, max(upto) as total from lot group by stream_id) as size, space p
-   where s.stream_id = size.stream_id and s.state = 'open' and p.space_id = s.space_id
-  returning s.stream_id, s.generation_id, s.head, size.total, p.lower_frontier),
-stored as (
-  insert into block (generation_id, stream_id, end_offset, count, first_timestamp, last_timestamp, topics,
-                     lower_frontier, codec, payload)
-  select g.generation_id, g.stream_id, g.head - g.total + l.upto, l.count, l.first_timestamp, l.last_timestamp,
-         l.topics, g.lower_frontier, l.codec, l.payload
-    from lot l join grown g on g.stream_id = l.stream_id)
-select stream_id, head, total from grown"""
+_ENTER = "select * from enter_sink_batch(%(sink)s, %(batch)s, %(messages)s, %(single)s)"
+_LOCK = "select * from lock_staged_streams(%(sink)s, %(batch)s, %(attempts)s)"
+_CLOSED = "select * from read_staged_blocks(%(sink)s, %(batch)s, %(attempt)s, %(streams)s, %(after)s::integer)"
+_REMOVE = "select delete_staged_blocks(%(sink)s, %(batch)s, %(attempt)s, %(streams)s)"
+_PUBLISH = "select * from append_staged_blocks(%(sink)s, %(batch)s, %(attempts)s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +117,7 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
 
 def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
     """Forget what is staged for this batch, and for earlier ones of its sink."""
-    conn.execute("delete from staged_block where sink = %s and batch <= %s", (write.sink, write.batch))
+    conn.execute("select discard_staged_blocks(%s, %s)", (write.sink, write.batch))
 
 
 def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float = RETENTION_S) -> int:
@@ -169,13 +132,12 @@ def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> in
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
     `SinkBatchOutOfOrder`."""
     who = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
-    if conn.execute(_ENTER, who).fetchone() is not None:
+    ((newest, stored),) = conn.execute(_ENTER, who).fetchall()
+    if newest is None:
         return None
-    newest = conn.execute("select batch, messages from sink_batch where sink = %s", (write.sink,)).fetchone()
-    assert newest is not None, "the row is locked since we looked, and was there"
-    if newest[0] > write.batch:
-        raise SinkBatchOutOfOrder(write.sink, write.batch, newest[0])
-    return int(newest[1])
+    if newest > write.batch:
+        raise SinkBatchOutOfOrder(write.sink, write.batch, newest)
+    return int(stored)
 
 
 def _publish(
@@ -194,7 +156,7 @@ def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid
     """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
     while attempts:
         who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
-        closed = [stream_id for stream_id, state in conn.execute(_LOCK, who).fetchall() if state != "open"]
+        closed = [stream_id for (stream_id,) in conn.execute(_LOCK, who).fetchall()]
         if not closed:
             break
         attempts = [each for attempt in attempts for each in (*_again(conn, write, attempt, closed), attempt)]
@@ -210,21 +172,26 @@ def _again(
     children.
     """
     what = {"sink": write.sink, "batch": write.batch, "attempt": attempt, "streams": closed}
-    with conn.cursor(name="closed", binary=True) as blocks:
-        blocks.itersize = _FETCHED
-        blocks.execute(_CLOSED, what)
-        first = blocks.fetchone()
-        if first is None:
-            return
-        # Accepted before, they go where their topic belongs now.
-        again = stage(conn, write, 0, _decoded(first, blocks))
+    blocks = _read_staged(conn, what)
+    first = next(blocks, None)
+    if first is None:
+        return
+    # Accepted before, they go where their topic belongs now.
+    again = stage(conn, write, 0, _decoded(chain([first], blocks)))
     conn.execute(_REMOVE, what)
     yield again.attempt
 
 
-def _decoded(first: Any, others: Iterable[Any]) -> Iterator[pa.RecordBatch]:
+def _read_staged(conn: psycopg.Connection[Any], what: dict[str, object]) -> Iterator[tuple[Any, ...]]:
+    after = -1
+    while rows := conn.execute(_CLOSED, {**what, "after": after}, binary=True).fetchall():
+        yield from rows
+        after = rows[-1][-1]
+
+
+def _decoded(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     """Staged blocks have no offsets yet: each is named as if its stream began with it."""
-    for codec, payload, stream_id, count in chain([first], others):
+    for codec, payload, stream_id, count, _ in blocks:
         yield decode_block(codec, payload, stream_id, count, count)
 
 

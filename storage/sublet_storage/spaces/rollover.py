@@ -30,12 +30,6 @@ _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 _T = TypeVar("_T")
 
 
-_READERS = """
-select distinct case grantee when 0 then 'public' else grantee::regrole::text end
-  from pg_class cross join lateral aclexplode(relacl)
- where oid = 'block'::regclass and privilege_type = 'SELECT' and grantee <> relowner"""
-
-
 @dataclass(frozen=True, slots=True)
 class _Parent:
     """A stream that is being closed, with the space it belonged to as that was before the change."""
@@ -101,20 +95,8 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
         {"space": space.space_id, "filter": space.filter.text},
     ).fetchone()
     assert row is not None
-    create_partition(conn, row[0])
+    conn.execute("select create_partition(%s)", (row[0],))
     return int(row[0])
-
-
-def create_partition(conn: psycopg.Connection[Any], generation_id: int) -> None:
-    """Make the table that holds the blocks of a generation. Whoever may read all of them may read it by its name; it is
-    nobody's by the database's default privileges."""
-    names = {"part": partition_table(generation_id), "id": sql.Literal(generation_id)}
-    conn.execute(sql.SQL("create table {part} (like block including all)").format(**names))
-    conn.execute(sql.SQL("revoke all on {part} from public").format(**names))
-    conn.execute(sql.SQL("alter table {part} alter payload set storage external").format(**names))
-    conn.execute(sql.SQL("alter table block attach partition {part} for values in ({id})").format(**names))
-    for (readers,) in conn.execute(_READERS).fetchall():
-        conn.execute(sql.SQL("grant select on {part} to {to}").format(part=names["part"], to=sql.SQL(readers)))
 
 
 def partition_table(generation_id: int) -> sql.Identifier:

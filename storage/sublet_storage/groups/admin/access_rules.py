@@ -11,17 +11,14 @@ import psycopg
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.clock import WHO
 
 MAX_ROWS = 100_000
 """Of rules, and of tokens: each node has all of them in memory."""
 
 _FULL = "select count(*) >= %s from (select from {} limit %s) as found"
 
-_ALLOW = f"""
-insert into access (principal, may, filter, group_name, granted_by) values (%s, %s, %s, %s, {WHO})
-on conflict do nothing returning true"""
-_REVOKE = "delete from access where (principal, may, filter, group_name) = (%s, %s, %s, %s) returning true"
+_ALLOW = "select allow_access(%s, %s, %s, %s)"
+_REVOKE = "select revoke_access(%s, %s, %s, %s)"
 _LIST = """
 select principal, may, filter, group_name, granted_by, granted_at from access
  where %(principal)s::text is null or principal in (%(principal)s, '*') order by 1, 2, 3, 4 limit %(limit)s"""
@@ -39,12 +36,12 @@ class GrantedRule:
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
     """Add a rule; False if it is there already. Raises `Conflict` where there are too many."""
     check_room(conn, "access")
-    return conn.execute(_ALLOW, _values(rule)).fetchone() is not None
+    return conn.execute(_ALLOW, _values(rule)).fetchone() == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
     """Take a rule away. Raises `NotFound` where there is none like that."""
-    if conn.execute(_REVOKE, _values(rule)).fetchone() is None:
+    if conn.execute(_REVOKE, _values(rule)).fetchone() != (True,):
         raise NotFound(
             f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
             f"`sublet access list {rule.principal}` shows those that there are."

@@ -10,19 +10,12 @@ import psycopg
 
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_storage.db.clock import WHO
 from sublet_storage.groups.admin.access_rules import check_room
 
-MAX_VALID = 2
-"""Tokens of one principal that are valid at a time: enough to replace one without a gap."""
-
 _LIVE = "revoked_at is null and expires_at > clock_timestamp()"
-_COUNT = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
-_MAKE = f"""
-insert into token (token_id, digest, principal, made_by, expires_at, note)
-values (%s, %s, %s, {WHO}, clock_timestamp() + make_interval(secs => %s), %s) returning expires_at"""
-_REVOKE = "update token set revoked_at = clock_timestamp() where token_id = %s and revoked_at is null returning true"
-_FIND = "select true from token where token_id = %s"
+_VALID = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
+_STORE = "select store_token(%s, %s, %s, %s, %s)"
+_REVOKE = "select revoke_token(%s)"
 _LIST = f"""
 select token_id, principal, made_by, made_at, expires_at, revoked_at, last_used, note, {_LIVE}
   from token order by principal, made_at"""
@@ -47,30 +40,27 @@ def make_token(
     conn: psycopg.Connection[Any], principal: str, lifetime_s: float, note: str = ""
 ) -> tuple[NewToken, datetime]:
     """Return a token that nobody has seen yet, and when it expires. Raises `Conflict` where the principal has two."""
-    with conn.transaction():
-        conn.execute("lock table token in share row exclusive mode")  # of two callers one is the second
-        check_room(conn, "token")
-        valid = [row[0] for row in conn.execute(_COUNT, (principal,)).fetchall()]
-        if len(valid) >= MAX_VALID:
-            raise Conflict(
-                f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and {MAX_VALID} are the limit: one "
-                f"in use and one to replace it. Revoke the older one first: `sublet access revoke-token {valid[0]}`."
-            )
-        new = NewToken.draw()
-        ((expires_at,),) = conn.execute(_MAKE, (new.token_id, new.digest, principal, lifetime_s, note)).fetchall()
+    check_room(conn, "token")
+    new = NewToken.draw()
+    ((expires_at,),) = conn.execute(_STORE, (new.token_id, new.digest, principal, lifetime_s, note)).fetchall()
+    if expires_at is None:
+        valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
+        raise Conflict(
+            f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and that is the limit: one in use and "
+            f"one to replace it. Revoke the older one first: `sublet access revoke-token {valid[0] if valid else 'ID'}`."
+        )
     return new, expires_at
 
 
 def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
     """Let a token count no more; False if it was revoked before. Raises `NotFound`."""
-    if conn.execute(_REVOKE, (token_id,)).fetchone() is not None:
-        return True
-    if conn.execute(_FIND, (token_id,)).fetchone() is None:
+    ((revoked,),) = conn.execute(_REVOKE, (token_id,)).fetchall()
+    if revoked is None:
         raise NotFound(
             f"token {token_id!r:.100}: there is none of that id, which is the 8 characters behind sub_. "
             "`sublet access tokens` shows all."
         )
-    return False
+    return bool(revoked)
 
 
 def list_tokens(conn: psycopg.Connection[Any]) -> list[TokenEntry]:

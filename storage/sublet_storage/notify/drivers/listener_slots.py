@@ -17,7 +17,7 @@ from sublet_protocol.domain.settings_base import parse_number
 from sublet_storage.db.connect import schema_name
 from sublet_storage.notify.changes import STREAM, ChangeNotification, MalformedNotification
 from sublet_storage.notify.codec import decode
-from sublet_storage.notify.drivers.postgres import ENDPOINT, channel_name, decode_payload, start_listening
+from sublet_storage.notify.drivers.postgres import DRIVER, channel_name, decode_payload, start_listening
 
 VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
 DEFAULT_LISTENER_SLOTS: Final = 8
@@ -30,7 +30,7 @@ _CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
 
 _TAKE = """
 select slot from generate_series(1, %(slots)s) slot
- where exists (select from node where notify_endpoint = %(endpoint)s and expires_at > clock_timestamp())
+ where exists (select from node where notify_driver = %(driver)s and expires_at > clock_timestamp())
    and pg_try_advisory_lock(%(class)s, slot) limit 1"""
 
 
@@ -51,7 +51,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     row = connection.execute("select pg_backend_pid()").fetchone()
     if row != (connection.info.backend_pid,):
         return False
-    wanted = {"slots": direct_listener_slots(), "endpoint": ENDPOINT, "class": _CLASS}
+    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": _CLASS}
     if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
     start_listening(connection, channel_name(schema_name()))

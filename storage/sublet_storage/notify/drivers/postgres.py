@@ -29,7 +29,8 @@ from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
-ENDPOINT = "postgres:"
+DRIVER = "postgres"
+ENDPOINT = f"{DRIVER}:"
 MAX_CHANNEL = 63
 PER_STATEMENT = 64
 MAX_WAITING = 1024
