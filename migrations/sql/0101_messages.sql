@@ -136,14 +136,15 @@ begin
   execute format('alter table %I alter payload set storage external', part);
   execute format('alter table block attach partition %I for values in (%s)', part, p_generation);
   for given in
-    select grantee::regrole as whom, string_agg(privilege_type, ', ') as rights, null::name as col
+    select grantee::regrole as whom, string_agg(privilege_type, ', ') as rights
       from pg_class c cross join aclexplode(c.relacl) where c.oid = 'block'::regclass and grantee not in (0, relowner)
      group by grantee
     union all
-    select grantee::regrole, string_agg(privilege_type, ', '), attname
-      from pg_attribute cross join aclexplode(attacl) where attrelid = 'block'::regclass and grantee <> 0 group by grantee, attname
+    select grantee::regrole, privilege_type || ' (' || string_agg(quote_ident(attname), ', ') || ')'
+      from pg_attribute cross join aclexplode(attacl) where attrelid = 'block'::regclass and grantee <> 0
+     group by grantee, privilege_type
   loop
-    execute format('grant %s on %I to %s', given.rights || coalesce(format(' (%I)', given.col), ''), part, given.whom);
+    execute format('grant %s on %I to %s', given.rights, part, given.whom);
   end loop;
 end $$;
 

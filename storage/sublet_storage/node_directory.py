@@ -28,8 +28,8 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_driver`: the notification driver that it
-    listens by. `is_draining`: it is to lead nothing any more."""
+    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach
+    it. `is_draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None

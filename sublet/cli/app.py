@@ -32,6 +32,7 @@ _MODULES = {
     "publish": "messages.publish",
     "consume": "messages.consume",
     "tail": "messages.tail",
+    "roles": "server.roles",
     "doctor": "server.doctor",
     "demo": "server.demo",
     "groups": "groups.describe",

@@ -83,9 +83,9 @@ def test_too_rare_renewals_are_refused() -> None:
 def test_a_node_struck_off_by_mistake_is_listed_again(database: str, conn: psycopg.Connection[Any]) -> None:
     listing = listed(database, "a", notify_endpoint="postgres:")
     (before,) = list_nodes(conn)
-    assert before.notify_endpoint == "postgres:"
+    assert before.notify_driver == "postgres"
     conn.execute("delete from node")
-    eventually(lambda: [entry.notify_endpoint for entry in list_nodes(conn)] == ["postgres:"])
+    eventually(lambda: [entry.notify_driver for entry in list_nodes(conn)] == ["postgres"])
     listing.deregister()
 
 

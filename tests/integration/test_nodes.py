@@ -120,11 +120,11 @@ def test_each_notify_endpoint_is_notified_once(conn: psycopg.Connection[Any]) ->
     for number, notify in enumerate(["postgres:", None, "postgres:", "zmq:tcp://127.0.0.1:7"]):
         register(conn, NodeRef(f"n{number}", "i", f"127.0.0.1:{number}"), 10, 1, notify_endpoint=notify)
     register(conn, OLD, 10, 1, notify_endpoint="zmq:tcp://127.0.0.1:9")
-    assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == OLD] == ["zmq:tcp://127.0.0.1:9"]
+    assert [entry.notify_driver for entry in list_nodes(conn) if entry.node == OLD] == ["zmq"]
     expire(conn, OLD)
     assert list_notify_endpoints(conn) == ["postgres:", "zmq:tcp://127.0.0.1:7"]
     register(conn, NEW, 10, 1)
-    assert [entry.notify_endpoint for entry in list_nodes(conn) if entry.node == NEW] == [None]
+    assert [entry.notify_driver for entry in list_nodes(conn) if entry.node == NEW] == ["poll"]
 
 
 def test_programs_are_never_shown_an_endpoint(

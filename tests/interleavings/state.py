@@ -8,7 +8,7 @@ import psycopg
 from psycopg import sql
 
 from sublet_storage.db.connect import schema_name
-from sublet_storage.spaces.rollover import create_partition, partition_table
+from sublet_storage.spaces.rollover import partition_table
 
 _TABLES = """
 select c.oid::regclass::text, c.relname, string_agg(quote_ident(a.attname), ', ' order by a.attnum)
@@ -47,7 +47,9 @@ class State:
         for generation_id, _ in found - self._partitions:
             self._conn.execute(sql.SQL("drop table {}").format(partition_table(generation_id)))
         for generation_id, _ in self._partitions - found:
-            create_partition(self._conn, generation_id)
+            made = f"create table block_{generation_id} (like block including all)"
+            attached = f"alter table block attach partition block_{generation_id} for values in ({generation_id})"
+            self._conn.execute(f"{made}; {attached}")
         self._conn.execute(self._put_back)
 
     def _found(self) -> set[tuple[int, bool]]:

@@ -26,8 +26,9 @@ from sqlalchemy import Connection, create_engine
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
-from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
+from sublet_protocol.domain.errors import Conflict, InvalidSetting, SchemaMismatch, Unavailable
 from sublet_storage.db.connect import check_released, connect, schema_name, schema_version, works_with
+from sublet_storage.db.roles import Role, create_statements, existing_roles, grant_statements
 from sublet_storage.node_directory import list_nodes
 from sublet_storage.spaces.space_changes import ensure_default
 
@@ -106,6 +107,27 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
             )
         check = partial(_refuse_under_nodes, version, target, compatible_from)
         _alembic_command(url, schema, command.downgrade, target or "base", check)
+
+
+def make_roles(url: str, schema: str | None = None) -> list[Role]:
+    """Create the roles of database users that are missing, and give all of them their rights; return the new ones.
+
+    Raises `Conflict` where this user may not create roles.
+    """
+    schema = schema_name(schema)
+    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
+        missing = [role for role in Role if role not in existing_roles(conn)]
+        try:
+            with conn.transaction():
+                for created in create_statements(conn, schema, missing):
+                    conn.execute(created)
+                _grant_rights(conn, schema)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise Conflict(
+                f"roles {', '.join(missing) or 'of sublet'}: {error.diag.message_primary}. Have a superuser read and "
+                "run what `sublet roles --sql` prints; `sublet migrate` keeps their rights from then on."
+            ) from None
+        return missing
 
 
 def current_version(url: str, schema: str | None = None) -> str | None:
@@ -226,6 +248,8 @@ def _grant_rights(driver: Any, schema: str) -> None:
     none can forget it: a function is executable by everybody from its creation on."""
     for statement in _NOTHING_FOR_PUBLIC:
         driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
+    for granted in grant_statements(driver, schema, existing_roles(driver)):
+        driver.execute(granted)
 
 
 @contextmanager

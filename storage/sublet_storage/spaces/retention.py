@@ -67,6 +67,11 @@ select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, fal
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
 
+_OWNER = """
+select relowner::regrole::text from pg_class
+ where oid = 'block'::regclass and not pg_has_role(relowner, 'usage') and pg_has_role(relowner, 'member')"""
+"""As whom a node that is a member of `sublet_node` detaches and drops; nobody, where it has the right itself."""
+
 _FIRST = ("", -1)
 """Before all producers and their streams."""
 
@@ -187,10 +192,13 @@ def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed)
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")
     try:
+        for (owner,) in conn.execute(_OWNER).fetchall():
+            conn.execute(f"set role {owner}")
         conn.execute(statement)
         return True
     except _LATER:
         return False
     finally:
         if not conn.closed:
+            conn.execute("reset role")
             conn.execute("select set_config('lock_timeout', %s, false)", (row[0],))

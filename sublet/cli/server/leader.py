@@ -155,6 +155,10 @@ def migrate(
             "--downgrade", help="Go back to an older one, given by --to, with the newer release's program: nodes first."
         ),
     ] = False,
+    roles: Annotated[
+        bool,
+        typer.Option("--roles", help="Create the roles of database users too, and grant them their rights."),
+    ] = False,
 ) -> None:
     """Create a database's tables, or bring them up to date.
 
@@ -165,11 +169,12 @@ def migrate(
 
     \b
       sublet migrate --database-url postgresql://me@db/app
+      sublet migrate --roles
       sublet migrate --to 0101 --downgrade
     """
     if back and to is None:
         raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
-    before, now, schema = _bring_up_to_date(cli, to, back)
+    before, now, schema = _bring_up_to_date(cli, to, back, roles)
     if cli.json:
         cli.print_json({"schema": schema, "from": before, "to": now})
     elif before == now:
@@ -179,10 +184,10 @@ def migrate(
 
 
 def _bring_up_to_date(
-    cli: CommandContext, to: str | None = None, back: bool = False
+    cli: CommandContext, to: str | None = None, back: bool = False, roles: bool = False
 ) -> tuple[str | None, str | None, str]:
     """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
-    from sublet_storage.bootstrap.migrate import current_version, downgrade
+    from sublet_storage.bootstrap.migrate import current_version, downgrade, make_roles
     from sublet_storage.bootstrap.migrate import migrate as upgrade
     from sublet_storage.db.connect import schema_name
     from sublet_storage.db.database_url import database_url
@@ -190,6 +195,8 @@ def _bring_up_to_date(
     def change(url: str) -> tuple[str | None, str | None, str]:
         before = current_version(url)
         (downgrade if back else upgrade)(url, to=to)
+        if roles:
+            make_roles(url)
         return before, current_version(url), schema_name()
 
     given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)

@@ -47,7 +47,7 @@ def make_token(
         valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
         raise Conflict(
             f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and that is the limit: one in use and "
-            f"one to replace it. Revoke the older one first: `sublet access revoke-token {valid[0] if valid else 'ID'}`."
+            f"one to replace it. Revoke the older one first: `sublet access revoke-token {next(iter(valid), 'ID')}`."
         )
     return new, expires_at
 

@@ -1,0 +1,308 @@
+"""The roles of database users, and what each may do: one table, from which grants and comparisons are made.
+
+A role cannot log in; users are its members. Whoever owns the tables may do all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import psycopg
+
+Connection = psycopg.Connection[Any]
+
+
+class Role(StrEnum):
+    """What a database user is a member of."""
+
+    PUBLISH = "sublet_publish"  # publishes by SQL
+    APPEND = "sublet_append"  # publishes by the library, and from Spark
+    CONSUME = "sublet_consume"  # has sessions, reads history
+    OPERATE = "sublet_operate"  # looks after groups, spaces, nodes and access
+    NODE = "sublet_node"  # is a leader node
+
+
+_LETTERS: Final = {"r": "select", "s": "select", "a": "insert", "w": "update", "d": "delete", "x": "execute"}
+
+_HIDDEN: Final = {
+    "block": {"payload"},
+    "staged_block": {"payload"},
+    "outbox": {"key", "value", "headers"},
+    "outbox_rejected": {"key", "value", "headers"},
+    "node": {"notify_endpoint"},
+    "token": {"digest"},
+}
+"""Columns that are not selected where the table below has an s: messages, and what lets in whoever has it."""
+
+# r select, s select without the columns above, a insert, w update, d delete, x execute. A right on `block` is one on
+# each partition too; one on `table.column` is on that column alone. What has no row here, a test finds.
+_TABLE: Final = """
+                          publish append consume operate node
+alembic_version           r       r      r       r       r
+space                     -       r      r       raw     rawd
+generation                -       r      r       raw     rawd
+stream                    -       r      r       raw     rawd
+block                     -       -      r       s       rawd
+payload_location          -       -      r       r       rawd
+payload_object            -       -      -       r       rawd
+producer                  -       -      -       r       rawd
+capability                -       -      -       r       rawd
+staged_block              -       a      -       s       rawd
+sink_batch                -       -      -       r       rawd
+outbox                    -       -      -       s       rawd
+outbox_rejected           -       -      -       s       rawd
+node                      -       r      s       r       rawd
+node.draining             -       -      -       w       -
+timeline                  -       -      -       r       rawd
+leadership                -       -      -       raw     rawd
+consumer_group            -       -      -       raw     rawd
+lending                   -       -      -       rawd    rawd
+lending_history           -       -      -       ra      rawd
+consumed_frontier         -       -      -       rawd    rawd
+session_epoch             -       -      -       r       rawd
+access                    -       -      -       r       r
+access_history            -       -      -       r       r
+token                     -       -      -       s       r
+token.last_used           -       -      -       -       w
+publish()                 x       -      -       -       x
+insert_outbox_row()       -       -      -       -       x
+message_headers()         -       -      -       -       x
+headers_size()            -       -      -       -       x
+headers_bytes()           -       -      -       -       x
+check_topic()             -       -      -       -       x
+topic_levels()            -       -      -       -       x
+reject_message()          -       -      -       -       x
+append_block()            -       x      -       -       x
+check_block()             -       -      -       -       x
+check_producer()          -       -      -       -       x
+register_producer()       -       x      -       -       x
+record_rejection()        -       -      -       -       x
+producer_lock()           -       -      -       -       x
+is_fenced()               -       -      -       -       x
+lock_producer()           -       x      -       -       x
+hold_epochs()             -       x      -       -       x
+renew_epochs()            -       x      -       -       x
+release_epochs()          -       x      -       -       x
+settle_epochs()           -       -      -       -       x
+complete_epochs()         -       -      -       -       x
+enter_sink_batch()        -       x      -       -       x
+lock_staged_streams()     -       x      -       -       x
+read_staged_blocks()      -       x      -       -       x
+delete_staged_blocks()    -       x      -       -       x
+discard_staged_blocks()   -       x      -       -       x
+append_staged_blocks()    -       x      -       -       x
+epoch_at_or_before()      -       -      x       x       x
+frontier_admits()         -       -      x       x       x
+is_covered()              -       -      x       x       x
+merge_upper_frontier()    -       -      -       -       x
+least_epochs()            -       -      -       -       x
+are_epoch_bounds()        -       -      -       -       x
+is_consumed_frontier()    -       -      -       -       x
+offset_at_time()          -       -      x       x       x
+appended_at()             -       -      x       x       x
+payload_locations_of()    -       -      x       x       x
+advance()                 -       -      x       -       x
+read_progress()           -       -      x       -       x
+read_consumed_frontier()  -       -      x       -       x
+read_planned_ranges()     -       -      x       -       x
+ahead_of()                -       -      x       -       x
+next_session_epoch()      -       -      x       -       x
+last_session_epoch()      -       -      -       x       x
+is_session()              -       -      -       -       x
+timeline_now()            -       -      -       x       x
+timeline_ahead()          -       -      -       x       x
+create_partition()        -       -      -       x       x
+refuse_isolation()        -       -      -       -       -
+note_access()             -       -      -       -       -
+allow_access()            -       -      -       x       -
+revoke_access()           -       -      -       x       -
+store_token()             -       -      -       x       -
+revoke_token()            -       -      -       x       -
+"""
+
+_FOUND = """
+select c.relname::text, null, c.relispartition,
+       (select array_agg(a.attname::text order by a.attnum) from pg_attribute a
+         where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+  from pg_class c where c.relnamespace = to_regnamespace(%(schema)s) and c.relkind in ('r', 'p', 'v', 'm')
+union all
+select p.proname::text, oidvectortypes(p.proargtypes), false, '{}'
+  from pg_proc p where p.pronamespace = to_regnamespace(%(schema)s)
+ order by 1, 2"""
+
+_RIGHTS = """
+with whose as materialized (select %(schema)s::regnamespace as schema, %(user)s::name as name),
+found as (select c.oid, c.relname, c.relkind from pg_class c, whose where c.relnamespace = whose.schema),
+tables as (
+  select oid, relname, privilege, has_table_privilege(whose.name, oid, privilege) as has
+    from found, whose,
+         unnest('{select, insert, update, delete, truncate, references, trigger}'::text[]) as u (privilege)
+   where relkind in ('r', 'p', 'v', 'm'))
+select privilege, relname::text, null from tables where has
+union all
+select privilege, relname, attname
+  from tables t join pg_attribute a on a.attrelid = t.oid and a.attnum > 0 and not a.attisdropped, whose
+ where not t.has and privilege in ('select', 'insert', 'update', 'references')
+   and has_column_privilege(whose.name, t.oid, a.attnum, privilege)
+union all
+select privilege, relname, null from found, whose, unnest(array['usage', 'select', 'update']) as u (privilege)
+ where relkind = 'S' and has_sequence_privilege(whose.name, oid, privilege)
+union all
+select 'execute', format('%%s(%%s)', proname, oidvectortypes(p.proargtypes)), null
+  from pg_proc p join whose on p.pronamespace = whose.schema where has_function_privilege(whose.name, p.oid, 'execute')
+union all
+select privilege, 'schema', null from whose, unnest(array['usage', 'create']) as u (privilege)
+ where has_schema_privilege(whose.name, whose.schema, privilege)"""
+
+
+_OWNER = """
+select quote_ident(rolname) from pg_roles where not rolsuper and oid = coalesce(
+  (select relowner from pg_class where oid = to_regclass(quote_ident(%(schema)s) || '.block')),
+  (select nspowner from pg_namespace where nspname = %(schema)s))"""
+
+_MEMBERS = """
+select r.rolname, array(select m.rolname::text from pg_auth_members a join pg_roles m on m.oid = a.member
+                         where a.roleid = r.oid and m.rolname <> current_user order by 1)
+  from pg_roles r where r.rolname = any(%s)"""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DatabaseRight:
+    """A privilege on a table, a function (with its arguments), the schema, or one column of a table."""
+
+    privilege: str
+    on: str
+    column: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A table or a function of the schema. `listed`: its row in the table above."""
+
+    name: str
+    listed: str
+    columns: tuple[str, ...]
+
+
+def _parse() -> dict[str, dict[Role, str]]:
+    rows = [line.split() for line in _TABLE.splitlines() if line][1:]
+    return {name: dict(zip(Role, letters, strict=True)) for name, *letters in rows}
+
+
+RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
+"""The table above: {object: {role: letters}}."""
+
+
+def list_unknown(conn: Connection, schema: str) -> list[str]:
+    """Return the tables and functions of the schema that no role's rights are known of."""
+    return [found.listed for found in _find(conn, schema) if found.listed not in RIGHTS]
+
+
+def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabaseRight]:
+    """Return what members of these roles may do with the schema as it is."""
+    wanted = list(roles)
+    rights = {right for found in _find(conn, schema) for role in wanted for right in _of(found, role)}
+    whole = {(right.privilege, right.on) for right in rights if right.column is None}
+    rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in whole}
+    return frozenset(rights | ({DatabaseRight("usage", "schema")} if wanted else set()))
+
+
+def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseRight]:
+    """Return what a user, a role or `public` may do with the schema; a column's only where not all of the table are."""
+    rows = conn.execute(_RIGHTS, {"schema": schema, "user": user}).fetchall()
+    return frozenset(DatabaseRight(*row) for row in rows)
+
+
+def existing_roles(conn: Connection) -> list[Role]:
+    """Return those that the server has."""
+    rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(Role),)).fetchall()
+    return sorted((Role(name) for (name,) in rows), key=list(Role).index)
+
+
+def create_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:
+    """Yield what makes these roles. A node drops partitions as the owner, which it is a member of without having its
+    rights otherwise; never of a superuser."""
+    for role in roles:
+        yield f"create role {role} nologin{' noinherit' if role is Role.NODE else ''}"
+        if role is Role.NODE and (owner := dropping_role(conn, schema)) is not None:
+            yield f"grant {owner} to {role}"
+
+
+def dropping_role(conn: Connection, schema: str) -> str | None:
+    """Return the owner of the blocks, quoted, as whom a node drops partitions; None where that is a superuser."""
+    row = conn.execute(_OWNER, {"schema": schema}).fetchone()
+    return None if row is None else str(row[0])
+
+
+def script(conn: Connection, schema: str) -> list[str]:
+    """Return statements that make the roles that are missing and give all of them their rights. They may be run
+    again."""
+    made = []
+    for role in Role:
+        created, *granted = create_statements(conn, schema, [role])
+        made += [f"do $$ begin {created}; exception when duplicate_object then null; end $$", *granted]
+    return [f"{each};" for each in (*made, "begin", *grant_statements(conn, schema, Role), "commit")]
+
+
+def list_members(conn: Connection) -> list[tuple[Role, list[str] | None]]:
+    """Return the roles, each with its direct members; None where there is no such role."""
+    there = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
+    return [(role, there.get(role)) for role in Role]
+
+
+def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:
+    """Yield what gives these roles their rights on the schema as it is, and takes away all others."""
+    wanted = list(roles)
+    if not wanted:
+        return
+    everyone = ", ".join(wanted)
+    for kind in ("tables", "routines", "sequences"):
+        yield f'revoke all on all {kind} in schema "{schema}" from {everyone}'
+    yield f'revoke all on schema "{schema}" from {everyone}'
+    yield f'grant usage on schema "{schema}" to {everyone}'
+    found = _find(conn, schema)
+    for role in wanted:
+        objects = defaultdict(list)
+        for one in found:
+            if privileges := ", ".join(_phrases(one, role)):
+                objects[privileges].append(f'  "{schema}".{one.name}')
+        for privileges, names in objects.items():
+            kind = " function" if privileges == "execute" else ""
+            listed = ",\n".join(names)
+            yield f"grant {privileges} on{kind}\n{listed}\nto {role}"
+
+
+def _find(conn: Connection, schema: str) -> list[_Found]:
+    found = []
+    for name, arguments, is_partition, columns in conn.execute(_FOUND, {"schema": schema}).fetchall():
+        if arguments is None:
+            found.append(_Found(name, "block" if is_partition else name, tuple(columns)))
+        else:
+            found.append(_Found(f"{name}({arguments})", f"{name}()", ()))
+    return found
+
+
+def _of(found: _Found, role: Role) -> Iterator[DatabaseRight]:
+    for privilege, columns in _columns(found, role):
+        for column in columns or (None,):
+            yield DatabaseRight(privilege, found.name, column)
+
+
+def _phrases(found: _Found, role: Role) -> Iterator[str]:
+    """Yield the privileges as GRANT has them."""
+    for privilege, columns in _columns(found, role):
+        yield f"{privilege} ({', '.join(columns)})" if columns else privilege
+
+
+def _columns(found: _Found, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each privilege, and on which columns it is; on none: on all."""
+    for letter in RIGHTS.get(found.listed, {}).get(role, "-").strip("-"):
+        hidden = _HIDDEN[found.listed] if letter == "s" else frozenset()
+        yield _LETTERS[letter], tuple(each for each in found.columns if each not in hidden) if hidden else ()
+    for column in found.columns:
+        for letter in RIGHTS.get(f"{found.listed}.{column}", {}).get(role, "-").strip("-"):
+            yield _LETTERS[letter], (column,)

@@ -1,0 +1,52 @@
+"""`sublet roles`: the roles of database users."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sublet.cli.base.command import CommandContext, command
+
+
+def roles(
+    cli: CommandContext,
+    sql: Annotated[
+        bool, typer.Option("--sql", help="Print the statements that make them and grant their rights.")
+    ] = False,
+) -> None:
+    """Show the roles of database users, and who is a member of which.
+
+    A member of sublet_publish, sublet_append, sublet_consume, sublet_operate or sublet_node may do what it takes to
+    publish by SQL, to publish with the library or Spark, to consume, to operate, to run a node; see docs/roles.md.
+    What --sql prints is to be read, and run by a superuser of the database. It may be run again.
+
+    Example:
+
+    \b
+      sublet roles
+      sublet roles --sql > roles.sql
+      psql -f roles.sql && psql -c 'grant sublet_consume to reports'
+    """
+    from sublet_storage.db.connect import schema_name
+    from sublet_storage.db.roles import list_members, script
+
+    with cli.open_connection() as connection:
+        if sql:
+            statements = script(connection, schema_name())
+            if cli.json:
+                cli.print_json({"statements": statements})
+            else:
+                cli.write_lines(statements)
+            return
+        members = list_members(connection)
+    if cli.json:
+        cli.print_json(
+            {"roles": [{"role": role, "exists": who is not None, "members": who or []} for role, who in members]}
+        )
+    else:
+        shown = [(role, "-" if who is None else ", ".join(who) or "nobody") for role, who in members]
+        cli.print_table(("ROLE", "MEMBERS"), shown)
+
+
+COMMANDS = {"roles": command(roles)}
