@@ -217,6 +217,11 @@ def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseR
     return frozenset(DatabaseRight(*row) for row in rows)
 
 
+def missing_rights(wanted: frozenset[DatabaseRight], has: frozenset[DatabaseRight]) -> frozenset[DatabaseRight]:
+    """Return those that are wanted and not there; a right on a table is one on each of its columns."""
+    return frozenset(right for right in wanted - has if DatabaseRight(right.privilege, right.on) not in has)
+
+
 def existing_roles(conn: Connection) -> list[Role]:
     """Return those that the server has."""
     rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(Role),)).fetchall()

@@ -12,8 +12,9 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.address import is_tls, split_node_address
-from sublet_storage.db.connect import ISOLATION, schema_name
-from sublet_storage.doctor.privileges import CONSUMERS, NODES, PUBLISHERS, find_missing_privileges, grant_statement
+from sublet_storage.db.connect import ISOLATION
+from sublet_storage.db.roles import Role
+from sublet_storage.doctor.privileges import compare_rights
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.groups.status.diagnosis import lower_head
@@ -88,9 +89,8 @@ def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
     """What could not be looked at is a finding too, and hides nothing of the others."""
     detail = f"it cannot be looked at: {' '.join(str(error).split())}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return DoctorFinding(
-            check, Severity.ERROR, detail, f"{grant_statement(schema_name(), 'USER', CONSUMERS)} lets it be read."
-        )
+        hint = f"Where it matters, run this as a member of {Role.OPERATE}."
+        return DoctorFinding(check, Severity.WARNING, detail, hint)
     return DoctorFinding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 
 
@@ -103,18 +103,28 @@ def _server(connection: Connection) -> DoctorFinding:
 
 
 def _rights(connection: Connection) -> DoctorFinding:
-    """Who cannot read what consumers do is of no use here; a user may be meant for them alone."""
-    (row,) = connection.execute("select current_user, current_schema()").fetchall()
-    user, schema = row
-    found = find_missing_privileges(connection)
-    if not found:
-        return DoctorFinding("rights", Severity.OK, f"{user} may do all that nodes, publishers and consumers do")
-    whose = next(each for each in (CONSUMERS, PUBLISHERS, NODES) if each in found)
-    detail = "; ".join(f"for {each} it lacks {', '.join(rights)}" for each, rights in found.items())
-    hint = f"Unless they run as another user, the owner of the tables says: {grant_statement(schema, user, whose)}"
-    return DoctorFinding(
-        "rights", Severity.ERROR if whose == CONSUMERS else Severity.WARNING, f"{user}: {detail}", hint
-    )
+    """Compare with the roles that the user is a member of; whoever owns the tables may do all."""
+    found = compare_rights(connection)
+    if found.is_owner:
+        return DoctorFinding("rights", Severity.OK, f"{found.user} owns the tables, or is a superuser: it may do all")
+    if not found.roles:
+        role, lacks = min(found.lacking.items(), key=lambda each: sum(map(len, each[1])))
+        detail = f"{found.user} is a member of no role of sublet's. For {role} it lacks {'; '.join(lacks)}"
+        hint = f'Make it a member of one: grant {role} to "{found.user}". `sublet roles --sql` makes the roles.'
+        return DoctorFinding("rights", Severity.ERROR, detail, hint)
+    is_what = "is a member of" if found.is_member else "has, as a member of no role, the rights of"
+    detail = f"{found.user} {is_what} {', '.join(found.roles)}"
+    if found.missing:
+        detail += f", and lacks {'; '.join(found.missing)}"
+        return DoctorFinding("rights", Severity.ERROR, detail, "The owner of the tables runs: sublet migrate --roles")
+    if found.excess:
+        detail += f", and may, beyond that, {'; '.join(found.excess)}"
+        hint = "Revoke what was granted to it, or to PUBLIC; what its role has too much, sublet migrate --roles takes."
+        return DoctorFinding("rights", Severity.WARNING, detail, hint)
+    if found.drop_hint:
+        detail += ", and cannot drop the messages that retention has taken"
+        return DoctorFinding("rights", Severity.WARNING, detail, found.drop_hint)
+    return DoctorFinding("rights", Severity.OK, f"{detail}, and may do no more than that")
 
 
 def _durability(connection: Connection) -> DoctorFinding:

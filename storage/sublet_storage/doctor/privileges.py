@@ -1,68 +1,79 @@
-"""The present user's rights on the tables, compared with what consumers, publishers and nodes need; reads only."""
+"""The present user's rights, compared with those of the roles that it is a member of; reads only."""
 
 from __future__ import annotations
 
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
 
-_READ = (
-    "space",
-    "generation",
-    "stream",
-    "block",
-    "consumer_group",
-    "leadership",
-    "lending",
-    "lending_history",
-    "node",
-    "payload_location",
-)
-_PUBLISHED = {
-    "select": ("space", "generation", "stream", "block", "producer", "capability", "staged_block", "sink_batch"),
-    "insert": ("block", "producer", "capability", "staged_block", "sink_batch"),
-    "update": ("space", "stream", "producer", "capability", "sink_batch"),
-    "delete": ("capability", "staged_block"),
-}
-CONSUMERS, PUBLISHERS, NODES = "consumers", "publishers", "nodes"
+from sublet_storage.db.connect import schema_name
+from sublet_storage.db.roles import DatabaseRight, Role, expected_rights, missing_rights, read_rights
 
-_MISSING = """
-with kept as (select oid, relname as name from pg_class
-               where relnamespace = current_schema()::regnamespace and relkind in ('r', 'p'))
-select needed.who, needed.what || ' on ' || string_agg(needed.name, ', ' order by needed.name)
-  from (select * from unnest(%(who)s::text[], %(what)s::text[], %(name)s::text[]) as given (who, what, name)
-        union all
-        select %(nodes)s, what, name from kept, unnest(array['select', 'insert', 'update', 'delete']) as u (what)
-       ) as needed join kept using (name)
- where not has_table_privilege(kept.oid, needed.what) group by needed.who, needed.what
-union all
-select %(nodes)s, 'execute on ' || string_agg(distinct proname, ', ') from pg_proc
- where pronamespace = current_schema()::regnamespace and not has_function_privilege(oid, 'execute')
-having count(*) > 0
- order by 1, 2"""
+_USER = """
+select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_role(c.relowner, 'member'),
+       quote_ident(o.rolname), o.rolsuper,
+       array(select r.rolname::text from pg_roles r where r.rolname = any(%s) and pg_has_role(r.oid, 'usage'))
+  from pg_roles u, pg_class c join pg_roles o on o.oid = c.relowner
+ where u.rolname = current_user and c.oid = to_regclass(quote_ident(%s) || '.block')"""
+
+_PARTITION = re.compile(r"block_[0-9]+")
 
 
-def find_missing_privileges(connection: psycopg.Connection[Any]) -> dict[str, list[str]]:
-    """Return {consumers, publishers or nodes: the rights that they need and this user has not, such as `insert on
-    block`}.
+@dataclass(frozen=True, slots=True)
+class UserRights:
+    """What a user may do. `is_owner`: all. `roles`: those that it is a member of, or that it has the rights of.
+    `missing` and `excess` are of these roles; with no role, of `lacking`."""
 
-    Publishers are those that publish with epochs, and from Spark, as well. Tables that a schema of another version does
-    not have are not needed.
-    """
-    needed = [(CONSUMERS, "select", name) for name in _READ]
-    needed += [(PUBLISHERS, what, name) for what, names in _PUBLISHED.items() for name in names]
-    who, what, name = (list(column) for column in zip(*needed, strict=True))
-    found: dict[str, list[str]] = {}
-    parameters = {"who": who, "what": what, "name": name, "nodes": NODES}
-    for whose, right in connection.execute(_MISSING, parameters).fetchall():
-        found.setdefault(whose, []).append(right)
-    return found
+    user: str
+    is_owner: bool = False
+    is_member: bool = False
+    roles: tuple[Role, ...] = ()
+    missing: tuple[str, ...] = ()
+    excess: tuple[str, ...] = ()
+    lacking: dict[Role, tuple[str, ...]] = field(default_factory=dict)
+    drop_hint: str | None = None
+    """Of a node that cannot drop what retention has taken: what helps."""
 
 
-def grant_statement(schema: str, user: str, for_whom: str) -> str:
-    """Return what the owner of the schema executes so that the user may be a consumer, a publisher or a node."""
-    rights = "select" if for_whom == CONSUMERS else "select, insert, update, delete"
-    return (
-        f'grant usage on schema {schema} to "{user}"; grant {rights} on all tables in schema {schema} to "{user}"; '
-        f'grant execute on all functions in schema {schema} to "{user}"'
-    )
+def compare_rights(conn: psycopg.Connection[Any]) -> UserRights:
+    """Compare the rights of the present user with those of its roles; of none, with each role's."""
+    schema = schema_name()
+    rows = conn.execute(_USER, (list(Role), schema)).fetchall()
+    user, is_super, is_owner, may_drop, owner, is_owner_super, member_of = rows[0]
+    if is_super or is_owner:
+        return UserRights(user, is_owner=True)
+    has = read_rights(conn, schema, user)
+    if not member_of:
+        lacking = {role: missing_rights(expected_rights(conn, schema, [role]), has) for role in Role}
+        fitting = tuple(role for role, missing in lacking.items() if not missing)
+        if not fitting:
+            return UserRights(user, lacking={role: describe(missing) for role, missing in lacking.items()})
+        return UserRights(user, roles=fitting, excess=describe(has - expected_rights(conn, schema, fitting)))
+    roles = tuple(role for role in Role if role in member_of)
+    wanted, hint = expected_rights(conn, schema, roles), None
+    if Role.NODE in roles and not may_drop:
+        hint = f"A superuser says: grant {owner} to {Role.NODE}"
+        if is_owner_super:
+            hint = (
+                "Have the tables owned by a role that is no superuser, and is granted to sublet_node (docs/roles.md)."
+            )
+    missing, excess = describe(missing_rights(wanted, has)), describe(has - wanted)
+    return UserRights(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
+
+
+def describe(rights: Iterable[DatabaseRight]) -> tuple[str, ...]:
+    """Return them as text, such as `select on space, stream` or `select on node (name, address)`."""
+    columns, objects = defaultdict(set), defaultdict(set)
+    for right in sorted(rights, key=lambda right: (right.privilege, right.on, right.column or "")):
+        name = "partitions of block" if _PARTITION.fullmatch(right.on) else right.on
+        if right.column is None:
+            objects[right.privilege].add(name)
+        else:
+            columns[right.privilege, name].add(right.column)
+    for (privilege, name), of in columns.items():
+        objects[privilege].add(f"{name} ({', '.join(sorted(of))})")
+    return tuple(f"{privilege} on {', '.join(sorted(names))}" for privilege, names in sorted(objects.items()))

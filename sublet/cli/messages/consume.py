@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -152,12 +152,15 @@ def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list
 
 def _lacking(url: str, subscription: Subscription) -> str | None:
     """Return the reason, from the database, why nothing is granted."""
+    from psycopg.errors import InsufficientPrivilege
+
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
 
     if not _live(url):
         return "No leader node is listed in the database: start one with `sublet leader`."
-    with connect(url, application_name="sublet consume") as connection:
+    group = None
+    with suppress(InsufficientPrivilege), connect(url, application_name="sublet consume") as connection:
         group = group_lifecycle.find_live(connection, subscription)
     if group is None or group.desired_state.pause_reason is None:
         return None
@@ -180,12 +183,15 @@ def _silence(nodes: list[str]) -> str | None:
 
 
 def _check(url: str, subscription: Subscription) -> None:
-    """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`."""
+    """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`. Who may not read what groups there are
+    hears the first from a node."""
+    from psycopg.errors import InsufficientPrivilege
+
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.group_errors import undeclared_queue_error
 
-    with connect(url, application_name="sublet consume") as connection:
+    with suppress(InsufficientPrivilege), connect(url, application_name="sublet consume") as connection:
         if subscription.kind == "queue" and group_lifecycle.find_live(connection, subscription) is None:
             raise undeclared_queue_error(subscription)
     versions = {entry.protocol_version for entry in _live(url)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from sublet.cli.base.command import CommandContext, command
@@ -40,7 +40,8 @@ def doctor(cli: CommandContext) -> int:
             findings += run_checks(connection, time.time(), PROTOCOL_VERSION)
             findings += _payloads(connection)
     except psycopg.errors.InsufficientPrivilege as error:
-        findings.append(check_failed("database", error))
+        hint = "Make this user a member of a role: `sublet roles`, docs/roles.md."
+        findings.append(replace(check_failed("database", error), state=Severity.ERROR, hint=hint))
     except SubletError as error:
         what, _, hint = str(error).partition(". ")
         findings.append(DoctorFinding("database", Severity.ERROR, what, hint or None))

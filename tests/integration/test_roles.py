@@ -1,0 +1,250 @@
+"""What members of each role may do with the tables and functions: what the table of `sublet_storage.db.roles` says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet_protocol.domain.errors import Conflict
+from sublet_storage.bootstrap.migrate import downgrade, make_roles, migrate
+from sublet_storage.db.connect import connect
+from sublet_storage.db.roles import (
+    RIGHTS,
+    DatabaseRight,
+    Role,
+    existing_roles,
+    expected_rights,
+    list_members,
+    list_unknown,
+    missing_rights,
+    read_rights,
+    script,
+)
+from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
+from sublet_storage.spaces.space_changes import create_space
+from tests.integration.cli_kit import a_shell, done, refused
+from tests.role_kit import OWNER, RoleWorld, a_role_world
+
+pytestmark = pytest.mark.conforms("X6")
+
+PUBLIC = "public"
+
+
+@pytest.fixture(scope="module")
+def shared_world() -> Iterator[RoleWorld]:
+    with a_role_world() as world:
+        yield world
+
+
+@pytest.fixture
+def world(shared_world: RoleWorld) -> RoleWorld:
+    """With the rights that the table says, whatever a test before has changed."""
+    make_roles(shared_world.admin)
+    return shared_world
+
+
+@pytest.fixture
+def admin(world: RoleWorld) -> Iterator[psycopg.Connection[Any]]:
+    with connect(world.admin) as conn:
+        yield conn
+
+
+def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabaseRight]]:
+    """{who: rights that the table does not say}; a right that it says and nobody has fails."""
+    found = {}
+    for who in (*Role, PUBLIC):
+        expected = expected_rights(conn, "sublet", () if who == PUBLIC else (Role(who),))
+        has = read_rights(conn, "sublet", who)
+        assert missing_rights(expected, has) == frozenset(), who
+        if has != expected:
+            found[str(who)] = sorted(has - expected, key=str)
+    return found
+
+
+def test_each_role_may_do_what_the_table_says(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """After migrations up and down, and of partitions that are made later."""
+    assert list_unknown(admin, "sublet") == []
+    assert too_much(admin) == {}
+    with connect(world.of(Role.OPERATE)) as operator:
+        create_space(operator, "more", "more/#")
+    assert admin.execute("select count(*) from pg_inherits where inhparent = 'block'::regclass").fetchone() == (3,)
+    assert too_much(admin) == {}
+    downgrade(world.owner)
+    assert too_much(admin) == {}
+    assert admin.execute("select count(*) from pg_proc where pronamespace = 'sublet'::regnamespace").fetchone() == (0,)
+    migrate(world.owner)
+    assert list_unknown(admin, "sublet") == []
+    assert too_much(admin) == {}
+
+
+def test_each_row_of_the_table_is_of_something(admin: psycopg.Connection[Any]) -> None:
+    functions = "select proname || '()' from pg_proc where pronamespace = 'sublet'::regnamespace"
+    tables = "select relname from pg_class where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p')"
+    there = {name for (name,) in admin.execute(f"{functions} union {tables}").fetchall()}
+    assert {name.partition(".")[0] for name in RIGHTS} - there == set()
+
+
+def test_what_has_no_row_is_found(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """And nobody may do anything with it but its owner."""
+    with connect(world.owner) as owner:
+        owner.execute("create function extra() returns integer language sql as 'select 1'")
+        owner.execute("create table more (x integer)")
+        owner.execute("grant select on more to sublet_consume")
+        assert list_unknown(admin, "sublet") == ["extra()", "more"]
+        assert set(too_much(admin)) == {PUBLIC, *Role}, "a function is everybody's when it is made"
+        make_roles(world.admin)
+        assert too_much(admin) == {}
+        owner.execute("drop function extra; drop table more")
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "found"),
+    [
+        ("select on space", Role.PUBLISH, DatabaseRight("select", "space")),
+        ("update (head) on stream", Role.APPEND, DatabaseRight("update", "stream", "head")),
+        ("select on token", Role.OPERATE, DatabaseRight("select", "token")),
+        ("execute on function is_fenced", PUBLIC, DatabaseRight("execute", "is_fenced(text, bigint)")),
+        ("usage on sequence space_space_id_seq", PUBLIC, DatabaseRight("usage", "space_space_id_seq")),
+        ("create on schema sublet", Role.NODE, DatabaseRight("create", "schema")),
+    ],
+)
+def test_a_right_too_much_is_found(
+    world: RoleWorld, admin: psycopg.Connection[Any], given: str, to: str, found: DatabaseRight
+) -> None:
+    admin.execute(f"grant {given} to {to}")
+    assert found in too_much(admin)[to]
+    make_roles(world.admin)
+    assert too_much(admin) == {}
+
+
+def test_a_migration_grants_again(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    admin.execute("revoke all on all tables in schema sublet from sublet_consume; grant select on token to sublet_node")
+    downgrade(world.owner)
+    migrate(world.owner)
+    assert too_much(admin) == {}
+
+
+def test_owners_functions_are_the_owners(admin: psycopg.Connection[Any]) -> None:
+    rows = admin.execute(
+        "select proname, proowner::regrole::text, proconfig from pg_proc"
+        " where pronamespace = 'sublet'::regnamespace and prosecdef"
+    ).fetchall()
+    assert {"append_block", "hold_epochs", "create_partition", "append_staged_blocks"} <= {name for name, *_ in rows}
+    assert {tuple(rest) for _, *rest in ((name, owner, *config) for name, owner, config in rows)} == {
+        (OWNER, "search_path=sublet, pg_temp")
+    }
+
+
+# --- how they are made ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed_makes_the_roles() -> None:
+    with a_role_world(migrated=False) as world, a_shell(SUBLET_DATABASE_URL=world.owner) as shell:
+        migrate(world.owner)
+        refused(shell.run("migrate", "--roles"), 4, "sublet_publish, sublet_append", "sublet roles --sql")
+        with connect(world.admin) as admin:
+            assert existing_roles(admin) == []
+            assert done(shell.run("roles", "--json"))["roles"][0] == {
+                "role": "sublet_publish",
+                "exists": False,
+                "members": [],
+            }
+            printed = shell.run("roles", "--sql").out
+            for _ in range(2):
+                admin.execute(printed)
+                assert existing_roles(admin) == list(Role)
+                assert too_much(admin) == {}
+            admin.execute("create role reports login; grant sublet_consume to reports")
+            assert dict(list_members(admin))[Role.CONSUME] == ["reports"]
+            assert "reports" in shell.run("roles").out
+            assert script(admin, "sublet") == printed.replace(";\n", ";\0").split("\0")[:-1]
+            inherits = "select pg_has_role('sublet_node', %s, 'usage'), pg_has_role('sublet_node', %s, 'member')"
+            assert admin.execute(inherits, (OWNER, OWNER)).fetchone() == (False, True)
+        assert done(shell.run("migrate", "--roles", "--json"))["to"] == "0101", "that the owner may"
+
+
+def test_no_role_becomes_a_superuser(database: str) -> None:
+    """Where a superuser has the tables, nodes are not made members of it."""
+    with connect(database) as conn:
+        assert not [line for line in script(conn, "sublet") if line.startswith("grant") and " on" not in line]
+
+
+def test_roles_cannot_be_made_by_just_anybody(world: RoleWorld) -> None:
+    with pytest.raises(Conflict, match=r"permission denied.*`sublet roles --sql`"):
+        make_roles(world.of(Role.NODE))
+
+
+# --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+def rights(url: str) -> DoctorFinding:
+    with connect(url) as conn:
+        return next(found for found in run_checks(conn, 0, 1) if found.check == "rights")
+
+
+@pytest.mark.parametrize("role", Role)
+def test_doctor_is_content_with_each_role(world: RoleWorld, role: Role) -> None:
+    found = rights(world.of(role))
+    assert (found.state, found.hint) == (Severity.OK, None), found
+    assert f"user_of_{role} is a member of {role}, and may do no more" in found.detail
+
+
+def test_doctor_names_what_a_role_lacks(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    admin.execute("revoke select on block, block_1, stream, node from sublet_consume")
+    admin.execute("grant select (name) on node to sublet_consume")
+    admin.execute("revoke execute on function advance from sublet_consume")
+    found = rights(world.of(Role.CONSUME))
+    assert found.state is Severity.ERROR
+    assert "lacks execute on advance(" in found.detail
+    assert "select on block, node (address, draining," in found.detail
+    assert found.hint is not None
+    assert "sublet migrate --roles" in found.hint
+    make_roles(world.admin)
+    assert rights(world.of(Role.CONSUME)).state is Severity.OK, "the remedy is one"
+
+
+def test_doctor_names_what_is_too_much(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    user = f"user_of_{Role.APPEND}"
+    admin.execute(f"grant update (position) on lending to {user}; grant insert on block, block_1 to {user}")
+    found = rights(world.of(Role.APPEND))
+    assert found.state is Severity.WARNING
+    assert found.detail.endswith("beyond that, insert on block, partitions of block; update on lending (position)")
+    admin.execute(f"grant sublet_publish to {user}")
+    assert "sublet_publish, sublet_append" in rights(world.of(Role.APPEND)).detail
+    admin.execute(f"revoke sublet_publish from {user}; revoke all on lending, block, block_1 from {user}")
+    assert rights(world.of(Role.APPEND)).state is Severity.OK
+
+
+def test_doctor_of_a_user_without_a_role(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    assert rights(world.admin).state is Severity.OK
+    assert rights(world.owner).state is Severity.OK
+    admin.execute("create role loner login; grant usage on schema sublet to loner")
+    try:
+        lacking = rights(world.of("loner"))
+        assert lacking.state is Severity.ERROR
+        assert (
+            "loner is a member of no role of sublet's. For sublet_publish it lacks execute on publish("
+            in lacking.detail
+        )
+        assert 'grant sublet_publish to "loner"' in (lacking.hint or "")
+        admin.execute("grant execute on function advance to loner; grant select on alembic_version to loner")
+        for (signature,) in admin.execute(
+            "select oid::regprocedure::text from pg_proc where proname = 'publish'"
+        ).fetchall():
+            admin.execute(f"grant execute on function {signature} to loner")
+        as_one = rights(world.of("loner"))
+        assert as_one.state is Severity.WARNING
+        assert "as a member of no role, the rights of sublet_publish, and may, beyond that," in as_one.detail
+    finally:
+        admin.execute("drop owned by loner; drop role loner")
+
+
+def test_doctor_of_a_node_that_cannot_drop(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    admin.execute(f"revoke {OWNER} from sublet_node")
+    found = rights(world.of(Role.NODE))
+    assert (found.state, found.hint) == (Severity.WARNING, f"A superuser says: grant {OWNER} to sublet_node")
+    admin.execute(f"grant {OWNER} to sublet_node")
+    assert rights(world.of(Role.NODE)).state is Severity.OK

@@ -1,0 +1,65 @@
+"""A server whose tables have an owner that is no superuser, and a user of each role."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psycopg
+from psycopg.conninfo import make_conninfo
+
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import make_roles, migrate
+from sublet_storage.db.roles import Role
+from sublet_storage.notify import publisher
+from tests.kit import database_of, server_directory
+from tests.leftovers import SERVERS
+
+OWNER = "keeper"
+DATABASE = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class RoleWorld:
+    """URLs of one database, by who logs in. `admin` is a superuser."""
+
+    admin: str
+
+    @property
+    def owner(self) -> str:
+        return self.of(OWNER)
+
+    def of(self, user: str) -> str:
+        """The URL of a user, or of the one that is a member of that role and of no other."""
+        return make_conninfo(self.admin, user=f"user_of_{user}" if user in list(Role) else user)
+
+    def execute(self, statement: str) -> None:
+        """As the superuser."""
+        with psycopg.connect(self.admin, autocommit=True) as conn:
+            conn.execute(statement)
+
+
+@contextmanager
+def a_role_world(*, migrated: bool = True) -> Iterator[RoleWorld]:
+    """A server of its own, as roles are a server's."""
+    directory = server_directory(os.environ.get(SERVERS))
+    try:
+        with EmbeddedPostgres(directory / "data") as server:
+            world = RoleWorld(database_of(server.url, DATABASE))
+            with psycopg.connect(server.url, autocommit=True) as conn:
+                conn.execute(f"create role {OWNER} login")
+                conn.execute(f"create database {DATABASE} owner {OWNER} template template0")
+            if migrated:
+                migrate(world.owner)
+                make_roles(world.admin)
+                for role in Role:
+                    world.execute(f"create role user_of_{role} login; grant {role} to user_of_{role}")
+            yield world
+            for url in [world.admin, world.owner, *map(world.of, Role)]:
+                if (shared := publisher._shared.pop(url, None)) is not None:
+                    shared.close(0)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
