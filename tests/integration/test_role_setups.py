@@ -1,0 +1,259 @@
+"""What is documented works for users who are members of one role each, on real Postgres and with a real node."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from sublet import Publisher, Session
+from sublet_storage.db.connect import connect
+from sublet_storage.db.roles import Role
+from sublet_storage.log.block import BLOCK_SCHEMA
+from sublet_storage.producer.staging import SinkBatch, commit, stage
+from sublet_storage.spaces.space_changes import rollover
+from tests.integration.cli_kit import Shell, a_shell, done
+from tests.kit import eventually
+from tests.kit_nodes import Fleet
+from tests.role_kit import RoleWorld, a_role_world
+
+pytestmark = pytest.mark.conforms("X6")
+
+GROUP = "$share/billing/orders/#"
+WAIT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[RoleWorld]:
+    with a_role_world() as world:
+        yield world
+
+
+@pytest.fixture(scope="module")
+def fleet(world: RoleWorld, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A node that runs as a member of `sublet_node`."""
+    fleet = Fleet(world.of(Role.NODE), tmp_path_factory.mktemp("fleet"))
+    try:
+        fleet.serve("n1")
+        yield fleet
+        output = fleet.nodes["n1"].output()
+        assert "permission denied" not in output, output
+        assert "must be owner" not in output, output
+    finally:
+        fleet.close()
+
+
+@pytest.fixture
+def operator(world: RoleWorld) -> Iterator[Shell]:
+    with a_shell(SUBLET_DATABASE_URL=world.of(Role.OPERATE)) as shell:
+        yield shell
+
+
+def rows(*values: bytes, topic: str = "orders/eu") -> pa.RecordBatch:
+    now = datetime.now(UTC)
+    given = [
+        {"topic": topic, "key": value, "value": value, "headers": None, "timestamp": now, "epoch": None}
+        for value in values
+    ]
+    return pa.RecordBatch.from_pylist(given, schema=BLOCK_SCHEMA)
+
+
+def received(session: Session, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    for batch in session:
+        found += batch.table["value"].to_pylist()
+        if len(found) >= count:
+            break
+    return sorted(found)
+
+
+def stored(world: RoleWorld) -> int:
+    with connect(world.of(Role.CONSUME)) as conn:
+        ((count,),) = conn.execute("select coalesce(sum(head), 0) from stream").fetchall()
+        return int(count)
+
+
+def test_messages_are_published_by_sql(world: RoleWorld, fleet: Fleet) -> None:
+    """And moved into the log by the node."""
+    before = stored(world)
+    with psycopg.connect(world.of(Role.PUBLISH), autocommit=True) as conn:
+        conn.execute("select sublet.publish('orders/eu', 'text', key => 'k', headers => '{\"a\": 1}')")
+        conn.execute("select sublet.publish('orders/eu', '\\x00'::bytea)")
+        for refused in ("select * from sublet.outbox", "select sublet.is_fenced('p', 1)", "create table sublet.x ()"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(refused)
+    eventually(lambda: stored(world) == before + 2, WAIT_S)
+
+
+def test_a_publisher_appends_and_advances(world: RoleWorld) -> None:
+    url, before = world.of(Role.APPEND), stored(world)
+    for _ in range(2):
+        with Publisher(url, producer="etl") as publisher:
+            publisher.publish("orders/eu", b"1", key=b"k").result(WAIT_S)
+    with connect(world.owner) as owner:
+        frontier = "select lower_frontier, frontier_move_count from space where name = 'default'"
+        with Publisher(url, space="default", producer="hourly", epoch_lease_s=1.0) as publisher:
+            publisher.advance(10)
+            publisher.in_epoch(10).publish("orders/eu", b"2")
+            publisher.advance(11)
+            publisher.flush()
+            assert owner.execute(frontier).fetchone() == ([[11]], 2)
+            renewed = "select expires_at from capability"
+            before_s = owner.execute(renewed).fetchone()
+            eventually(lambda: owner.execute(renewed).fetchone() != before_s, WAIT_S, "its lease is renewed")
+        ((lower, _),) = owner.execute(frontier).fetchall()
+        assert lower == [[11]]
+    assert stored(world) == before + 3
+
+
+def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
+    """Also what was staged for streams that were closed meanwhile."""
+    before, write = stored(world), SinkBatch("nightly", 1)
+    with connect(world.of(Role.APPEND)) as conn, connect(world.of(Role.OPERATE)) as operator:
+        staged = [stage(conn, write, 0, [rows(b"a", b"b")]), stage(conn, write, 1, [rows(b"c")])]
+        rollover(operator, "default")
+        assert commit(conn, write, staged).messages == 3
+        assert commit(conn, write, staged).is_duplicate
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("select * from staged_block")
+    assert stored(world) == before + 3
+
+
+def test_a_session_consumes_and_commits(world: RoleWorld, fleet: Fleet) -> None:
+    """Exactly once too: output and progress in one transaction of the consumer's own."""
+    world.execute(f"create schema if not exists reports authorization user_of_{Role.CONSUME}")
+    subscription, url = "$share/reports/reports/#", world.of(Role.CONSUME)
+    with Publisher(world.of(Role.APPEND)) as publisher:
+        for number in range(20):
+            publisher.publish("reports/eu", b"%d" % number, key=b"%d" % number)
+    with Session(subscription, url, starting_position="earliest", name="daily") as session:
+        done_count = 0
+        for batch in session:
+            with batch.transaction() as connection:
+                connection.execute("create table if not exists reports.seen (value bytea)")
+                values = [(value,) for value in batch.table["value"].to_pylist()]
+                connection.cursor().executemany("insert into reports.seen values (%s)", values)
+            done_count += len(values)
+            if done_count == 20:
+                break
+    with connect(url) as conn:
+        assert conn.execute("select count(distinct value), count(*) from reports.seen").fetchone() == (20, 20)
+    with connect(world.owner) as owner:
+        moved = "select sum(position) >= 20 from lending join consumer_group using (group_id) where name = 'reports'"
+        assert owner.execute(moved).fetchone() == (True,)
+
+
+def test_the_command_line_publishes_and_consumes(world: RoleWorld, fleet: Fleet) -> None:
+    with a_shell(SUBLET_DATABASE_URL=world.of(Role.APPEND)) as shell:
+        assert shell.run("publish", "cli/eu", stdin="one\ntwo\n").code == 0
+    with a_shell(SUBLET_DATABASE_URL=world.of(Role.CONSUME)) as shell:
+        tailed = shell.run("tail", "cli/#", "--from", "earliest", "--max-messages", "2", "--json")
+        assert (tailed.code, len(tailed.lines)) == (0, 2), tailed.err
+        arguments = ("--from", "earliest", "--max-messages", "2", "--json")
+        consumed = shell.run("consume", "$share/cli/cli/#", *arguments)
+        assert (consumed.code, len(consumed.lines)) == (0, 2), consumed.err
+        shell.run("doctor", "--json")
+
+
+def test_an_operator_changes_groups(world: RoleWorld, fleet: Fleet, operator: Shell, tmp_path: Path) -> None:
+    run = operator.run
+    with Publisher(world.of(Role.APPEND)) as publisher:
+        for number in range(10):
+            publisher.publish("orders/us", b"%d" % number, key=b"%d" % number)
+    for command in (
+        ("groups", "create", GROUP, "--from", "earliest"),
+        ("groups", "pause", GROUP, "--reason", "a test"),
+        ("groups", "resume", GROUP),
+        ("groups", "list"),
+        ("groups", "describe", GROUP),
+    ):
+        done(run(*command, "--json"))
+    with Session(GROUP, world.of(Role.CONSUME)) as session:
+        received(session, 10)
+        done(run("groups", "reset", GROUP, "--to-earliest", "--yes", "--json"))
+    for command in (
+        ("groups", "why", GROUP),
+        ("groups", "reset", GROUP, "--to-latest", "--yes"),
+        ("groups", "reset", GROUP, "--to-time", "2026-01-01T00:00:00Z", "--yes"),
+        ("groups", "reset", GROUP, "--to-epoch", "10", "--yes"),
+        ("groups", "weight", GROUP, "nightly", "2"),
+        ("groups", "clone", GROUP, "$share/copy/orders/#"),
+        ("groups", "delete", "$share/copy/orders/#", "--yes"),
+    ):
+        answer = run(*command, "--json")
+        assert answer.code == 0, (command, answer.err)
+    assert "reset" in run("groups", "history", GROUP).out
+    exported = run("groups", "export", GROUP)
+    assert exported.code == 0, exported.err
+    (tmp_path / "progress.json").write_text(exported.out)
+    assert json.loads(exported.out)
+    done(run("groups", "delete", GROUP, "--yes", "--json"))
+    done(run("groups", "import", str(tmp_path / "progress.json"), "--json"))
+
+
+def test_an_operator_changes_spaces_and_nodes(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
+    for command in (
+        ("spaces", "create", "metrics", "metrics/#", "--shards", "2"),
+        ("spaces", "alter", "metrics", "--compression", "zstd"),
+        ("spaces", "alter", "metrics", "--retention", "30d"),
+        ("spaces", "rollover", "metrics"),
+        ("spaces", "reshard", "metrics", "4"),
+        ("spaces", "drop", "metrics", "--force", "--yes"),
+        ("spaces", "list"),
+        ("nodes", "list"),
+        ("nodes", "step-down", "n1", "--force"),
+        ("nodes", "drain", "n1", "--force"),
+        ("nodes", "drain", "n1", "--undo"),
+    ):
+        answer = operator.run(*command, "--json")
+        assert answer.code == 0, (command, answer.err)
+    answer = operator.run("doctor", "--json")
+    unread = [each for each in answer.object["findings"] if "cannot be looked at" in each["detail"]]
+    assert unread == []
+
+
+def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
+    """And neither reads a hash nor writes the history."""
+    done(operator.run("access", "allow", "user:etl", "publish", "orders/#", "--json"))
+    token = done(operator.run("access", "token", "user:etl", "--json"))["token_id"]
+    for command in (
+        ("access", "list"),
+        ("access", "tokens"),
+        ("access", "check", "user:etl", "publish", "orders/eu"),
+        ("access", "revoke-token", token),
+        ("access", "revoke", "user:etl", "publish", "orders/#"),
+    ):
+        answer = operator.run(*command, "--json")
+        assert answer.code == 0, (command, answer.err)
+    with connect(world.of(Role.OPERATE)) as conn:
+        user = f"database user user_of_{Role.OPERATE}"
+        events = conn.execute("select event from access_history where by = %s order by number", (user,)).fetchall()
+        assert [event for (event,) in events] == ["allow", "token", "revoke-token", "revoke"]
+        for refused in (
+            "select digest from token",
+            "insert into access_history (event, principal, object) values ('allow', 'x', 'y')",
+            "insert into access (principal, may, filter, granted_by) values ('user:x', 'operate', '#', 'nobody')",
+            "select payload from block",
+            "select value from outbox",
+        ):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                conn.execute(refused)
+
+
+def test_a_node_drops_what_retention_has_taken(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
+    """It makes the partitions of new generations, and detaches and drops those that are too old."""
+    done(operator.run("spaces", "create", "short", "short/#", "--retention", "1s", "--rollover", "1s", "--json"))
+    with Publisher(world.of(Role.APPEND)) as publisher:
+        publisher.publish("short/eu", b"1").result(WAIT_S)
+    with connect(world.owner) as owner:
+        gone = "select count(*) from generation g join space using (space_id) where name = 'short' and g.state = 'gone'"
+        left = f"{gone} and to_regclass('block_' || generation_id) is not null"
+        eventually(lambda: owner.execute(gone).fetchone() != (0,), WAIT_S, fleet.nodes["n1"].output)
+        eventually(lambda: owner.execute(left).fetchone() == (0,), WAIT_S, fleet.nodes["n1"].output)
+        owners = "select distinct tableowner::text from pg_tables where schemaname = 'sublet'"
+        assert owner.execute(owners).fetchall() == [("keeper",)]
