@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import psycopg
-import pyarrow as pa
 import pytest
 
 from sublet import Publisher, Session
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import Role
-from sublet_storage.log.block import BLOCK_SCHEMA
 from sublet_storage.producer.staging import SinkBatch, commit, stage
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, a_shell, done
+from tests.integration.log_kit import batch
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.role_kit import RoleWorld, a_role_world
@@ -54,19 +51,10 @@ def operator(world: RoleWorld) -> Iterator[Shell]:
         yield shell
 
 
-def rows(*values: bytes, topic: str = "orders/eu") -> pa.RecordBatch:
-    now = datetime.now(UTC)
-    given = [
-        {"topic": topic, "key": value, "value": value, "headers": None, "timestamp": now, "epoch": None}
-        for value in values
-    ]
-    return pa.RecordBatch.from_pylist(given, schema=BLOCK_SCHEMA)
-
-
 def received(session: Session, count: int) -> list[bytes]:
     found: list[bytes] = []
-    for batch in session:
-        found += batch.table["value"].to_pylist()
+    for each in session:
+        found += each.table["value"].to_pylist()
         if len(found) >= count:
             break
     return sorted(found)
@@ -115,7 +103,7 @@ def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
     """Also what was staged for streams that were closed meanwhile."""
     before, write = stored(world), SinkBatch("nightly", 1)
     with connect(world.of(Role.APPEND)) as conn, connect(world.of(Role.OPERATE)) as operator:
-        staged = [stage(conn, write, 0, [rows(b"a", b"b")]), stage(conn, write, 1, [rows(b"c")])]
+        staged = [stage(conn, write, 0, [batch([b"a", b"b"])]), stage(conn, write, 1, [batch([b"c"])])]
         rollover(operator, "default")
         assert commit(conn, write, staged).messages == 3
         assert commit(conn, write, staged).is_duplicate
@@ -133,10 +121,10 @@ def test_a_session_consumes_and_commits(world: RoleWorld, fleet: Fleet) -> None:
             publisher.publish("reports/eu", b"%d" % number, key=b"%d" % number)
     with Session(subscription, url, starting_position="earliest", name="daily") as session:
         done_count = 0
-        for batch in session:
-            with batch.transaction() as connection:
+        for each in session:
+            with each.transaction() as connection:
                 connection.execute("create table if not exists reports.seen (value bytea)")
-                values = [(value,) for value in batch.table["value"].to_pylist()]
+                values = [(value,) for value in each.table["value"].to_pylist()]
                 connection.cursor().executemany("insert into reports.seen values (%s)", values)
             done_count += len(values)
             if done_count == 20:
@@ -160,58 +148,37 @@ def test_the_command_line_publishes_and_consumes(world: RoleWorld, fleet: Fleet)
         shell.run("doctor", "--json")
 
 
+def succeed(shell: Shell, *commands: str) -> None:
+    for command in commands:
+        answer = shell.run(*command.split(), "--json")
+        assert answer.code == 0, (command, answer.err)
+
+
 def test_an_operator_changes_groups(world: RoleWorld, fleet: Fleet, operator: Shell, tmp_path: Path) -> None:
-    run = operator.run
     with Publisher(world.of(Role.APPEND)) as publisher:
         for number in range(10):
             publisher.publish("orders/us", b"%d" % number, key=b"%d" % number)
-    for command in (
-        ("groups", "create", GROUP, "--from", "earliest"),
-        ("groups", "pause", GROUP, "--reason", "a test"),
-        ("groups", "resume", GROUP),
-        ("groups", "list"),
-        ("groups", "describe", GROUP),
-    ):
-        done(run(*command, "--json"))
+    changed = ("pause {} --reason test", "resume {}", "weight {} nightly 2", "describe {}", "why {}", "list")
+    succeed(operator, *(f"groups {each.format(GROUP)}" for each in ("create {} --from earliest", *changed)))
     with Session(GROUP, world.of(Role.CONSUME)) as session:
         received(session, 10)
-        done(run("groups", "reset", GROUP, "--to-earliest", "--yes", "--json"))
-    for command in (
-        ("groups", "why", GROUP),
-        ("groups", "reset", GROUP, "--to-latest", "--yes"),
-        ("groups", "reset", GROUP, "--to-time", "2026-01-01T00:00:00Z", "--yes"),
-        ("groups", "reset", GROUP, "--to-epoch", "10", "--yes"),
-        ("groups", "weight", GROUP, "nightly", "2"),
-        ("groups", "clone", GROUP, "$share/copy/orders/#"),
-        ("groups", "delete", "$share/copy/orders/#", "--yes"),
-    ):
-        answer = run(*command, "--json")
-        assert answer.code == 0, (command, answer.err)
-    assert "reset" in run("groups", "history", GROUP).out
-    exported = run("groups", "export", GROUP)
+        succeed(operator, f"groups reset {GROUP} --to-earliest --yes")
+    for target in ("--to-latest", "--to-time 2026-01-01T00:00:00Z", "--to-epoch 10"):
+        succeed(operator, f"groups reset {GROUP} {target} --yes")
+    succeed(operator, f"groups clone {GROUP} $share/copy/orders/#", "groups delete $share/copy/orders/# --yes")
+    assert "reset" in operator.run("groups", "history", GROUP).out
+    exported = operator.run("groups", "export", GROUP)
     assert exported.code == 0, exported.err
     (tmp_path / "progress.json").write_text(exported.out)
-    assert json.loads(exported.out)
-    done(run("groups", "delete", GROUP, "--yes", "--json"))
-    done(run("groups", "import", str(tmp_path / "progress.json"), "--json"))
+    succeed(operator, f"groups delete {GROUP} --yes", f"groups import {tmp_path / 'progress.json'}")
 
 
 def test_an_operator_changes_spaces_and_nodes(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
-    for command in (
-        ("spaces", "create", "metrics", "metrics/#", "--shards", "2"),
-        ("spaces", "alter", "metrics", "--compression", "zstd"),
-        ("spaces", "alter", "metrics", "--retention", "30d"),
-        ("spaces", "rollover", "metrics"),
-        ("spaces", "reshard", "metrics", "4"),
-        ("spaces", "drop", "metrics", "--force", "--yes"),
-        ("spaces", "list"),
-        ("nodes", "list"),
-        ("nodes", "step-down", "n1", "--force"),
-        ("nodes", "drain", "n1", "--force"),
-        ("nodes", "drain", "n1", "--undo"),
-    ):
-        answer = operator.run(*command, "--json")
-        assert answer.code == 0, (command, answer.err)
+    succeed(operator, "spaces create metrics metrics/# --shards 2", "spaces alter metrics --compression zstd")
+    succeed(operator, "spaces alter metrics --retention 30d")
+    succeed(operator, "spaces rollover metrics", "spaces reshard metrics 4", "spaces drop metrics --force --yes")
+    succeed(operator, "spaces list", "nodes list", "nodes step-down n1 --force", "nodes drain n1 --force")
+    succeed(operator, "nodes drain n1 --undo")
     answer = operator.run("doctor", "--json")
     unread = [each for each in answer.object["findings"] if "cannot be looked at" in each["detail"]]
     assert unread == []
@@ -219,17 +186,10 @@ def test_an_operator_changes_spaces_and_nodes(world: RoleWorld, fleet: Fleet, op
 
 def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
     """And neither reads a hash nor writes the history."""
-    done(operator.run("access", "allow", "user:etl", "publish", "orders/#", "--json"))
+    succeed(operator, "access allow user:etl publish orders/#")
     token = done(operator.run("access", "token", "user:etl", "--json"))["token_id"]
-    for command in (
-        ("access", "list"),
-        ("access", "tokens"),
-        ("access", "check", "user:etl", "publish", "orders/eu"),
-        ("access", "revoke-token", token),
-        ("access", "revoke", "user:etl", "publish", "orders/#"),
-    ):
-        answer = operator.run(*command, "--json")
-        assert answer.code == 0, (command, answer.err)
+    succeed(operator, "access list", "access tokens", "access check user:etl publish orders/eu")
+    succeed(operator, f"access revoke-token {token}", "access revoke user:etl publish orders/#")
     with connect(world.of(Role.OPERATE)) as conn:
         user = f"database user user_of_{Role.OPERATE}"
         events = conn.execute("select event from access_history where by = %s order by number", (user,)).fetchall()
@@ -247,7 +207,7 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
 
 def test_a_node_drops_what_retention_has_taken(world: RoleWorld, fleet: Fleet, operator: Shell) -> None:
     """It makes the partitions of new generations, and detaches and drops those that are too old."""
-    done(operator.run("spaces", "create", "short", "short/#", "--retention", "1s", "--rollover", "1s", "--json"))
+    succeed(operator, "spaces create short short/# --retention 1s --rollover 1s")
     with Publisher(world.of(Role.APPEND)) as publisher:
         publisher.publish("short/eu", b"1").result(WAIT_S)
     with connect(world.owner) as owner:
