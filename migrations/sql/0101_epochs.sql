@@ -64,16 +64,16 @@ $$;
 -- What may still come when all is completed that has begun, up to p_greatest: the least epochs that lie above it.
 create function complete_epochs(p_least jsonb, p_greatest jsonb) returns jsonb language plpgsql immutable as $$
 declare
-  begun jsonb;
+  reached jsonb;
 begin
-  for begun in select g.epoch from jsonb_array_elements(p_greatest) as g(epoch) loop
+  for reached in select g.epoch from jsonb_array_elements(p_greatest) as g(epoch) loop
     select coalesce(least_epochs(jsonb_agg(above.epoch)), '[]') into p_least
       from jsonb_array_elements(p_least) as l(epoch) cross join lateral (
-        select l.epoch where not epoch_at_or_before(l.epoch, begun)
+        select l.epoch where not epoch_at_or_before(l.epoch, reached)
         union all
         select jsonb_set(l.epoch, array[(b.nth - 1)::text], to_jsonb(b.number::bigint + 1))
-          from jsonb_array_elements_text(begun) with ordinality as b(number, nth)
-         where epoch_at_or_before(l.epoch, begun) and b.number::bigint <= 9223372036854775806) above;
+          from jsonb_array_elements_text(reached) with ordinality as b(number, nth)
+         where epoch_at_or_before(l.epoch, reached) and b.number::bigint <= 9223372036854775806) above;
   end loop;
   return p_least;
 end $$;

@@ -91,8 +91,8 @@ begin
     where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts);
   return query
     with lot as (
-      select b.*, sum(b.count) over (partition by b.stream_id order by named.place, b.ordinal) as upto
-        from staged_block b join unnest(p_attempts) with ordinality as named (attempt, place) using (attempt)
+      select b.*, sum(b.count) over (partition by b.stream_id order by named.nth, b.ordinal) as upto
+        from staged_block b join unnest(p_attempts) with ordinality as named (attempt, nth) using (attempt)
        where b.sink = p_sink and b.batch = p_batch),
     grown as (
       update stream s set head = s.head + size.total

@@ -206,8 +206,8 @@ def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> fro
     """Return what members of these roles may do with the schema as it is."""
     wanted = list(roles)
     rights = {right for found in _find(conn, schema) for role in wanted for right in _of(found, role)}
-    whole = {(right.privilege, right.on) for right in rights if right.column is None}
-    rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in whole}
+    of_tables = {(right.privilege, right.on) for right in rights if right.column is None}
+    rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in of_tables}
     return frozenset(rights | ({DatabaseRight("usage", "schema")} if wanted else set()))
 
 

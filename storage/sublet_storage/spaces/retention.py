@@ -12,6 +12,8 @@ group sees that they are gone.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import psycopg
@@ -59,18 +61,16 @@ update generation g set state = 'gone'
                  else l.status = 'blocked' or l.status <> 'finished' and l.position <> s.head end)
 returning g.generation_id"""
 
-# A table has one pending detach at most, and while there is one no other can begin: it is finished first.
+# A table has one pending detach at most, and while there is one no other can begin: it is finished first. The role is
+# the owner, as whom a member of `sublet_node` detaches and drops; null where the user has the right itself.
 _LEFTOVERS = """
-select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, false)
+select g.generation_id, i.inhrelid is not null, coalesce(i.inhdetachpending, false),
+       case when not pg_has_role(t.relowner, 'usage') and pg_has_role(t.relowner, 'member')
+            then t.relowner::regrole::text end
   from generation g
   join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
   left join pg_inherits i on i.inhrelid = t.oid and i.inhparent = 'block'::regclass
  where g.state = 'gone' and g.is_past is not true order by coalesce(i.inhdetachpending, false) desc, g.generation_id"""
-
-_OWNER = """
-select relowner::regrole::text from pg_class
- where oid = 'block'::regclass and not pg_has_role(relowner, 'usage') and pg_has_role(relowner, 'member')"""
-"""As whom a node that is a member of `sublet_node` detaches and drops; nobody, where it has the right itself."""
 
 _FIRST = ("", -1)
 """Before all producers and their streams."""
@@ -128,10 +128,11 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
     does."""
     dropped: list[int] = []
     failed: list[tuple[int, psycopg.Error]] = []
-    for generation_id, attached, pending in conn.execute(_LEFTOVERS).fetchall():
+    for generation_id, attached, pending, role in conn.execute(_LEFTOVERS).fetchall():
         try:
-            if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
-                dropped.append(generation_id)
+            with _as_owner(conn, role):
+                if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
+                    dropped.append(generation_id)
         except psycopg.Error as error:
             if conn.closed:
                 raise
@@ -167,6 +168,17 @@ def _failure_text(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -
     )
 
 
+@contextmanager
+def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
+    if role is not None:
+        conn.execute(f"set role {role}")
+    try:
+        yield
+    finally:
+        if role is not None and not conn.closed:
+            conn.execute("reset role")
+
+
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
     """Detach without holding readers up; a detach that was begun and cut short is finished first."""
     how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
@@ -192,13 +204,10 @@ def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed)
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")
     try:
-        for (owner,) in conn.execute(_OWNER).fetchall():
-            conn.execute(f"set role {owner}")
         conn.execute(statement)
         return True
     except _LATER:
         return False
     finally:
         if not conn.closed:
-            conn.execute("reset role")
             conn.execute("select set_config('lock_timeout', %s, false)", (row[0],))

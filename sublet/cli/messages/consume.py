@@ -183,8 +183,8 @@ def _silence(nodes: list[str]) -> str | None:
 
 
 def _check(url: str, subscription: Subscription) -> None:
-    """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`. Who may not read what groups there are
-    hears the first from a node."""
+    """Raise at once what can never work: `UndeclaredQueue`, `ProtocolMismatch`. Without the right to read groups the
+    first is left to a node."""
     from psycopg.errors import InsufficientPrivilege
 
     from sublet_storage.db.connect import connect
