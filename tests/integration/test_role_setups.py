@@ -112,6 +112,26 @@ def test_a_sink_stages_and_commits(world: RoleWorld) -> None:
     assert stored(world) == before + 3
 
 
+@pytest.mark.conforms("X7")
+def test_a_sink_commits_no_block_that_cannot_be(world: RoleWorld) -> None:
+    """Whoever may stage may write any bytes."""
+    before, write = stored(world), SinkBatch("hostile", 1)
+    with connect(world.of(Role.APPEND)) as conn:
+        staged = [stage(conn, write, 0, [batch([b"a"])])]
+        with connect(world.owner) as owner:
+            owner.execute("update staged_block set payload = repeat('x', 64)::bytea where sink = 'hostile'")
+        with pytest.raises(psycopg.Error, match="begins with ffffffff"):
+            commit(conn, write, staged)
+    assert stored(world) == before
+
+
+def test_a_consumer_reads_no_key_of_a_node(world: RoleWorld) -> None:
+    with connect(world.of(Role.CONSUME)) as conn:
+        conn.execute("select name, notify_driver from node")
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("select notify_endpoint from node")
+
+
 def test_a_session_consumes_and_commits(world: RoleWorld, fleet: Fleet) -> None:
     """Exactly once too: output and progress in one transaction of the consumer's own."""
     world.execute(f"create schema if not exists reports authorization user_of_{Role.CONSUME}")
