@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import psycopg
@@ -157,7 +157,10 @@ class World:
         """Write one entry under a term that is alive."""
         result = self.write(group, term, entry)
         assert not result.has_stale_term
-        return result.results[0]
+        (answer,) = result.results
+        if answer.outcome is APPLIED and answer.lending is None:  # only its position has moved
+            return replace(answer, lending=self.row(group, term, entry.stream_id))
+        return answer
 
     def applied(self, group: Group, term: int, entry: LendingChange) -> Lending:
         """Write one entry, which is applied; the row as it then is."""

@@ -86,14 +86,12 @@ class WatchedGroups(MemoryGroupStore):
             self._seize_all(leadership_id, claim.term)
         return claim
 
-    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        results = super().commit(batch)
+    def written(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         for writes, result in zip(batch, results, strict=True):
             if writes.sync_streams and not result.has_stale_term:
                 self.on_sync(writes.group_id)
         if self.checkers is not None:
             self.checkers.committed(batch, results)
-        return results
 
     # --- failovers --------------------------------------------------------------------------------------------------
 

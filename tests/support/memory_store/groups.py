@@ -43,6 +43,7 @@ from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,
     MAINTENANCE,
+    AdvancePosition,
     ChangeOutcome,
     ChangeResult,
     Group,
@@ -93,6 +94,7 @@ class MemoryGroupStore:
         self._lives: dict[int, _Life] = {}
         self._leaderships: dict[int, _Leadership] = {}
         self._history: list[HistoryRecord] = []
+        self._only_moved: set[tuple[int, int]] = set()
         self._epochs: dict[tuple[Subscription, str], int] = {}
 
     # --- groups -------------------------------------------------------------------------------------------------
@@ -199,7 +201,20 @@ class MemoryGroupStore:
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         check_batch(batch)
         now = self._clock()
-        return tuple(self._write(writes, now) for writes in batch)
+        self._only_moved.clear()
+        results = [self._write(writes, now) for writes in batch]
+        self.written(batch, results)
+        return tuple(map(self._without_moved_rows, results))
+
+    def written(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
+        """Look at what was written, with all rows."""
+
+    def _without_moved_rows(self, result: GroupWriteResult) -> GroupWriteResult:
+        answers = (
+            replace(each, lending=None) if (result.group_id, each.change.stream_id) in self._only_moved else each
+            for each in result.results
+        )
+        return replace(result, results=tuple(answers))
 
     def _write(self, writes: GroupWrites, now: int) -> GroupWriteResult:
         if self._deposed(writes.group_id, writes.term, now):
@@ -245,6 +260,8 @@ class MemoryGroupStore:
             on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)
+        if isinstance(entry, AdvancePosition) and _only_moves(entry, row, ruling, facts):
+            self._only_moved.add((writes.group_id, entry.stream_id))
         return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
@@ -456,3 +473,9 @@ def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
         if mark.first < position and mark.epochs
         for epoch in mark.epochs.greatest
     ]
+
+
+def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:
+    """Whether the store on Postgres writes it without reading the row."""
+    plain = not stream.is_closed and (change.consumed, change.in_doubt) == (None, None)
+    return plain and ruling.outcome is ChangeOutcome.APPLIED and row.position < change.position
