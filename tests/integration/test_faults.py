@@ -5,6 +5,8 @@ Meanwhile it is named, afterwards all go on by themselves, and nothing is lost.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import resource
 import shutil
@@ -102,7 +104,7 @@ def limit_files(server: EmbeddedPostgres, size: str) -> None:
     for process in (postmaster, *postmaster.children()):
         command = [str(shutil.which("prlimit")), f"--pid={process.pid}", f"--fsize={size}:"]
         ended = subprocess.run(command if user is None else user.command(command), check=False)
-        assert ended.returncode == 0 or not process.is_running()
+        assert ended.returncode == 0 or not process.is_running()  # those of connections come and go
 
 
 def publish_until_refused(publisher: Publisher) -> tuple[int, SubletError]:
@@ -134,6 +136,58 @@ def test_a_full_disk_loses_nothing_acknowledged(stage: Stage, server: EmbeddedPo
     assert sum(stage.scene.heads().values()) == 401 + acknowledged
     stage.verdict()
     assert all_live(stage)
+
+
+@pytest.fixture
+def small_disk(server_home: Path) -> Iterator[Path]:
+    """A file system of its own, which can be filled."""
+    folder = server_home / "disk"
+    folder.mkdir(mode=0o755)
+    mount = ["mount", "-t", "tmpfs", "-o", "size=160m,mode=0755", "tmpfs", str(folder)]
+    if subprocess.run(mount, check=False, capture_output=True).returncode != 0:
+        pytest.skip("who runs this may not mount a file system")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(file: Path) -> None:
+    """Take all the room there is."""
+    with contextlib.suppress(OSError), file.open("wb", buffering=0) as filler:
+        while True:
+            filler.write(bytes(65536))
+
+
+def ends_for_lack_of_wal(server: EmbeddedPostgres) -> bool:
+    """Begin new segments until there is no room for one; whether the server is gone then, and cannot be started."""
+    with contextlib.suppress(psycopg.OperationalError), psycopg.connect(server.url, autocommit=True) as admin:
+        for number in itertools.count():
+            admin.execute(f"create table of_{number} (nothing int)")
+            admin.execute("select pg_switch_wal()")
+    return "it did not start" in (server.data_dir / "pg" / "server.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.conforms("W1", "W2", "E13")
+def test_a_server_ended_by_a_full_disk_comes_back(small_disk: Path, tmp_path: Path) -> None:
+    with EmbeddedPostgres(small_disk / "data") as server:
+        migrate(server.url)
+        stage = Stage(server.url, tmp_path)
+        reported = server.data_dir / "pg" / "server.log"
+        try:
+            stage.serve("n1", "n2")
+            stage.share("a", "b")
+            with stage.scene.load():
+                stage.more()
+                fill(small_disk / "filler")
+                eventually(lambda: ends_for_lack_of_wal(server), WAIT_S, reported.read_text)
+                assert "No space left on device" in reported.read_text()
+                (small_disk / "filler").unlink()
+                stage.more(40)
+            stage.verdict()
+            stage.written_by_one_at_a_time()
+            assert all_live(stage)
+        finally:
+            stage.close()
 
 
 FAULTS = """
@@ -222,5 +276,9 @@ def test_a_node_without_descriptors_goes_on_afterwards(stage: Stage, database: s
             limit_descriptors(leader.pid, enough)
             stage.more(40)
             eventually(lambda: readiness(Http.of(leader))[0] == 200, WAIT_S, leader.output)
+            after, other = stage.leader()
+            assert other.stop() == 0
+            assert stage.next_leader(after).node.name == before.node.name
+            stage.more()
         stage.verdict()
     stage.written_by_one_at_a_time()
