@@ -272,7 +272,7 @@ def test_a_node_without_descriptors_goes_on_afterwards(stage: Stage, database: s
             stage.next_leader(before)
             stage.fleet.consumer("c", "$share/g/#")
             eventually(lambda: stage.scene.shares() == [5, 5, 6], WAIT_S, stage.said)
-            eventually(lambda: "Too many open files" in leader.output(), WAIT_S, leader.output)
+            eventually(lambda: "opens no more (Too many open files)" in leader.output(), WAIT_S, leader.output)
             limit_descriptors(leader.pid, enough)
             stage.more(40)
             eventually(lambda: readiness(Http.of(leader))[0] == 200, WAIT_S, leader.output)

@@ -254,6 +254,10 @@ def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachab
 
 
 def _hint(url: str, text: str) -> str:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as lack:  # libpq does not say that it got no socket
+        return f"This process opens no more ({lack.strerror}): raise its limit of open files (LimitNOFILE, ulimit -n)"
     host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         return (
