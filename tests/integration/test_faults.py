@@ -259,8 +259,8 @@ def limit_descriptors(pid: int, count: int) -> None:
 @pytest.mark.conforms("E13", "E16", "A8")
 def test_a_node_without_descriptors_goes_on_afterwards(stage: Stage, database: str) -> None:
     with PostgresProxy(database) as one, PostgresProxy(database) as two:
-        ways = {"n1": one, "n2": two}
-        for name, way in ways.items():
+        paths = {"n1": one, "n2": two}
+        for name, way in paths.items():
             stage.serve(name, url=way.url)
         stage.share("a", "b")
         with stage.scene.load():
@@ -268,7 +268,7 @@ def test_a_node_without_descriptors_goes_on_afterwards(stage: Stage, database: s
             enough, _ = resource.prlimit(leader.pid, resource.RLIMIT_NOFILE)
             limit_descriptors(leader.pid, 3)
             stage.more()
-            ways[before.node.name].hang_up()
+            paths[before.node.name].hang_up()
             stage.next_leader(before)
             stage.fleet.consumer("c", "$share/g/#")
             eventually(lambda: stage.scene.shares() == [5, 5, 6], WAIT_S, stage.said)

@@ -86,6 +86,7 @@ def pooler(database: str, stack: ExitStack, request: pytest.FixtureRequest) -> s
     return pooled(database, stack, request.param)
 
 
+@pytest.mark.conforms("A9", "W9")
 def test_what_needs_a_session_is_refused(database: str, pooler: str) -> None:
     """Also where the database gives each session what ours ask for: what is prepared on one is missing on the next."""
     with psycopg.connect(database, autocommit=True) as admin:
