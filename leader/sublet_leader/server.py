@@ -33,6 +33,7 @@ from sublet_leader.node.events import (
     NodeEvent,
     NodeSnapshot,
     NodeStarted,
+    SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
     Tick,
@@ -311,6 +312,8 @@ class NodeServer:
                 loop.call_soon_threadsafe(self._handle, event)
             if isinstance(event, GroupOpenCompleted) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
+            if isinstance(event, SessionEpochRead) and event.is_anothers:
+                self._callers.note_anothers_session(event.request)
 
         return answer
 
@@ -329,7 +332,7 @@ class NodeServer:
             return
         agent = agent_of(subscriber_id)
         self._subscribers[agent] = subscriber_id
-        self._handle(AgentMessageReceived(agent, message))
+        self._handle(AgentMessageReceived(agent, message, self._callers.principal_of(agent)))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""

@@ -95,6 +95,7 @@ create table session_epoch (
   session text not null,
   last bigint not null,
   drawn_at timestamptz not null default clock_timestamp(),
+  principal text,                                      -- whose name it is; null: nobody's that a node knows
   primary key (subscription, session)
 ) with (fillfactor = 50);
 create index session_epoch_drawn on session_epoch (drawn_at);

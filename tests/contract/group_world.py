@@ -16,6 +16,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
@@ -41,7 +42,10 @@ SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
 TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
 LEASE_S = 10.0
-TABLES = "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier"
+TABLES = (
+    "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier, "
+    "session_epoch"
+)
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
@@ -76,6 +80,10 @@ class World:
 
     def locked(self, group_id: int, stream_id: int) -> AbstractContextManager[object]:
         """Somebody's transaction holds the lending row meanwhile."""
+        raise NotImplementedError
+
+    def draw_epoch(self, session: str) -> int:
+        """The next epoch of that name in the group SHARE."""
         raise NotImplementedError
 
     def add_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -178,6 +186,9 @@ class MemoryWorld(World):
         super().__init__()
         self.store: MemoryGroupStore = MemoryGroupStore(self.streams, self.clock)
 
+    def draw_epoch(self, session: str) -> int:
+        return self.store.next_session_epoch(SHARE, session)
+
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
         self.store.locked.add((group_id, stream_id))
@@ -199,6 +210,9 @@ class PostgresWorld(World):
         for store in (self.store, *self.other_stores):
             store.close()
         self.connection.close()
+
+    def draw_epoch(self, session: str) -> int:
+        return next_session_epoch(self.connection, SHARE, session)
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[psycopg.Connection[Any]]:

@@ -83,10 +83,12 @@ class LookUpLeader:
 
 @dataclass(frozen=True, slots=True)
 class ReadSessionEpoch:
-    """The epoch that was drawn last for a session's name in a group."""
+    """The epoch that was drawn last for a session's name in a group. A name that is nobody's is the principal's from
+    then on; None: nobody knows who calls."""
 
     subscription: Subscription
     session: str
+    principal: str | None = None
 
 
 Request = (
@@ -111,10 +113,11 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class AgentMessageReceived:
-    """A message from the agent that calls itself that."""
+    """A message from the agent that calls itself that. `principal`: whose agent it is; None: nobody knows."""
 
     agent: str
     message: ToLeader
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +224,11 @@ class LeaderLookupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionEpochRead:
-    """Answer to `ReadSessionEpoch`; None if the database did not answer."""
+    """Answer to `ReadSessionEpoch`; None if the database did not answer. `is_anothers`: another principal's name."""
 
     request: ReadSessionEpoch
     last: int | None
+    is_anothers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,9 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
         case LookUpLeader():
             return _look(request, store)
         case ReadSessionEpoch():
-            return SessionEpochRead(request, store.last_session_epoch(request.subscription, request.session))
+            name = request.subscription, request.session
+            is_anothers = request.principal is not None and not store.bind_session(*name, request.principal)
+            return SessionEpochRead(request, store.last_session_epoch(*name), is_anothers)
         case _:
             assert_never(request)
 

@@ -96,6 +96,7 @@ class MemoryGroupStore:
         self._history: list[HistoryRecord] = []
         self._only_moved: set[tuple[int, int]] = set()
         self._epochs: dict[tuple[Subscription, str], int] = {}
+        self._owners: dict[tuple[Subscription, str], str] = {}
 
     # --- groups -------------------------------------------------------------------------------------------------
 
@@ -153,6 +154,10 @@ class MemoryGroupStore:
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         return self._epochs.get((subscription, session), 0)
+
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+        name = subscription, session
+        return name not in self._epochs or self._owners.setdefault(name, principal) == principal
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         return tuple(line for line in self._history if line.group_id == group_id)

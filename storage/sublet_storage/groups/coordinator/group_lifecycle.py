@@ -78,12 +78,6 @@ _DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
 
-def last_session_epoch(connection: Connection, subscription: Subscription, session: str) -> int:
-    """Return the highest epoch that a process of that name in that group may have."""
-    row = connection.execute("select last_session_epoch(%s, %s)", (str(subscription), session)).fetchone()
-    return 0 if row is None else int(row[0])
-
-
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
     """Return the group of that subscription that is not deleted."""
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())

@@ -14,7 +14,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
-from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
 from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -148,9 +148,11 @@ class PostgresGroupStore:
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(
-            lambda connection: group_lifecycle.last_session_epoch(connection, subscription, session)
-        )
+        return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
+
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+        """See `GroupStore`."""
+        return self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
