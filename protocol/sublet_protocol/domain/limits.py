@@ -62,6 +62,13 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 """The headers of a message, names and values together, in bytes."""
 
+MAX_CALLS_OF_CONNECTION = 1_024
+"""Most calls under way on one connection to a node; a client's next one waits."""
+HANDSHAKE_S = 5.0
+"""How long in seconds a new connection may take until HTTP/2 is spoken on it, TLS included; then it is closed."""
+IDLE_CONNECTION_S = 30.0
+"""How long in seconds a connection without a call stays open; and after so long without a byte, with one, its other
+side must answer a ping."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS = 20_000

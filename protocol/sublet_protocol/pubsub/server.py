@@ -17,7 +17,15 @@ from typing import Any, NoReturn
 import grpc
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.limits import ENVELOPE_BYTES, MAX_PUBLISH_BYTES, MAX_SUBSCRIBERS_OF_CONNECTION, SLICE_ITEMS
+from sublet_protocol.domain.limits import (
+    ENVELOPE_BYTES,
+    HANDSHAKE_S,
+    IDLE_CONNECTION_S,
+    MAX_CALLS_OF_CONNECTION,
+    MAX_PUBLISH_BYTES,
+    MAX_SUBSCRIBERS_OF_CONNECTION,
+    SLICE_ITEMS,
+)
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
@@ -48,6 +56,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_PUBLISH_BYTES + ENVELOPE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+    ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 1000)),
+    ("grpc.keepalive_time_ms", round(IDLE_CONNECTION_S * 1000)),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
 """What a `grpc.aio.server` that serves sessions is made with."""
