@@ -131,6 +131,7 @@ class NodeServer:
             on_expired=self._expired,
             on_interest=self._interest,
             check_subscribe=self._callers.check_subscribe,
+            principal=lambda: self._gate.caller().principal,
             clock=clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
@@ -312,8 +313,8 @@ class NodeServer:
                 loop.call_soon_threadsafe(self._handle, event)
             if isinstance(event, GroupOpenCompleted) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
-            if isinstance(event, SessionEpochRead) and event.is_anothers:
-                self._callers.note_anothers_session(event.request)
+            if isinstance(event, SessionEpochRead | GroupOpenCompleted):
+                self._callers.note_refusal(event)
 
         return answer
 

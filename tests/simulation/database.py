@@ -61,11 +61,18 @@ class WatchedGroups(MemoryGroupStore):
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
-        return self._opened(super().open_group(subscription, start))
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
+        return self._opened(super().open_group(subscription, start, principal))
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
-        return self._opened(super().declare_group(subscription, options))
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
+        return self._opened(super().declare_group(subscription, options, principal))
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         group_id = super().delete_group(subscription, who)

@@ -28,12 +28,14 @@ from sublet_storage.groups.model.records import (
 class OpenGroup:
     """The group of that subscription, created if it is a share's first subscriber.
 
-    With `group_id`: that group, if it is not deleted; none is created.
+    With `group_id`: that group, if it is not deleted; none is created. `principal`: who has it created; None: nobody
+    knows.
     """
 
     subscription: Subscription
     starting_position: StartingPosition
     group_id: int | None = None
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +138,14 @@ class MemberDenied:
 
 @dataclass(frozen=True, slots=True)
 class GroupOpenCompleted:
-    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help."""
+    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
+    principal has had as many made as it may for now."""
 
     request: OpenGroup
     group: Group | None
     error: str = ""
     is_final: bool = False
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -259,7 +259,7 @@ class Node:
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription):
-                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id))
+                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id, received.principal))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:

@@ -71,8 +71,12 @@ IDLE_CONNECTION_S = 30.0
 side must answer a ping."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
+MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
+"""Most subscriber ids of one principal at a node that asks who calls."""
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
+MAX_GROUPS_PER_MINUTE = 60
+"""Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
 MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20

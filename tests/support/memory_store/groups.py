@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
     stale_term_error,
+    too_many_groups_error,
     undeclared_queue_error,
 )
 from sublet_storage.groups.model.history_records import (
@@ -97,21 +99,29 @@ class MemoryGroupStore:
         self._only_moved: set[tuple[int, int]] = set()
         self._epochs: dict[tuple[Subscription, str], int] = {}
         self._owners: dict[tuple[Subscription, str], str] = {}
+        self._created: dict[str, list[int]] = {}
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
         life = self._live(subscription)
         if life is not None:
             return life.group
         if subscription.kind == "queue":
             raise undeclared_queue_error(subscription)
-        return self._create(subscription, GroupOptions(start))
+        return self._create(subscription, GroupOptions(start), principal)
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
         life = self._live(subscription)
         if life is None:
-            return self._create(subscription, options)
+            return self._create(subscription, options, principal)
         return check_same_options(life.group, options)
 
     def find_group(self, group_id: int) -> Group | None:
@@ -343,7 +353,12 @@ class MemoryGroupStore:
 
     # --- small parts --------------------------------------------------------------------------------------------
 
-    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+    def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
+        if principal is not None:
+            recent = [at for at in self._created.get(principal, []) if at > self._clock() - 60 * MICROSECONDS]
+            if len(recent) >= MAX_GROUPS_PER_MINUTE:
+                raise too_many_groups_error(principal)
+            self._created[principal] = [*recent, self._clock()]
         group = Group(len(self._lives) + 1, subscription, options)
         life = _Life(group, max(self.streams.generations, default=0))
         for stream in self._first_streams(subscription, options.starting_position):

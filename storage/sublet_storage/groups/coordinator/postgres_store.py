@@ -98,16 +98,24 @@ class PostgresGroupStore:
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
         """See `GroupStore`."""
         found = self.find_live_group(subscription)
         if found is None and subscription.kind == "queue":
             raise undeclared_queue_error(subscription)
-        return found or self._create(subscription, GroupOptions(start))
+        return found or self._create(subscription, GroupOptions(start), principal)
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
         """See `GroupStore`."""
-        return check_same_options(self.find_live_group(subscription) or self._create(subscription, options), options)
+        found = self.find_live_group(subscription) or self._create(subscription, options, principal)
+        return check_same_options(found, options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
@@ -268,13 +276,13 @@ class PostgresGroupStore:
     def _now_us(self) -> int | None:
         return self._clock() if self._clock else None
 
-    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+    def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
         """Create it, or find the one that was just created by another process; if that is deleted already, once
-        more."""
+        more. Raises `TooManyGroups`."""
         now_us = self._now_us()
         while True:
             created = self._channel.write(
-                lambda connection: group_lifecycle.create(connection, subscription, options, now_us)
+                lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
             )
             group = created or self.find_live_group(subscription)
             if group is not None:
