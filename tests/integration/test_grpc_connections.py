@@ -43,7 +43,7 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
             yield head[3], read.read(int.from_bytes(head[:3]))
 
 
-def farewell(connection: socket.socket) -> bytes:
+def reason_to_close(connection: socket.socket) -> bytes:
     """Why the other side closes it."""
     return b"; ".join(content[8:] for kind, content in frames(connection) if kind == GOAWAY)
 
@@ -66,7 +66,7 @@ def test_a_connection_has_so_many_calls(node: Serving) -> None:
 
 def test_who_begins_no_http_2_is_let_go(node: Serving) -> None:
     with closing(connect(node)) as silent:
-        assert b"handshake timeout" in farewell(silent)
+        assert b"handshake timeout" in reason_to_close(silent)
 
 
 @pytest.mark.long
@@ -77,7 +77,7 @@ def test_connections_without_a_call_are_closed(node: Serving) -> None:
         feed.history("#")
         idle = stack.enter_context(closing(connect(node)))
         idle.sendall(PREFACE + NO_SETTINGS)
-        assert b"connection idle" in farewell(idle)
+        assert b"connection idle" in reason_to_close(idle)
         idle.close()
         eventually(lambda: connections_of(node) == 0, WAIT_S)
         feed.history("#")
