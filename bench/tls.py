@@ -1,4 +1,4 @@
-"""What TLS costs: clients through a node with it, over the same through a node without.
+"""What TLS and rights cost: clients through a node with both, over the same through a node without.
 
 `python -m bench tls --rounds 7`. Two nodes of one database; clients of both take turns.
 """
@@ -25,11 +25,16 @@ from bench._report import Claim, Series
 from bench.peers.processes import Running, module
 from sublet import Feed
 from sublet_borrower.node_client.node_calls import NodeCalls
+from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_fetch import encode_heads_request
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin import access_rules, access_tokens
 from tests.kit import eventually
 
 VALUE_BYTES = 100
 BLOCK = 1000
+CALLER = "user:bench"
 WAIT_S = 60.0
 CALL_S = 30.0
 SIDES = ("plain", "TLS")
@@ -40,11 +45,12 @@ TRANSPORTS = {
     "call": "calls, one after the other",
     "connect": "connections, each with one call",
 }
-PROSE = """Rates through a node with TLS over those through one without, on the same database: messages of {value}
-bytes, {messages:,} by columns, published and then read; {calls:,} small calls (the heads of no stream), one after the
-other, whose ratio is that of a call's latency; and {connections:,} new connections with one such call each. {rounds}
-rounds, in which they take turns; the first does not count. Clients, nodes and Postgres share the machine, so that
-both ends of the encryption are in the figures. Ratios are medians of the rounds' ratios."""
+PROSE = """Rates through a node with TLS, which asks for a token and for rights, over those through one without, on
+the same database: messages of {value} bytes, {messages:,} by columns, published and then read; {calls:,} small calls
+(the heads of no stream), one after the other, whose ratio is that of a call's latency; and {connections:,} new
+connections with one such call each. {rounds} rounds, in which they take turns; the first does not count. Clients,
+nodes and Postgres share the machine, so that both ends of the encryption are in the figures. Ratios are medians of
+the rounds' ratios."""
 
 
 class Side:
@@ -125,7 +131,13 @@ def _sides(opened: contextlib.ExitStack, messages: int) -> dict[str, Side]:
     authority.cert_pem.write_to_path(paths["ca"])
     issued.cert_chain_pems[0].write_to_path(paths["cert"])
     issued.private_key_pem.write_to_path(paths["key"])
-    os.environ["SUBLET_TLS_CA"] = paths["ca"]
+    with connect(url) as conn:
+        for right in (Right.PUBLISH, Right.READ):
+            access_rules.allow(conn, AccessRule(CALLER, right, TopicFilter("#")))
+        token, _ = access_tokens.make_token(conn, CALLER, 86_400.0)
+    for name, value in (("SUBLET_TLS_CA", paths["ca"]), ("SUBLET_TOKEN", token.token.reveal())):
+        os.environ[name] = value
+        opened.callback(os.environ.pop, name)
     values = [
         pa.array([os.urandom(VALUE_BYTES) for _ in range(min(BLOCK, messages - first))], pa.binary())
         for first in range(0, messages, BLOCK)

@@ -22,6 +22,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.settings_base import SettingsBase
 from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE
+from sublet_storage.objects import s3_endpoints
 from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
 
@@ -133,6 +134,14 @@ GENERAL = (
         "`--log-format`",
         "`text`",
         "How `sublet leader` logs: `text`, or `json` with [ids as fields](metrics.md#logs).",
+    ),
+    Setting(
+        s3_endpoints.VARIABLE,
+        "",
+        "none",
+        "Endpoints of S3-compatible stores that this process uses where a [place of payloads]"
+        "(payloads.md#s3-and-its-like) names one, as `https://HOST:PORT`, several separated by commas. Those on this "
+        "machine need not be named.",
     ),
 )
 

@@ -33,6 +33,7 @@ from sublet_leader.node.events import (
     NodeEvent,
     NodeSnapshot,
     NodeStarted,
+    SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
     Tick,
@@ -130,6 +131,7 @@ class NodeServer:
             on_expired=self._expired,
             on_interest=self._interest,
             check_subscribe=self._callers.check_subscribe,
+            principal=lambda: self._gate.caller().principal,
             clock=clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
@@ -311,6 +313,8 @@ class NodeServer:
                 loop.call_soon_threadsafe(self._handle, event)
             if isinstance(event, GroupOpenCompleted) and event.group is not None:
                 shared_publisher(self._url).publish([group_change(str(event.group.subscription), event.group.group_id)])
+            if isinstance(event, SessionEpochRead | GroupOpenCompleted):
+                self._callers.note_refusal(event)
 
         return answer
 
@@ -329,7 +333,7 @@ class NodeServer:
             return
         agent = agent_of(subscriber_id)
         self._subscribers[agent] = subscriber_id
-        self._handle(AgentMessageReceived(agent, message))
+        self._handle(AgentMessageReceived(agent, message, self._callers.principal_of(agent)))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""

@@ -104,3 +104,19 @@ begin
   update token set revoked_at = clock_timestamp() where token_id = p_token and revoked_at is null;
   return case when found then true when exists (select from token where token_id = p_token) then false end;
 end $$;
+
+-- Make a session's name nobody's again, and return whose it was; null if it was nobody's.
+create function release_session(p_subscription text, p_session text) returns text
+language plpgsql security definer set search_path from current as $$
+declare
+  owned text;
+begin
+  lock table access_history in share row exclusive mode; -- as each change of rights does
+  select principal into owned from session_epoch where subscription = p_subscription and session = p_session for update;
+  if owned is not null then
+    update session_epoch set principal = null where subscription = p_subscription and session = p_session;
+    insert into access_history (event, principal, object)
+    values ('release-session', owned, p_session || ' of ' || p_subscription);
+  end if;
+  return owned;
+end $$;

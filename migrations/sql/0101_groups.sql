@@ -13,10 +13,12 @@ create table consumer_group (
   desired_state jsonb not null default '{}',           -- what an operator wants now: paused (why), weights by session
   desired_state_version integer not null default 0,    -- counts the changes of the desired state
   created_at timestamptz not null default clock_timestamp(),
+  created_by text,                                     -- the principal for which a node made it
   created_timeline text default timeline_now(),        -- it is on this one until it has a leader
   deleted_at timestamptz
 );
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
+create index consumer_group_created on consumer_group (created_by, created_at) where created_by is not null;
 create index consumer_group_behind on consumer_group (after_generation) where deleted_at is null;
 
 create table lending (
@@ -95,6 +97,7 @@ create table session_epoch (
   session text not null,
   last bigint not null,
   drawn_at timestamptz not null default clock_timestamp(),
+  principal text,                                      -- whose name it is; null: nobody's that a node knows
   primary key (subscription, session)
 ) with (fillfactor = 50);
 create index session_epoch_drawn on session_epoch (drawn_at);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import psycopg
@@ -16,6 +16,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
@@ -41,7 +42,10 @@ SHARE = Subscription.parse("$share/billing/orders/#")
 ONE = NodeRef("one", "incarnation-1", "127.0.0.1:1")
 TWO = NodeRef("two", "incarnation-2", "127.0.0.1:2")
 LEASE_S = 10.0
-TABLES = "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier"
+TABLES = (
+    "space, generation, stream, block, consumer_group, leadership, lending, lending_history, consumed_frontier, "
+    "session_epoch"
+)
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
@@ -76,6 +80,10 @@ class World:
 
     def locked(self, group_id: int, stream_id: int) -> AbstractContextManager[object]:
         """Somebody's transaction holds the lending row meanwhile."""
+        raise NotImplementedError
+
+    def draw_epoch(self, session: str) -> int:
+        """The next epoch of that name in the group SHARE."""
         raise NotImplementedError
 
     def add_space(self, *args: Any, **kwargs: Any) -> tuple[int, ...]:
@@ -157,7 +165,10 @@ class World:
         """Write one entry under a term that is alive."""
         result = self.write(group, term, entry)
         assert not result.has_stale_term
-        return result.results[0]
+        (answer,) = result.results
+        if answer.outcome is APPLIED and answer.lending is None:  # only its position has moved
+            return replace(answer, lending=self.row(group, term, entry.stream_id))
+        return answer
 
     def applied(self, group: Group, term: int, entry: LendingChange) -> Lending:
         """Write one entry, which is applied; the row as it then is."""
@@ -174,6 +185,9 @@ class MemoryWorld(World):
     def __init__(self) -> None:
         super().__init__()
         self.store: MemoryGroupStore = MemoryGroupStore(self.streams, self.clock)
+
+    def draw_epoch(self, session: str) -> int:
+        return self.store.next_session_epoch(SHARE, session)
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
@@ -196,6 +210,9 @@ class PostgresWorld(World):
         for store in (self.store, *self.other_stores):
             store.close()
         self.connection.close()
+
+    def draw_epoch(self, session: str) -> int:
+        return next_session_epoch(self.connection, SHARE, session)
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[psycopg.Connection[Any]]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
 from psycopg import sql
 
+from sublet_protocol.domain.errors import NotFound, PermissionDenied
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
@@ -16,6 +18,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
+from sublet_storage.groups.coordinator import session_names
 from sublet_storage.groups.model.history import delete_old_session_epochs
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
 from tests.contract.group_world import SHARE, PostgresWorld, grant_of
@@ -158,6 +161,32 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
     assert postgres.store.last_session_epoch(SHARE, "gone") == gone
     postgres.connection.execute("update session_epoch set last = last + 1000000000000 where session = ''")
     assert next_session_epoch(postgres.connection, SHARE, "new") == gone + 1_000_000_000_001
+
+
+def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
+    """Until the name is released, which is in the history of rights."""
+    conn = postgres.connection
+    first = session_names.draw_epoch(conn, SHARE, "etl", "user:a")
+    with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
+        session_names.draw_epoch(conn, SHARE, "etl", "user:b")
+    assert postgres.store.last_session_epoch(SHARE, "etl") == first
+    assert session_names.release(conn, SHARE, "etl") == "user:a"
+    with pytest.raises(NotFound, match="nothing to release"):
+        session_names.release(conn, SHARE, "etl")
+    assert session_names.draw_epoch(conn, SHARE, "etl", "user:b") > first
+    noted = conn.execute("select event, principal, object from access_history").fetchall()
+    assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
+
+
+def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
+    next_session_epoch(postgres.connection, SHARE, "etl")
+
+    def bind(number: int) -> bool:
+        with connect(postgres.url) as connection:
+            return session_names.bind(connection, SHARE, "etl", f"user:{number}")
+
+    with ThreadPoolExecutor(6) as pool:
+        assert sorted(pool.map(bind, range(6))) == [False] * 5 + [True]
 
 
 def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:

@@ -27,6 +27,7 @@ from tests.contract.group_world import (
     HELD,
     LEASE_S,
     ONE,
+    SHARE,
     TWO,
     World,
     events,
@@ -122,6 +123,17 @@ def test_what_ends_for_good_is_not_reserved(world: World) -> None:
     for end in ends:
         assert end.lending is not None
         assert (end.lending.session, end.lending.session_epoch, end.lending.reserved_s) == (None, None, 0.0)
+
+
+@pytest.mark.conforms("X5")
+def test_a_sessions_name_is_its_first_principals(world: World) -> None:
+    assert world.store.bind_session(SHARE, "etl", "user:b"), "of a name for which nothing is drawn nobody is told"
+    epoch = world.draw_epoch("etl")
+    for principal, is_theirs in (("user:a", True), ("user:b", False), ("user:a", True)):
+        assert world.store.bind_session(SHARE, "etl", principal) is is_theirs
+    assert world.store.bind_session(OTHER, "etl", "user:b"), "a name is a group's"
+    assert world.draw_epoch("etl") > epoch
+    assert not world.store.bind_session(SHARE, "etl", "user:b")
 
 
 @pytest.mark.conforms("E16")

@@ -7,8 +7,9 @@ from threading import Barrier
 
 import pytest
 
-from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
+from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
@@ -83,6 +84,27 @@ def test_a_queue_must_be_declared(world: World) -> None:
     world.append(stream, 4)
     assert world.store.open_group(queue) == declared
     assert world.row(declared, world.lead(declared), stream).position == 0
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_has_so_many_groups_made_a_minute(world: World) -> None:
+    """Those that are deleted count, those that it finds there do not."""
+
+    def open_all(principal: str | None, *names: object) -> None:
+        for name in names:
+            world.store.open_group(Subscription.parse(f"$share/{name}/#"), principal=principal)
+
+    open_all("user:a", *range(MAX_GROUPS_PER_MINUTE - 1))
+    world.store.declare_group(Subscription.parse("$queue/q/#"), principal="user:a")
+    world.store.delete_group(Subscription.parse("$share/0/#"))
+    for create in (world.store.open_group, world.store.declare_group):
+        with pytest.raises(TooManyGroups, match="user:a has had 60 groups made in a minute"):
+            create(Subscription.parse("$share/one more/#"), principal="user:a")
+    open_all("user:a", 1, 2)
+    open_all("user:b", "b")
+    open_all(None, "n")
+    world.clock.advance(61.0)
+    open_all("user:a", "one more")
 
 
 @pytest.mark.conforms("E23")

@@ -15,9 +15,11 @@ from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, L
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.groups.admin.access_tokens import revoke_token
+from sublet_storage.groups.coordinator.session_names import release
 from sublet_storage.producer import Publisher
 from tests.integration.access_kit import allow, bearer, revoke, rule, token_of
 from tests.integration.feed_kit import stub
@@ -116,6 +118,37 @@ def test_a_session_without_the_right_is_denied(
     with Session(GROUP, database, settings=FAST) as session:
         assert "user:other has no right to join 'orders/#' in group 'billing'" in poll_to_the_end(session)
     assert conn.execute("select count(*) from consumer_group").fetchone() == (0,), "nor is the group made"
+
+
+@pytest.mark.conforms("X5")
+@pytest.mark.parametrize("transport", ["database", "nodes"])
+def test_a_sessions_name_is_not_another_principals(
+    database: str,
+    conn: psycopg.Connection[Any],
+    address: str,
+    tokens: dict[str, str],
+    transport: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it is drawn in the database or at the node, until somebody releases it."""
+    where = {"nodes": [address]} if transport == "nodes" else {"url": database}
+    monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
+    with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as session:
+        eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
+        monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
+        with pytest.raises((PermissionDenied, SubscriptionEnded), match=r"'etl' of .* is another principal's"):
+            open_and_poll(where, transport)
+        assert polled(session) == 0
+        assert len(session.assignment()) == 2
+        release(conn, Subscription.parse(GROUP), "etl")
+        with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as other:
+            eventually(lambda: polled(other) == 0 and len(other.assignment()) == 2, WAIT_S)
+            assert "fenced" in poll_to_the_end(session)
+
+
+def open_and_poll(where: dict[str, Any], transport: Any) -> None:
+    with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as session:
+        eventually(lambda: polled(session) < 0, WAIT_S)
 
 
 def test_a_member_that_loses_its_right_is_denied(

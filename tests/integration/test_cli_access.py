@@ -6,6 +6,9 @@ import re
 
 import pytest
 
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.session_names import draw_epoch
 from tests.integration.cli_kit import Shell, a_shell, done, refused
 
 ETL = ("user:etl", "publish", "orders/#")
@@ -66,6 +69,14 @@ def test_a_token_is_shown_once(shell: Shell) -> None:
     assert done(shell.run("access", "revoke-token", token[4:12], "--json"))["changed"] is False
     assert "revoked" in shell.run("access", "tokens").out
     refused(shell.run("access", "revoke-token", "nonsense"), 3, "nonsense", "sublet access tokens")
+
+
+def test_a_sessions_name_is_released(shell: Shell, database: str) -> None:
+    name = ("$share/g/#", "etl")
+    with connect(database) as connection:
+        draw_epoch(connection, Subscription.parse(name[0]), name[1], "user:etl")
+    assert done(shell.run("access", "release-session", *name, "--json"))["principal"] == "user:etl"
+    refused(shell.run("access", "release-session", *name), 3, "nothing to release")
 
 
 @pytest.mark.parametrize(

@@ -216,7 +216,7 @@ def test_what_cannot_be_reset_is_refused(shell: Shell, orders: str, tmp_path: Pa
     refused(shell.run("groups", "reset", "$share/none/#", "--to-earliest"), 3, "there is no such group")
     refused(shell.run("groups", "pause", "$share/none/#"), 3, "there is no such group")
     refused(shell.run("groups", "weight", GROUP, "s", "much"), 2, "weight 'much': give a number")
-    refused(shell.run("groups", "weight", GROUP, "s", "0"), 2, "a finite number above 0")
+    refused(shell.run("groups", "weight", GROUP, "s", "0"), 2, "weight 0.0: it is a number from 0.001")
     answer = shell.run("groups", "reset", GROUP, "--to-latest", stdin="n\n")
     assert answer.code == 1
     assert "Nothing was changed" in answer.err

@@ -141,6 +141,15 @@ def test_reading_needs_watch(node: Http, tokens: dict[str, str | None]) -> None:
     assert len(texts) == 1
 
 
+def test_a_group_bears_who_had_it_created(
+    node: Http, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
+) -> None:
+    """So that they are counted."""
+    assert post(node, "/api/v1/group/create", {"subscription": "$share/new/#"}, tokens["all"]).status == 200
+    found = conn.execute("select created_by from consumer_group where name = 'new'").fetchall()
+    assert found == [("user:all",)]
+
+
 def test_probes_have_one_word_for_strangers(node: Http) -> None:
     for path in ("/healthz", "/readyz", "/readyz/loop"):
         assert node.ask(path).object == {"state": "ok"}

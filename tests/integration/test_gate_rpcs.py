@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
@@ -11,11 +12,14 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.limits import MAX_SUBSCRIBERS_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.agent_key import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
@@ -102,10 +106,16 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
 
 
 @pytest.fixture
-def node(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> Iterator[grpc.Channel]:
+def address(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> str:
+    """Of a node that asks who calls."""
     empty_fleet.extra = {"SUBLET_AUTH": "required"}
     empty_fleet.serve("n1")
-    ((address,),) = conn.execute("select address from node").fetchall()
+    ((found,),) = conn.execute("select address from node").fetchall()
+    return str(found)
+
+
+@pytest.fixture
+def node(address: str) -> Iterator[grpc.Channel]:
     with grpc.insecure_channel(address) as channel:
         yield channel
 
@@ -181,6 +191,29 @@ def test_a_method_without_a_row_is_refused(node: grpc.Channel, tokens: dict[str,
         with pytest.raises(grpc.RpcError) as raised:
             node.unary_unary(name)(b"", timeout=WAIT_S, metadata=bearer(tokens["right"]))
         assert raised.value.code() is grpc.StatusCode.PERMISSION_DENIED
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_has_so_many_subscribers(node: grpc.Channel, tokens: dict[str, str | None], address: str) -> None:
+    """On however many connections. One more is told when to come again; another principal is served."""
+
+    def poll(channel: grpc.Channel, token: str | None) -> Any:
+        return sublet_pb2_grpc.SessionStub(channel).Poll.future(
+            pb.PollRequest(**session()), timeout=WAIT_S, metadata=bearer(token)
+        )
+
+    with ExitStack() as stack:
+        own = (("grpc.use_local_subchannel_pool", 1),)
+        channels = [stack.enter_context(grpc.insecure_channel(address, own)) for _ in range(3)]
+        for number in range(0, MAX_SUBSCRIBERS_OF_PRINCIPAL, 100):
+            for call in [poll(channels[number // 100 % 2], tokens["right"]) for _ in range(100)]:
+                call.result()
+        with pytest.raises(grpc.RpcError) as refused:
+            poll(channels[2], tokens["right"]).result()
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "user:right has 1000 subscriber ids at this node, which is the limit" in refused.value.details()
+        assert dict(refused.value.trailing_metadata())[RETRY_AFTER_METADATA]
+        poll(channels[2], tokens["other"]).result()
 
 
 def test_health_is_open_and_has_one_word(node: grpc.Channel) -> None:

@@ -6,26 +6,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import trustme
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from sublet_leader.http import server
 from sublet_leader.http.auth import RequestGuard
 from sublet_leader.http.responses import build_app, json_response
 from sublet_leader.http.server import HttpServer
-from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_HEAD
+from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.gate import Gate
+from sublet_protocol.tls.files import TlsFiles
 from tests.integration.http_kit import Answer
 from tests.kit import eventually
 
@@ -41,7 +46,7 @@ MANY_BYTES = 30_000_000
 class Port:
     """A server with a few routes, some of which wait until they are let on."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsFiles | None = None) -> None:
         self.let_on = threading.Event()
         self.waiting = threading.Semaphore(0)
         routes = [
@@ -52,12 +57,13 @@ class Port:
             Route("/broken", self._broken),
             Route("/act", RequestGuard(Gate(), Secret(TOKEN)).operates(json_response), methods=["POST"]),
         ]
-        self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes))
+        self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
         self.server.start()
 
-    def connect(self, receive_buffer: int | None = None) -> socket.socket:
-        """A connection with which nothing was said."""
+    def connect(self, receive_buffer: int | None = None, source: str = "") -> socket.socket:
+        """A connection with which nothing was said. `source`: from which of the machine's addresses."""
         made = socket.socket()
+        made.bind((source, 0))
         if receive_buffer is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         made.settimeout(WAIT_S)
@@ -274,8 +280,9 @@ def test_whoever_does_not_take_his_answer_is_let_go(port: Port) -> None:
 def test_one_connection_too_many_is_turned_away(port: Port) -> None:
     with ExitStack() as stack:
         inside = []
-        for _ in range(MAX_CONNECTIONS):
-            connection = stack.enter_context(closing(port.connect()))
+        for number in range(MAX_CONNECTIONS):
+            source = f"127.0.1.{1 + number // MAX_CONNECTIONS_OF_ADDRESS}"
+            connection = stack.enter_context(closing(port.connect(source=source)))
             connection.sendall(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
             inside.append(connection)
         for _ in inside:
@@ -286,6 +293,59 @@ def test_one_connection_too_many_is_turned_away(port: Port) -> None:
         for connection in inside:
             assert parse(rest(connection)).body == b"at last"
     assert parse(port.say(GET + b"\r\n")).body == b"hello"
+
+
+def test_one_address_leaves_connections_for_others(port: Port) -> None:
+    with ExitStack() as stack:
+        for _ in range(MAX_CONNECTIONS_OF_ADDRESS):
+            connection = stack.enter_context(closing(port.connect()))
+            connection.sendall(b"GET /wait HTTP/1.1\r\n" + HOST + b"\r\n")
+            assert port.waiting.acquire(timeout=WAIT_S)
+        reply = parse(port.say(GET + b"\r\n"))
+        assert (reply.status, f"{MAX_CONNECTIONS_OF_ADDRESS} connections" in error_of(reply)) == (503, True)
+        with closing(port.connect(source="127.0.0.2")) as other:
+            other.sendall(GET + b"\r\n")
+            assert parse(rest(other)).body == b"hello"
+        port.let_on.set()
+    eventually(lambda: parse(port.say(GET + b"\r\n")).status == 200, WAIT_S)
+
+
+def test_handshakes_count_as_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "HEAD_S", 10 * WAIT_S)  # none of them ends by itself
+    authority, key, certificate = trustme.CA(), tmp_path / "key", tmp_path / "crt"
+    issued = authority.issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(key)
+    key.chmod(0o600)
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    port, context = Port(TlsFiles(str(certificate), str(key))), ssl.create_default_context()
+    authority.configure_trust(context)
+
+    def ask(connection: socket.socket) -> bytes:
+        with closing(context.wrap_socket(connection, server_hostname="127.0.0.1")) as encrypted:
+            encrypted.sendall(GET + b"\r\n")
+            return rest(encrypted)
+
+    with ExitStack() as stack:
+        stack.callback(port.server.close)
+        for _ in range(MAX_CONNECTIONS_OF_ADDRESS):
+            stack.enter_context(closing(port.connect()))
+        with closing(port.connect()) as beyond:
+            assert rest(beyond) == b""
+        assert parse(ask(port.connect(source="127.0.0.2"))).body == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_one"),
+    [
+        ("10.0.0.1", "10.0.0.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("fe80::1%eth0", "fe80::2", True),
+        ("::ffff:10.0.0.1", "::ffff:10.0.0.2", False),
+    ],
+)
+def test_addresses_of_one_network_are_one(one: str, other: str, is_one: bool) -> None:
+    assert (server._source(one) == server._source(other)) is is_one
 
 
 def test_a_port_that_is_closed_waits_for_nobody(port: Port) -> None:

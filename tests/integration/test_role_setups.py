@@ -210,10 +210,13 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
     token = done(operator.run("access", "token", "user:etl", "--json"))["token_id"]
     succeed(operator, "access list", "access tokens", "access check user:etl publish orders/eu")
     succeed(operator, f"access revoke-token {token}", "access revoke user:etl publish orders/#")
+    with connect(world.owner) as owner:
+        owner.execute("insert into session_epoch values ($$$share/g/#$$, 'nightly', 1, now(), 'user:etl')")
+    succeed(operator, "access release-session $share/g/# nightly")
     with connect(world.of(Role.OPERATE)) as conn:
         user = f"database user user_of_{Role.OPERATE}"
         events = conn.execute("select event from access_history where by = %s order by number", (user,)).fetchall()
-        assert [event for (event,) in events] == ["allow", "token", "revoke-token", "revoke"]
+        assert [event for (event,) in events] == ["allow", "token", "revoke-token", "revoke", "release-session"]
         for refused in (
             "select digest from token",
             "insert into access_history (event, principal, object) values ('allow', 'x', 'y')",

@@ -20,6 +20,7 @@ from sublet_protocol.pubsub.server import new_publisher
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, proven, run, until
+from tests.postgres_proxy import PostgresProxy
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,6 +85,39 @@ def test_a_lost_reply_is_given_again_and_seen_once() -> None:
                 assert node.drop_replies == 0
             assert agent.bodies() == [event(number) for number in range(10)]
             assert not agent.lost
+
+    run(test)
+
+
+@pytest.mark.conforms("R5")
+def test_a_bad_way_to_a_node_is_got_over() -> None:
+    """Cut or slow: nothing is missed. Refused, or half open until calls are given up: told, and subscribed to again."""
+
+    async def test() -> None:
+        async with a_node() as node:
+
+            def arrives(number: int) -> bool:
+                node.sessions.publish(Channel.GROUP, "k", event(number))
+                return event(number) in agent.bodies()
+
+            with PostgresProxy(f"tcp://{node.address}") as way:
+                agent = Agent(f"127.0.0.1:{way.port}", settings=FAST, answer_within_s=0.5)
+                agent.node.subscribe(Channel.GROUP)
+                await until(node.subscriptions)
+                await until(lambda: agent.node.status is ConnectionStatus.CONNECTED)
+                way.slow(0.02)
+                way.hang_up()
+                node.sessions.publish(Channel.GROUP, "k", event(0))
+                await until(lambda: agent.bodies() == [event(0)])
+                assert not agent.lost
+                for number, trouble in enumerate((way.go_away, way.hold), 1):
+                    trouble()
+                    await until(lambda number=number: len(agent.lost) == number)  # type: ignore[misc]
+                    way.resume()
+                    await until(lambda number=number: arrives(number))  # type: ignore[misc]
+                assert list(dict.fromkeys(agent.bodies())) == [event(number) for number in range(3)]
+                assert {one.reason for one in agent.lost} == {ConnectionLostReason.UNREACHABLE}
+                await agent.node.close(timeout_s=0)
 
     run(test)
 

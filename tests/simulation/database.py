@@ -61,11 +61,18 @@ class WatchedGroups(MemoryGroupStore):
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
-        return self._opened(super().open_group(subscription, start))
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
+        return self._opened(super().open_group(subscription, start, principal))
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
-        return self._opened(super().declare_group(subscription, options))
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
+        return self._opened(super().declare_group(subscription, options, principal))
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
         group_id = super().delete_group(subscription, who)
@@ -86,14 +93,12 @@ class WatchedGroups(MemoryGroupStore):
             self._seize_all(leadership_id, claim.term)
         return claim
 
-    def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        results = super().commit(batch)
+    def written(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
         for writes, result in zip(batch, results, strict=True):
             if writes.sync_streams and not result.has_stale_term:
                 self.on_sync(writes.group_id)
         if self.checkers is not None:
             self.checkers.committed(batch, results)
-        return results
 
     # --- failovers --------------------------------------------------------------------------------------------------
 

@@ -210,9 +210,9 @@ class _Connection:
                 raise _Refused("the transaction must not commit")
             transaction.advances.append((facts[0], facts[1], facts[2], facts[3]))
             return _Answer((str(transaction.number), self._timeline, None, None))
-        if "progress(" in text:
+        if "read_progress" in text:
             return _Answer((self._database.progress(*parameters),))
-        return _Answer(("",))
+        raise AssertionError(f"not a statement that it knows: {text}")
 
     def _break(self) -> None:
         self.close()

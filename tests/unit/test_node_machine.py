@@ -47,6 +47,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_storage.groups.model.records import StartingPosition
 from sublet_storage.node_directory import NodeRef
+from tests.support.memory_store import groups
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -355,6 +356,25 @@ def test_who_knows_a_newer_group_is_admitted() -> None:
     assert play.sent == []
     play.settle()
     assert admissions(play) == [("b/1", 2)]
+
+
+@pytest.mark.conforms("X4")
+def test_one_group_too_many_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its borrower is told nothing, and repeats its request."""
+    play = Play()
+    wanted = AgentMessageReceived("a", LeaderWanted("a/1", SUBSCRIPTION), "user:a")
+    monkeypatch.setattr(groups, "MAX_GROUPS_PER_MINUTE", 0)
+    play.do(wanted)
+    limited = play.execute(play.requests.pop(0))
+    assert isinstance(limited, GroupOpenCompleted)
+    assert (limited.is_limited, limited.is_final) == (True, False)
+    play.do(limited)
+    play.settle()
+    assert (play.sent, play.store.find_live_group(Subscription.parse(SUBSCRIPTION))) == ([], None)
+    monkeypatch.undo()
+    play.do(wanted)
+    play.settle()
+    assert admissions(play) == [("a/1", 1)]
 
 
 @pytest.mark.conforms("X4")

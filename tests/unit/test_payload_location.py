@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.errors import InvalidSetting, PayloadUnavailable
 from sublet_storage.objects.location import locate_object, new_object_name, parse_location
+from sublet_storage.objects.object_stores import ObjectStore
+from sublet_storage.objects.s3_endpoints import allowed_endpoints, find_refusal
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,44 @@ def test_credentials_are_refused_and_not_repeated(text: str) -> None:
         parse_location(text)
     assert "AKIA" not in str(refused.value)
     assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("options", "is_used"),
+    [
+        ("", True),
+        ("?region=eu-1", True),
+        ("?endpoint_override=127.0.0.1:9000&scheme=http", True),
+        ("?endpoint_override=[::1]:9000", True),
+        ("?endpoint_override=localhost:9000", True),
+        ("?endpoint_override=store:9000", True),
+        ("?endpoint_override=https://STORE:9000/", True),
+        ("?endpoint_override=plain&scheme=http", True),
+        ("?endpoint_override=store:9000&scheme=http", False),
+        ("?endpoint_override=store", False),
+        ("?endpoint_override=store:9000/x", False),
+        ("?endpoint_override=other:9000", False),
+        ("?endpoint_override=localhost.example:9000", False),
+        ("?endpoint_override=10.0.0.1:9000", False),
+    ],
+)
+def test_an_endpoint_is_used_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch, options: str, is_used: bool) -> None:
+    monkeypatch.setenv("SUBLET_S3_ENDPOINTS", "https://store:9000, HTTP://plain/")
+    assert (find_refusal(parse_location(f"s3://bucket/a{options}")) is None) == is_used
+
+
+def test_a_store_elsewhere_is_away_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SUBLET_S3_ENDPOINTS", raising=False)
+    with pytest.raises(PayloadUnavailable, match=r"https://store:9000, which SUBLET_S3_ENDPOINTS .* add it"):
+        ObjectStore(parse_location("s3://bucket/a?endpoint_override=store:9000")).check_marker()
+
+
+@pytest.mark.parametrize("text", ["store:9000", "https://", "https://user:hunter2@store", "ftp://store", "*"])
+def test_what_is_no_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("SUBLET_S3_ENDPOINTS", f"https://store,{text}")
+    with pytest.raises(InvalidSetting, match="Give https://HOST:PORT"):
+        allowed_endpoints()
 
 
 def test_a_name_has_its_block_and_is_new_each_time() -> None:

@@ -32,6 +32,7 @@ REVEALED = {
     "sublet/cli/access/tokens.py": 1,  # shown, once
     "sublet/demo/runner.py": 1,  # into the environment of its processes: an embedded server's, which has no password
     "examples/_stage.py": 2,  # the same
+    "bench/tls.py": 1,  # of a token that it has made, into its own environment
     "protocol/sublet_protocol/pubsub/wire.py": 2,  # of an agent's key, into the requests that it proves
     "protocol/sublet_protocol/messages/codec.py": 1,  # of a grant's key, into the grant
     "storage/sublet_storage/groups/coordinator/lending_rows.py": 1,  # of a grant's key, into its row

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from sublet_leader.node import session_epochs
-from sublet_leader.node.events import ReadSessionEpoch, SessionEpochRead
+from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Disconnect, Invalidate, LeaderConnectResponse
+from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
+    Disconnect,
+    Invalidate,
+    LeaderConnectResponse,
+    LeaderWanted,
+)
 from tests.unit.test_node_machine import SUBSCRIPTION, Play
 
 pytestmark = pytest.mark.conforms("E30", "X5")
@@ -104,6 +110,35 @@ def test_who_leaves_meanwhile_is_not_let_in() -> None:
     play.receive(Disconnect("a/1", 0, ()))
     play.settle()
     assert admitted(play) == []
+
+
+def want_as(play: Play, principal: str | None, borrower_id: str, epoch: int) -> None:
+    wanted = LeaderWanted(borrower_id, SUBSCRIPTION, session="etl", session_epoch=epoch)
+    play.do(AgentMessageReceived(borrower_id.partition("/")[0], wanted, principal))
+    play.settle()
+
+
+def test_another_principal_takes_over_no_name() -> None:
+    """With an epoch that was drawn for it, too."""
+    play = Play()
+    first = drawn(play)
+    want_as(play, "user:a", "a/1", first)
+    assert admitted(play) == ["a/1"]
+    for epoch in (first, drawn(play)):
+        want_as(play, "user:b", "x/1", epoch)
+        (denied,) = play.received(Invalidate)
+        assert (denied.borrower_id, denied.reason) == ("x/1", BorrowerEndReason.DENIED)
+        assert f"session 'etl' of {SUBSCRIPTION} is another principal's" in denied.detail
+        assert play.machine.leaders[1].members.get("a/1") is not None
+    want_as(play, "user:a", "b/1", drawn(play))
+    assert admitted(play) == ["b/1"], "the newer of its own"
+
+
+def test_where_nobody_is_known_the_newest_has_the_name() -> None:
+    play = Play()
+    want_as(play, "user:a", "a/1", drawn(play))
+    want_as(play, None, "b/1", drawn(play))
+    assert admitted(play) == ["a/1", "b/1"]
 
 
 def test_few_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import timeline_of
-from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.coordinator import session_names
 from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
@@ -169,13 +169,17 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Return a number above all that were drawn before for that name."""
+        """Return a number above all that were drawn before for that name, which is not another principal's."""
 
         caller = self._gate.caller()
 
         def draw(conn: psycopg.Connection[Any], whose: tuple[Subscription, str]) -> int:
             caller.check(Right.JOIN, whose[0].filter, whose[0].group)
-            return consumer_progress.next_session_epoch(conn, *whose)
+            try:
+                return session_names.draw_epoch(conn, *whose, caller.principal)
+            except PermissionDenied:
+                caller.note_refusal(f"session {whose[1]!r} of {whose[0]}")
+                raise
 
         return await self._answer(
             request, context, feed_fetch.decode_session_epoch_request, draw, feed_fetch.encode_session_epoch_reply

@@ -194,8 +194,15 @@ class StreamTable:
         entry.in_flight = None
         if entry.queue:
             self._ready.add(result.change.stream_id)
+        change = result.change
         if result.lending is not None:
             self._see(entry, result.lending, now)
+        elif (
+            result.outcome is ChangeOutcome.APPLIED
+            and isinstance(change, AdvancePosition)
+            and change.grant_id == entry.lending.grant_id
+        ):
+            entry.lending = replace(entry.lending, position=change.position)
         return entry
 
     def put_back(self, change: LendingChange, retry_at: float) -> StreamEntry:

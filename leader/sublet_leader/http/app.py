@@ -82,7 +82,7 @@ class HttpPort:
         probes, pages = HealthProbes(facts.ref.name, facts.health, is_brief=gate.is_on), StaticFiles()
         may_act = gate.is_on or self._token is not None
         groups, nodes = GroupsApi(facts, reading, lag_history), NodesApi(facts, reading, may_act)
-        acting, guard = GroupActionsApi(self._url), RequestGuard(gate, self._token)
+        acting, guard = GroupActionsApi(self._url, gate), RequestGuard(gate, self._token)
         actions = {
             "/api/v1/group/create": acting.create,
             "/api/v1/group/delete": acting.delete,

@@ -85,6 +85,7 @@ class RequestGuard:
             if not self._gate.is_on and (refused := self._check_admin_token(request)) is not None:
                 return refused
             caller = self._identify(request)
+            self._gate.enter(caller)
             body: JsonBody = {}
             status = 500  # unless it is answered
             try:

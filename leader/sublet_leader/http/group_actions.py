@@ -17,6 +17,7 @@ from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.responses import json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
+from sublet_protocol.gate.gate import Gate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin, reset_transaction
 from sublet_storage.groups.admin import live_reset as live_reset
@@ -48,8 +49,8 @@ _OPTIONS = (
 class GroupActionsApi:
     """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, url: str, gate: Gate) -> None:
+        self._url, self._gate = url, gate
 
     def create(self, reported: JsonBody) -> Response:
         """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
@@ -68,7 +69,7 @@ class GroupActionsApi:
         options = GroupOptions(
             start, on_data_loss, strategy, expiry_s, of.read_bool(reported, "atomic"), on_poison, holds
         )
-        group, is_new = admin.create_group(self._url, wanted, options)
+        group, is_new = admin.create_group(self._url, wanted, options, self._gate.caller().principal)
         named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
         return json_response({**named, **options_to_json(group.options)})
 

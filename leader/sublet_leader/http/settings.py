@@ -11,7 +11,9 @@ from sublet_protocol.domain.secret import Secret, secret_setting
 from sublet_protocol.tls.files import TlsFiles
 
 MAX_CONNECTIONS = 256
-"""At a time; whoever comes then is turned away."""
+"""At a time, those that are still at their TLS handshake included; whoever comes then is turned away."""
+MAX_CONNECTIONS_OF_ADDRESS = 32
+"""Of these, from one address; of IPv6, from one network of 64 bits, which is what one machine has."""
 HEAD_S = 3.0
 """For a request's line and headers: connections that say nothing are soon out of the others' way."""
 REQUEST_TIMEOUT_S = 10.0

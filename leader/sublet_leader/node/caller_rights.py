@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import MemberDenied
+from sublet_leader.node.events import GroupOpenCompleted, MemberDenied, SessionEpochRead
 from sublet_leader.node.group_event_publisher import parse_leader_query
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
@@ -77,6 +77,23 @@ class CallerRights:
                     _check_subscribe(caller, channel, key)
             except PermissionDenied:
                 self._publisher.expel(subscriber_id)
+
+    def principal_of(self, agent: str) -> str | None:
+        """Return whose agent it is; None: nobody knows."""
+        return self._principals.get(agent)
+
+    def note_refusal(self, answer: SessionEpochRead | GroupOpenCompleted) -> None:
+        """Note in the audit log who came under another principal's name, or had too many groups made. From any
+        thread."""
+        principal = answer.request.principal
+        if principal is None:
+            return
+        if isinstance(answer, GroupOpenCompleted):
+            if answer.is_limited:
+                self._gate.member(principal, "", "create a group").note_refusal(str(answer.request.subscription))
+        elif answer.is_anothers:
+            named = f"session {answer.request.session!r} of {answer.request.subscription}"
+            self._gate.member(principal, "", "take over a session").note_refusal(named)
 
     def _caller_of(self, subscriber_id: str) -> Caller:
         """Return who calls. Its agent is its own from then on."""

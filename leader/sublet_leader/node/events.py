@@ -28,12 +28,14 @@ from sublet_storage.groups.model.records import (
 class OpenGroup:
     """The group of that subscription, created if it is a share's first subscriber.
 
-    With `group_id`: that group, if it is not deleted; none is created.
+    With `group_id`: that group, if it is not deleted; none is created. `principal`: who has it created; None: nobody
+    knows.
     """
 
     subscription: Subscription
     starting_position: StartingPosition
     group_id: int | None = None
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,12 @@ class LookUpLeader:
 
 @dataclass(frozen=True, slots=True)
 class ReadSessionEpoch:
-    """The epoch that was drawn last for a session's name in a group."""
+    """The epoch that was drawn last for a session's name in a group. A name that is nobody's is the principal's from
+    then on; None: nobody knows who calls."""
 
     subscription: Subscription
     session: str
+    principal: str | None = None
 
 
 Request = (
@@ -111,10 +115,11 @@ class NodeStarted:
 
 @dataclass(frozen=True, slots=True)
 class AgentMessageReceived:
-    """A message from the agent that calls itself that."""
+    """A message from the agent that calls itself that. `principal`: whose agent it is; None: nobody knows."""
 
     agent: str
     message: ToLeader
+    principal: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,12 +138,14 @@ class MemberDenied:
 
 @dataclass(frozen=True, slots=True)
 class GroupOpenCompleted:
-    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help."""
+    """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
+    principal has had as many made as it may for now."""
 
     request: OpenGroup
     group: Group | None
     error: str = ""
     is_final: bool = False
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,10 +228,11 @@ class LeaderLookupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionEpochRead:
-    """Answer to `ReadSessionEpoch`; None if the database did not answer."""
+    """Answer to `ReadSessionEpoch`; None if the database did not answer. `is_anothers`: another principal's name."""
 
     request: ReadSessionEpoch
     last: int | None
+    is_anothers: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from sublet_leader import election as el
@@ -201,7 +201,7 @@ class Node:
                 self._send(received.agent, entire)
             if entire is None or isinstance(entire, Invalidate):
                 return
-            message, received = entire, AgentMessageReceived(received.agent, entire)
+            message, received = entire, replace(received, message=entire)
         if isinstance(message, LeaderWanted):
             self._seek(received, message, now)
         elif isinstance(message, Ping):
@@ -259,7 +259,7 @@ class Node:
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription):
-                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id))
+                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id, received.principal))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
@@ -269,7 +269,7 @@ class Node:
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
     ) -> bool:
         """Whether its session's epoch is known to have been drawn; else it waits for what the database says."""
-        is_drawn = self._session_epochs.is_drawn(subscription, wanted)
+        is_drawn = self._session_epochs.is_drawn(subscription, received, wanted)
         if not is_drawn and (question := self._session_epochs.add_waiter(subscription, received, wanted)):
             self._out.requests.append(question)
         return is_drawn

@@ -29,7 +29,7 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     WritesCommitted,
 )
-from sublet_protocol.domain.errors import StaleTerm, UndeclaredQueue
+from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.node_directory import NodeRef
 
@@ -56,7 +56,9 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
         case LookUpLeader():
             return _look(request, store)
         case ReadSessionEpoch():
-            return SessionEpochRead(request, store.last_session_epoch(request.subscription, request.session))
+            name = request.subscription, request.session
+            is_anothers = request.principal is not None and not store.bind_session(*name, request.principal)
+            return SessionEpochRead(request, store.last_session_epoch(*name), is_anothers)
         case _:
             assert_never(request)
 
@@ -90,9 +92,12 @@ def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:
         group = store.find_group(request.group_id)
         return GroupOpenCompleted(request, group, f"group {request.group_id} is deleted", is_final=group is None)
     try:
-        return GroupOpenCompleted(request, store.open_group(request.subscription, request.starting_position))
+        group = store.open_group(request.subscription, request.starting_position, request.principal)
+        return GroupOpenCompleted(request, group)
     except UndeclaredQueue as problem:
         return GroupOpenCompleted(request, None, str(problem), is_final=True)
+    except TooManyGroups as problem:  # its borrowers ask again, and get it in a while
+        return GroupOpenCompleted(request, None, str(problem), is_limited=True)
 
 
 def _load(request: LoadGroup, store: GroupStore) -> GroupLoadCompleted:

@@ -1,4 +1,5 @@
-"""Which epochs sessions may come with: none that was never drawn, or anybody could lock a session's name for ever.
+"""Which epochs sessions may come with: none that was never drawn, or anybody could lock a session's name for ever; and
+where callers are known, none under another principal's name.
 
 When a node receives a higher one than it knows of, it queries what was drawn last; the requests wait for the answer.
 """
@@ -8,9 +9,11 @@ from __future__ import annotations
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
+from sublet_storage.groups.model.group_errors import anothers_session_error
 
 MAX_REMEMBERED = 10_000
-"""Names of which the last draw is remembered; of more, the one that was asked about the longest time ago is not."""
+"""Names, each with its principal, of which the last draw is remembered; of more, the one that was asked about the
+longest time ago is not."""
 
 Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
@@ -23,16 +26,16 @@ class DrawnSessionEpochs:
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
 
-    def is_drawn(self, subscription: Subscription, wanted: LeaderWanted) -> bool:
-        """Whether it has no epoch, or one that is known to have been drawn for its name."""
-        return wanted.session_epoch <= self._last.get(_question(subscription, wanted), 0)
+    def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
+        """Whether it has no epoch, or one that is known to have been drawn for its name, which is its principal's."""
+        return wanted.session_epoch <= self._last.get(_question(subscription, received, wanted), 0)
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
     ) -> ReadSessionEpoch | None:
         """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
         None where that is under way."""
-        question, key = _question(subscription, wanted), (received.agent, wanted.borrower_id)
+        question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
         if is_first:
             self._first[question] = key
@@ -46,12 +49,14 @@ class DrawnSessionEpochs:
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
         """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
-        for, as the others may have drawn theirs since. Where the database did not answer none goes on, and all will be
-        repeated."""
+        for, as the others may have drawn theirs since; to all, where the name is another principal's. Where the
+        database did not answer none goes on, and all will be repeated."""
         question, last = answer.request, answer.last
         waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
         if last is None:
             return [], []
+        if answer.is_anothers:
+            return [], [(received.agent, _deny_name(question, wanted)) for received, wanted in waiters.values()]
         self._last.pop(question, None)
         self._last[question] = last
         if len(self._last) > MAX_REMEMBERED:
@@ -64,8 +69,8 @@ class DrawnSessionEpochs:
         return [asked, *waiters.values()], []
 
 
-def _question(subscription: Subscription, wanted: LeaderWanted) -> ReadSessionEpoch:
-    return ReadSessionEpoch(subscription, wanted.session or "")
+def _question(subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> ReadSessionEpoch:
+    return ReadSessionEpoch(subscription, wanted.session or "", received.principal)
 
 
 def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
@@ -73,4 +78,9 @@ def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
         f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
         f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
     )
+    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)
+
+
+def _deny_name(question: ReadSessionEpoch, wanted: LeaderWanted) -> Invalidate:
+    detail = str(anothers_session_error(question.subscription, question.session))
     return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)

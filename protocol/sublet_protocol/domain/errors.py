@@ -170,6 +170,10 @@ class Unavailable(SubletError):
     exit_code = 5
 
 
+class TooManyGroups(Unavailable):
+    """One principal has had as many groups made as it may for now."""
+
+
 class DatabaseUnreachable(Unavailable):
     """No connection to Postgres."""
 

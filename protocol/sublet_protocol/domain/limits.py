@@ -62,10 +62,21 @@ MAX_HEADERS = 100
 MAX_HEADER_BYTES = 16 << 10
 """The headers of a message, names and values together, in bytes."""
 
+MAX_CALLS_OF_CONNECTION = 1_024
+"""Most calls under way on one connection to a node; a client's next one waits."""
+HANDSHAKE_S = 5.0
+"""How long in seconds a new connection may take until HTTP/2 is spoken on it, TLS included; then it is closed."""
+IDLE_CONNECTION_S = 30.0
+"""How long in seconds a connection without a call stays open; and after so long without a byte, with one, its other
+side must answer a ping."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
+MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
+"""Most subscriber ids of one principal at a node that asks who calls."""
 MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
+MAX_GROUPS_PER_MINUTE = 60
+"""Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
 MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20

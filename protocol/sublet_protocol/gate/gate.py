@@ -62,11 +62,15 @@ class Caller:
         ):
             raise Unauthenticated(UNKNOWN)
 
+    def note_refusal(self, object: str) -> None:
+        """Note in the audit log that this was refused."""
+        self._refusals.record(self.principal, self.address, self.action, object)
+
     def denied(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
         """Note a refusal in the audit log, and return its error."""
         where = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
         option = f" --group {group}" if right.is_on_groups and group is not None else ""
-        self._refusals.record(self.principal, self.address, self.action, f"{right} {filter}{where}")
+        self.note_refusal(f"{right} {filter}{where}")
         shown = str(filter)[:200]
         return PermissionDenied(
             f"{self.principal} has no right to {right} {shown!r}{where}: no rule allows it. An operator gives it with "
@@ -108,9 +112,9 @@ class Gate:
         """Return who made the present call. Raises `LookupError` where authentication is on and nobody was let in."""
         return self._anybody("", "") if self.access is None else _caller.get()
 
-    def member(self, principal: str, agent: str) -> Caller:
+    def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:
         """Return a caller that was let in before, to ask for its rights again."""
-        return Caller(principal, agent, "stay a member", self.access, self._refusals)
+        return Caller(principal, agent, action, self.access, self._refusals)
 
     def _anybody(self, address: str, action: str) -> Caller:
         return Caller(None, address, action, None, self._refusals)

@@ -17,7 +17,16 @@ from typing import Any, NoReturn
 import grpc
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.domain.limits import ENVELOPE_BYTES, MAX_PUBLISH_BYTES, MAX_SUBSCRIBERS_OF_CONNECTION, SLICE_ITEMS
+from sublet_protocol.domain.limits import (
+    ENVELOPE_BYTES,
+    HANDSHAKE_S,
+    IDLE_CONNECTION_S,
+    MAX_CALLS_OF_CONNECTION,
+    MAX_PUBLISH_BYTES,
+    MAX_SUBSCRIBERS_OF_CONNECTION,
+    MAX_SUBSCRIBERS_OF_PRINCIPAL,
+    SLICE_ITEMS,
+)
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
@@ -48,6 +57,12 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_PUBLISH_BYTES + ENVELOPE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.so_reuseport", 0),
+    ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
+    ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
+    ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 1000)),
+    ("grpc.keepalive_time_ms", round(IDLE_CONNECTION_S * 1000)),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
 """What a `grpc.aio.server` that serves sessions is made with."""
@@ -65,6 +80,7 @@ OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
 OnInterest = Callable[[str, str | None, bool], None]
 CheckSubscribe = Callable[[str, str, str | None], None]
+Principal = Callable[[], str | None]
 
 
 def new_publisher(
@@ -82,7 +98,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
     silent, or broke a rule. `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of
     it has come, or the last has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a
-    `SubletError` where the caller may not subscribe to it. `channels` are those of the publisher.
+    `SubletError` where the caller may not subscribe to it. `principal()` returns who calls; None: nobody knows.
+    `channels` are those of the publisher.
     """
 
     def __init__(
@@ -93,6 +110,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_expired: OnExpired = lambda subscriber_ids: None,
         on_interest: OnInterest = lambda channel, key, wanted: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
+        principal: Principal = lambda: None,
         channels: ChannelTable = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -101,11 +119,13 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._on_expired = on_expired
         self._on_interest = on_interest
         self._check_subscribe = check_subscribe
+        self._principal = principal
         self._channels = channels
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
-        self._connections: dict[str, set[str]] = {}
+        self._of_connection: dict[str, set[str]] = {}
+        self._of_principal: dict[str, set[str]] = {}
         self._sweeper: asyncio.Task[None] | None = None
         publisher.on_ready = self._end_hold
         publisher.on_interest = self._notify_interest
@@ -189,22 +209,33 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     # --- inside ---
 
     async def _admit(self, subscriber_id: str, context: Any) -> None:
-        """Refuse one more subscriber on a connection that has as many as it may."""
+        """Refuse one more subscriber on a connection, or of a principal, that has as many as it may."""
         if self.publisher.has_subscriber(subscriber_id):
             return
-        peer = context.peer()
-        here = self._connections.setdefault(peer, set())
-        if len(here) >= MAX_SUBSCRIBERS_OF_CONNECTION:
-            here.intersection_update(self.publisher.subscriber_ids)
-        if len(here) >= MAX_SUBSCRIBERS_OF_CONNECTION:
+        here = self._of_connection.setdefault(context.peer(), set())
+        if self._has_reached(here, MAX_SUBSCRIBERS_OF_CONNECTION):
             rule = f"{len(here)} subscriber ids are on this connection, which is the limit"
             await _refuse(context, SubscriberRefused(f"{rule}. Take another one."))
+        if (principal := self._principal()) is not None:
+            theirs = self._of_principal.setdefault(principal, set())
+            if self._has_reached(theirs, MAX_SUBSCRIBERS_OF_PRINCIPAL):
+                rule = f"{principal} has {len(theirs)} subscriber ids at this node, which is the limit"
+                await _refuse(context, SubscriberRefused(f"{rule}. Close some, or take another node."))
+            theirs.add(subscriber_id)
         here.add(subscriber_id)
 
-    def _forget_connections(self) -> None:
+    def _has_reached(self, subscriber_ids: set[str], limit: int) -> bool:
+        if len(subscriber_ids) >= limit:
+            subscriber_ids.intersection_update(self.publisher.subscriber_ids)
+        return len(subscriber_ids) >= limit
+
+    def _forget_absent(self) -> None:
         alive = set(self.publisher.subscriber_ids)
-        live = {peer: here & alive for peer, here in self._connections.items()}
-        self._connections = {peer: here for peer, here in live.items() if here}
+        for counted in (self._of_connection, self._of_principal):
+            for name, subscriber_ids in tuple(counted.items()):
+                subscriber_ids &= alive
+                if not subscriber_ids:
+                    del counted[name]
 
     def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
         """Execute a batch to its end even if the agent stops waiting: it repeats the batch, which is executed only
@@ -293,7 +324,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             wait = longest if wake_at is None else min(wake_at - self._clock(), longest)
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
-            self._forget_connections()
+            self._forget_absent()
             if silent:
                 self._notify_expired(silent)
 

@@ -1,4 +1,4 @@
-"""A connection that stops waiting for a silent server, by the client's own clock.
+"""A connection that stops waiting for a silent server, by the client's own clock, and to which a read-only one is away.
 
 A server's timeouts do not end what a frozen server process was asked for, and TCP's do not either, as its kernel goes
 on acknowledging: only the client can stop waiting.
@@ -26,7 +26,10 @@ _T = TypeVar("_T")
 
 class BoundedConnection(psycopg.Connection[Any]):
     """Where a request is not answered and not a byte has come for `receive_timeout_s` seconds, the connection is closed
-    and `psycopg.OperationalError` raised. Whether the server has executed the request is unknown then."""
+    and `psycopg.OperationalError` raised. Whether the server has executed the request is unknown then.
+
+    The same error is raised where a server is read-only, for psycopg's own would count as a mistake of ours: what is
+    full or was demoted takes writes again after a while, or a server at the same address does."""
 
     receive_timeout_s: float = float("inf")
     timeline: str | None = None
@@ -57,6 +60,11 @@ class BoundedConnection(psycopg.Connection[Any]):
                 state = gen.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+        except psycopg.errors.ReadOnlySqlTransaction as error:
+            raise psycopg.OperationalError(
+                f"the database is read-only: {error.diag.message_primary}. Turn default_transaction_read_only off, or "
+                "give the address of the primary"
+            ) from error
 
 
 _connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()

@@ -6,7 +6,8 @@ packets: a caller with a deadline keeps it on its own clock.
 
 Its transactions are at the isolation level read committed, on which every statement here relies, whatever the server,
 the role or the URL asks for: the settings travel as startup options behind those of the URL. A pooler in between must
-let `options` through; a query after the opening checks whether it did, and on which timeline the server is.
+let `options` through, and assign entire sessions; a query after the opening checks the first, and on which timeline
+the server is.
 """
 
 from __future__ import annotations
@@ -40,11 +41,16 @@ ISOLATION = "read committed"
 _ISOLATION = r"-c default_transaction_isolation=read\ committed"
 _RESULTS = ("DateStyle=ISO", "IntervalStyle=postgres", "extra_float_digits=1", "standard_conforming_strings=on")
 """The form in which results are understood and literals are meant."""
-_READ = """
-select current_setting('default_transaction_isolation'), pg_is_in_recovery(),
+_MARK = "sublet.options"
+"""A setting that nothing but the startup options can have given."""
+_ARRIVED = (
+    f"current_setting('default_transaction_isolation') = '{ISOLATION}' and current_setting('{_MARK}', true) is not null"
+)
+_READ = f"""
+select {_ARRIVED}, pg_is_in_recovery(),
        case when not pg_is_in_recovery() then (select system_identifier::text from pg_control_system())
          || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end"""
-_READ_SETTING = "select current_setting('default_transaction_isolation'), pg_is_in_recovery(), null"
+_READ_SETTING = f"select {_ARRIVED}, pg_is_in_recovery(), null"
 
 _SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _HINTS = (
@@ -101,6 +107,8 @@ def connect(
             connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
         connection.autocommit = autocommit
     except psycopg.OperationalError as error:
+        if "unsupported startup parameter" in str(error):  # PgBouncer's words
+            raise _pooled(url) from None
         raise _unreachable(url, error) from None
     return connection
 
@@ -108,22 +116,18 @@ def connect(
 def _check(connection: BoundedConnection, url: str) -> None:
     """Keep on which timeline the server is; close the connection and raise where it is none to be used."""
     try:
-        level, is_standby, connection.timeline = connection.execute(_READ).fetchall()[0]
+        has_options, is_standby, connection.timeline = connection.execute(_READ).fetchall()[0]
     except (psycopg.errors.InsufficientPrivilege, psycopg.errors.FeatureNotSupported):
-        level, is_standby, _ = connection.execute(_READ_SETTING).fetchall()[0]
-    if level != ISOLATION or is_standby:
+        has_options, is_standby, _ = connection.execute(_READ_SETTING).fetchall()[0]
+    if is_standby or not has_options:
         connection.close()
     if is_standby:
         raise DatabaseUnreachable(
             f"{format_url(url)} is a standby, on which nothing can be written. Give the address of the primary, or all "
             "addresses as HOST,HOST and target_session_attrs=read-write; or wait until it is promoted."
         )
-    if level != ISOLATION:
-        raise InvalidSetting(
-            f"a connection to {format_url(url)} has the isolation level {level} although {ISOLATION} was asked for, "
-            "and all that is promised rests on that: a pooler in between drops startup options. Let it pass `options` "
-            f"on, or say `alter role ... set default_transaction_isolation to '{ISOLATION}'`."
-        )
+    if not has_options:
+        raise _pooled(url)
 
 
 def schema_name(explicit: str | None = None) -> str:
@@ -213,7 +217,7 @@ def _conninfo(
     url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
 ) -> str:
     given = parse_url(url)
-    settings = [_ISOLATION, "-c timezone=UTC"]
+    settings = [_ISOLATION, "-c timezone=UTC", f"-c {_MARK}=on"]
     if search_path is not None:
         settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
         given["client_encoding"] = "UTF8"
@@ -236,12 +240,24 @@ def _milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
+def _pooled(url: str) -> InvalidSetting:
+    return InvalidSetting(
+        f"what listens at {format_url(url)} drops the startup options of a connection, without which nothing of "
+        "sublet's works: a pooler such as PgBouncer. Give the address of the server itself; programs that cannot reach "
+        "that go through nodes, or publish by SQL."
+    )
+
+
 def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
     text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
     return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_hint(url, text)}.")
 
 
 def _hint(url: str, text: str) -> str:
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError as lack:  # libpq does not say that it got no socket
+        return f"This process opens no more ({lack.strerror}): raise its limit of open files (LimitNOFILE, ulimit -n)"
     host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         return (

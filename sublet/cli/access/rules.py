@@ -169,5 +169,6 @@ _ACCESS = {
     "token": command(tokens.token),
     "tokens": command(tokens.tokens),
     "revoke-token": command(tokens.revoke_token),
+    "release-session": command(tokens.release_session),
 }
 COMMANDS = {"access": command_group("Access: who may do what at nodes, and the tokens that prove who it is.", _ACCESS)}

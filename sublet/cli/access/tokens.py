@@ -1,4 +1,4 @@
-"""`sublet access token`, `tokens` and `revoke-token`."""
+"""`sublet access token`, `tokens`, `revoke-token` and `release-session`: what belongs to principals."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
 from sublet_protocol.domain.access.rights import check_principal
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.subscriptions import Subscription
 
 MAX_LIFETIME_S = 10 * 365 * 86_400
 MAX_NOTE_CHARACTERS = 200
@@ -109,6 +110,31 @@ def revoke_token(
         cli.print_json({"token_id": token_id, "changed": changed})
     else:
         cli.print_info(f"Token {token_id}: revoked." if changed else f"Token {token_id}: was revoked before.")
+
+
+def release_session(
+    cli: CommandContext,
+    subscription: Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group. Quote it.")],
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The session's name.")],
+) -> None:
+    """Give a session's name back, so that another principal can take it over.
+
+    The first that comes under it has it then. The process that goes by it now goes on until then.
+
+    Example:
+
+    \b
+      sublet access release-session '$share/billing/orders/#' etl
+    """
+    from sublet_storage.groups.coordinator import session_names
+
+    group = Subscription.parse(subscription)
+    with cli.open_connection() as connection:
+        principal = session_names.release(connection, group, session)
+    if cli.json:
+        cli.print_json({"subscription": str(group), "session": session, "principal": principal, "changed": True})
+    else:
+        cli.print_info(f"Session {session} of {group}: released, it was {principal}'s.")
 
 
 def _to_json(entry: Any) -> dict[str, Any]:

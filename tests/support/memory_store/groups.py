@@ -12,12 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
     stale_term_error,
+    too_many_groups_error,
     undeclared_queue_error,
 )
 from sublet_storage.groups.model.history_records import (
@@ -43,6 +45,7 @@ from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,
     MAINTENANCE,
+    AdvancePosition,
     ChangeOutcome,
     ChangeResult,
     Group,
@@ -93,22 +96,32 @@ class MemoryGroupStore:
         self._lives: dict[int, _Life] = {}
         self._leaderships: dict[int, _Leadership] = {}
         self._history: list[HistoryRecord] = []
+        self._only_moved: set[tuple[int, int]] = set()
         self._epochs: dict[tuple[Subscription, str], int] = {}
+        self._owners: dict[tuple[Subscription, str], str] = {}
+        self._created: dict[str, list[int]] = {}
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
         life = self._live(subscription)
         if life is not None:
             return life.group
         if subscription.kind == "queue":
             raise undeclared_queue_error(subscription)
-        return self._create(subscription, GroupOptions(start))
+        return self._create(subscription, GroupOptions(start), principal)
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
         life = self._live(subscription)
         if life is None:
-            return self._create(subscription, options)
+            return self._create(subscription, options, principal)
         return check_same_options(life.group, options)
 
     def find_group(self, group_id: int) -> Group | None:
@@ -151,6 +164,10 @@ class MemoryGroupStore:
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         return self._epochs.get((subscription, session), 0)
+
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+        name = subscription, session
+        return name not in self._epochs or self._owners.setdefault(name, principal) == principal
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         return tuple(line for line in self._history if line.group_id == group_id)
@@ -199,7 +216,20 @@ class MemoryGroupStore:
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
         check_batch(batch)
         now = self._clock()
-        return tuple(self._write(writes, now) for writes in batch)
+        self._only_moved.clear()
+        results = [self._write(writes, now) for writes in batch]
+        self.written(batch, results)
+        return tuple(map(self._without_moved_rows, results))
+
+    def written(self, batch: Sequence[GroupWrites], results: Sequence[GroupWriteResult]) -> None:
+        """Look at what was written, with all rows."""
+
+    def _without_moved_rows(self, result: GroupWriteResult) -> GroupWriteResult:
+        answers = (
+            replace(each, lending=None) if (result.group_id, each.change.stream_id) in self._only_moved else each
+            for each in result.results
+        )
+        return replace(result, results=tuple(answers))
 
     def _write(self, writes: GroupWrites, now: int) -> GroupWriteResult:
         if self._deposed(writes.group_id, writes.term, now):
@@ -245,6 +275,8 @@ class MemoryGroupStore:
             on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)
+        if isinstance(entry, AdvancePosition) and _only_moves(entry, row, ruling, facts):
+            self._only_moved.add((writes.group_id, entry.stream_id))
         return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
@@ -321,7 +353,12 @@ class MemoryGroupStore:
 
     # --- small parts --------------------------------------------------------------------------------------------
 
-    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+    def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
+        if principal is not None:
+            recent = [at for at in self._created.get(principal, []) if at > self._clock() - 60 * MICROSECONDS]
+            if len(recent) >= MAX_GROUPS_PER_MINUTE:
+                raise too_many_groups_error(principal)
+            self._created[principal] = [*recent, self._clock()]
         group = Group(len(self._lives) + 1, subscription, options)
         life = _Life(group, max(self.streams.generations, default=0))
         for stream in self._first_streams(subscription, options.starting_position):
@@ -456,3 +493,9 @@ def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
         if mark.first < position and mark.epochs
         for epoch in mark.epochs.greatest
     ]
+
+
+def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:
+    """Whether the store on Postgres writes it without reading the row."""
+    plain = not stream.is_closed and (change.consumed, change.in_doubt) == (None, None)
+    return plain and ruling.outcome is ChangeOutcome.APPLIED and row.position < change.position

@@ -17,11 +17,14 @@ from sublet_storage.notify.changes import group_change
 from sublet_storage.notify.publisher import publish_once
 
 
-def create_group(url: str, wanted: Subscription, options: GroupOptions) -> tuple[Group, bool]:
-    """Create a group; it, and whether it is new. Raises `Conflict` where it is there with other options."""
+def create_group(
+    url: str, wanted: Subscription, options: GroupOptions, principal: str | None = None
+) -> tuple[Group, bool]:
+    """Create a group; it, and whether it is new. Raises `Conflict` where it is there with other options. For one
+    `principal` so many are made in a minute: raises `TooManyGroups`."""
     with _store(url) as store:
         existed = store.find_live_group(wanted) is not None
-        group = store.declare_group(wanted, options)
+        group = store.declare_group(wanted, options, principal)
     publish_once(url, [group_change(str(wanted), group.group_id)])
     return group, not existed
 

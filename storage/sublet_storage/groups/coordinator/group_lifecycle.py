@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
 from sublet_storage.groups.model.desired_state import GroupCommand
-from sublet_storage.groups.model.group_errors import group_not_found_error
+from sublet_storage.groups.model.group_errors import group_not_found_error, too_many_groups_error
 from sublet_storage.groups.model.history_records import command_record, deletion_records
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
 from sublet_storage.spaces.space_queries import read_generation_filters
@@ -32,10 +33,14 @@ select {_COLUMNS} from consumer_group
 _FIND = f"""
 select {_COLUMNS} from consumer_group where group_id = %(group)s and deleted_at is null"""
 
+_RECENT = f"""
+select count(*) from consumer_group
+ where created_by = %(principal)s and created_at > {NOW} - interval '1 minute'"""
+
 _CREATE = f"""
-insert into consumer_group (kind, name, filter, starting_position, options, after_generation, created_at)
+insert into consumer_group (kind, name, filter, starting_position, options, after_generation, created_at, created_by)
 values (%(kind)s, %(name)s, %(filter)s, %(start)s, %(options)s::jsonb,
-        coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW})
+        coalesce(%(after)s::bigint, (select max(generation_id) from generation), 0), {NOW}, %(principal)s)
     on conflict (kind, name, filter) where deleted_at is null do nothing returning group_id"""
 
 # An open stream is complete, since retention takes closed generations: each of its offsets can be read.
@@ -78,12 +83,6 @@ _DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
 
-def last_session_epoch(connection: Connection, subscription: Subscription, session: str) -> int:
-    """Return the highest epoch that a process of that name in that group may have."""
-    row = connection.execute("select last_session_epoch(%s, %s)", (str(subscription), session)).fetchone()
-    return 0 if row is None else int(row[0])
-
-
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
     """Return the group of that subscription that is not deleted."""
     return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
@@ -103,10 +102,18 @@ def find_by_id(connection: Connection, group_id: int) -> Group | None:
 
 
 def create(
-    connection: Connection, subscription: Subscription, options: GroupOptions, now_us: int | None
+    connection: Connection,
+    subscription: Subscription,
+    options: GroupOptions,
+    now_us: int | None,
+    principal: str | None = None,
 ) -> Group | None:
-    """Return the new group with its rows; None where another process was faster."""
-    group_id = insert(connection, subscription, options, now_us)
+    """Return the new group with its rows; None where another process was faster. Raises `TooManyGroups`."""
+    if principal is not None:
+        recent = connection.execute(_RECENT, {"principal": principal, "now_us": now_us}).fetchone()
+        if recent is not None and recent[0] >= MAX_GROUPS_PER_MINUTE:
+            raise too_many_groups_error(principal)
+    group_id = insert(connection, subscription, options, now_us, principal=principal)
     if group_id is None:
         return None
     start = options.starting_position
@@ -136,15 +143,17 @@ def insert(
     options: GroupOptions,
     now_us: int | None,
     after_generation: int | None = None,
+    principal: str | None = None,
 ) -> int | None:
     """Return a group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up
-    to that one its rows are all that it will have, by default up to the last."""
+    to that one its rows are all that it will have, by default up to the last. `principal`: for whom it is made."""
     keep_generations(connection)
     parameters = {
         **_names(subscription),
         "start": str(options.starting_position),
         "options": json.dumps(options.to_row()),
         "after": after_generation,
+        "principal": principal,
         "now_us": now_us,
     }
     created = connection.execute(_CREATE, parameters).fetchone()

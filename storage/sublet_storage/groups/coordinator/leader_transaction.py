@@ -1,14 +1,15 @@
 """Commits the changes of a leader: many groups in one transaction of array statements.
 
-First round trip: lock the leadership rows, then the lending rows that are not locked, then read the facts. The rules
-decide. Second round trip: write, record, commit. Stream syncs add round trips of their own, every few seconds per
-group.
+Progress that does nothing but move a position is written by the first round trip, which locks the leadership rows. What
+else there is takes two: lock the lending rows that are not locked and read the facts, by which the rules decide; then
+write, record, commit. Stream syncs add round trips of their own, every few seconds per group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
@@ -39,44 +40,71 @@ MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the changes are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones."""
+    """What the changes are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones.
+    `moved`: where the change is written already, and needs no judgement."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
     ancestors: Mapping[Key, tuple[int, ...]]
     busy: frozenset[Key]
     on_data_loss: Mapping[int, OnDataLoss]
+    moved: Set[Key]
 
 
 def commit_batch(
     connection: Connection, batch: Sequence[GroupWrites], now_us: int | None
 ) -> tuple[GroupWriteResult, ...]:
     """Do all of it in the transaction that is open."""
-    keys = [(w.group_id, e.stream_id) for w in batch for e in w.changes if 0 < e.stream_id <= MAX_ID]
-    at_rest = {(w.group_id, e.stream_id) for w in batch for e in w.changes if not isinstance(e, HOLDING)} & set(keys)
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
-    ours = lending_rows.lock_rows(connection, keys)
-    streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
-    waiting = lending_rows.ancestors(connection, at_rest) if at_rest else None
+    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
+    left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
+    moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
+    rest = [(w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved]
     terms = leadership.fetch_locked(leaders)
-    found = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(ours)}
-    facts, ancestors = lending_rows.read_facts(streams), lending_rows.read_ancestors(waiting) if waiting else {}
-    missing = set(keys) - found.keys()
-    busy = frozenset(lending_rows.find_existing(connection, missing)) if missing else frozenset()
-    on_data_loss = {group_id: row.on_data_loss for group_id, row in terms.items()}
-    findings = _Findings(found, facts, ancestors, busy, on_data_loss)
+    findings = _find(connection, rest, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
     buffer = WriteBatch(max((row.now_us for row in terms.values()), default=0))
     results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
-    renewed = _renew(connection, [w for w in valid if w.sync_streams], on_data_loss, buffer)
+    renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
     return tuple(
         _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
         else GroupWriteResult(w.group_id, has_stale_term=True)
         for w in batch
     )
+
+
+def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
+    """Whether it is progress without more than a position, of which Postgres can take each number."""
+    return (
+        isinstance(change, AdvancePosition)
+        and change.consumed is None
+        and change.in_doubt is None
+        and max(change.stream_id, change.grant_id, change.position) <= MAX_ID
+    )
+
+
+def _find(
+    connection: Connection,
+    rest: Sequence[tuple[int, LendingChange]],
+    moved: Set[Key],
+    on_data_loss: Mapping[int, OnDataLoss],
+) -> _Findings:
+    """Lock the rows of these changes and read what they are judged by."""
+    keys = [(group_id, change.stream_id) for group_id, change in rest if 0 < change.stream_id <= MAX_ID]
+    if not keys:
+        return _Findings({}, {}, {}, frozenset(), on_data_loss, moved)
+    at_rest = {(group_id, e.stream_id) for group_id, e in rest if not isinstance(e, HOLDING)}.intersection(keys)
+    ours = lending_rows.lock_rows(connection, keys)
+    streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
+    waiting = lending_rows.ancestors(connection, at_rest) if at_rest else None
+    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(ours)}
+    facts, ancestors = lending_rows.read_facts(streams), lending_rows.read_ancestors(waiting) if waiting else {}
+    missing = set(keys) - rows.keys()
+    busy = frozenset(lending_rows.find_existing(connection, missing)) if missing else frozenset[Key]()
+    return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
 
 
 def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
@@ -119,6 +147,8 @@ def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
 
 def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: WriteBatch) -> ChangeResult:
     key = (writes.group_id, change.stream_id)
+    if key in findings.moved:
+        return ChangeResult(change, ChangeOutcome.APPLIED, None)
     row = findings.rows.get(key)
     if row is None:
         return ChangeResult(change, ChangeOutcome.BUSY if key in findings.busy else ChangeOutcome.REFUSED, None)

@@ -24,6 +24,8 @@ from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Leadershi
 from sublet_storage.node_directory import NodeRef
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
+IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
+"""Whether a leader may write."""
 
 _READ = f"""
 select leadership_id, node, incarnation, address, term,
@@ -56,7 +58,7 @@ with locked as materialized (
   select leadership_id, incarnation, term, expires_at, timeline from leadership
    where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
 )
-select leadership_id, incarnation, term, expires_at > {NOW} and {_SAME_TIMELINE}, {in_microseconds(NOW)},
+select leadership_id, incarnation, term, {IS_ALIVE}, {in_microseconds(NOW)},
        coalesce(g.options->>'on_data_loss', '{OnDataLoss.FAIL}')
   from locked left join consumer_group g on g.group_id = leadership_id"""
 

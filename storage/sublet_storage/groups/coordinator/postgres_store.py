@@ -14,7 +14,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
-from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
 from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -98,16 +98,24 @@ class PostgresGroupStore:
 
     # --- groups -------------------------------------------------------------------------------------------------
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
         """See `GroupStore`."""
         found = self.find_live_group(subscription)
         if found is None and subscription.kind == "queue":
             raise undeclared_queue_error(subscription)
-        return found or self._create(subscription, GroupOptions(start))
+        return found or self._create(subscription, GroupOptions(start), principal)
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
         """See `GroupStore`."""
-        return check_same_options(self.find_live_group(subscription) or self._create(subscription, options), options)
+        found = self.find_live_group(subscription) or self._create(subscription, options, principal)
+        return check_same_options(found, options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
@@ -148,9 +156,11 @@ class PostgresGroupStore:
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(
-            lambda connection: group_lifecycle.last_session_epoch(connection, subscription, session)
-        )
+        return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
+
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+        """See `GroupStore`."""
+        return self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
@@ -266,13 +276,13 @@ class PostgresGroupStore:
     def _now_us(self) -> int | None:
         return self._clock() if self._clock else None
 
-    def _create(self, subscription: Subscription, options: GroupOptions) -> Group:
+    def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
         """Create it, or find the one that was just created by another process; if that is deleted already, once
-        more."""
+        more. Raises `TooManyGroups`."""
         now_us = self._now_us()
         while True:
             created = self._channel.write(
-                lambda connection: group_lifecycle.create(connection, subscription, options, now_us)
+                lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
             )
             group = created or self.find_live_group(subscription)
             if group is not None:

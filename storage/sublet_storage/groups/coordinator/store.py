@@ -28,13 +28,21 @@ class GroupStore(Protocol):
     `sublet_protocol.domain.errors.UnknownOutcome` when the connection died during the commit.
     """
 
-    def open_group(self, subscription: Subscription, start: StartingPosition = StartingPosition.LATEST) -> Group:
+    def open_group(
+        self,
+        subscription: Subscription,
+        start: StartingPosition = StartingPosition.LATEST,
+        principal: str | None = None,
+    ) -> Group:
         """Return the live group of that subscription; created now if there is none, with a lending row for every stream
         it may match, each position resolved in the same statement. `$queue` groups are never created here: raises
-        `UndeclaredQueue`."""
+        `UndeclaredQueue`. For one `principal` so many are created in a minute: raises `TooManyGroups`."""
 
-    def declare_group(self, subscription: Subscription, options: GroupOptions = DEFAULTS) -> Group:
-        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`."""
+    def declare_group(
+        self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
+    ) -> Group:
+        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`. For one
+        `principal` as `open_group`."""
 
     def find_group(self, group_id: int) -> Group | None:
         """Return the group of that id, None once it is deleted or if it never was."""
@@ -88,6 +96,10 @@ class GroupStore(Protocol):
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """Return the highest epoch that a process of a session of that name in that group may have: none above it was
         drawn. 0: none was."""
+
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+        """Make a session's name in that group the principal's, if it is nobody's; False if it is another's. One for
+        which nothing is drawn stays nobody's."""
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """Return what happened to the group's lendings, oldest first."""

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.errors import Conflict, NotFound, StaleTerm, UndeclaredQueue
+from sublet_protocol.domain.errors import (
+    Conflict,
+    NotFound,
+    PermissionDenied,
+    StaleTerm,
+    TooManyGroups,
+    UndeclaredQueue,
+)
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 
 if TYPE_CHECKING:
@@ -27,6 +35,22 @@ def group_not_found_error(subscription: Subscription) -> NotFound:
     return NotFound(
         f"group {str(subscription)!r}: there is no such group. `sublet groups list` shows those there are; "
         "a $share group comes into being with its first consumer."
+    )
+
+
+def too_many_groups_error(principal: str) -> TooManyGroups:
+    """Return the error for one group more than a principal may have made in a minute."""
+    return TooManyGroups(
+        f"{principal} has had {MAX_GROUPS_PER_MINUTE} groups made in a minute, which is the limit. Try again later."
+    )
+
+
+def anothers_session_error(subscription: Subscription, session: str) -> PermissionDenied:
+    """Return the error for a session's name that is another principal's."""
+    command = f"sublet access release-session {quote(str(subscription))} {quote(session)}"
+    return PermissionDenied(
+        f"session {session!r} of {subscription} is another principal's. Choose another name, or have this one "
+        f"released: `{command}`."
     )
 
 

@@ -247,8 +247,8 @@ class ChangeOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ChangeResult:
-    """`lending` is the row after the statement; None where there is no such row, or it was busy. `problem`: of an
-    invalid change."""
+    """`lending` is the row after the statement; None where there is no such row, where it was busy, or where progress
+    was applied and changed nothing but the position, to the change's. `problem`: of an invalid change."""
 
     change: LendingChange
     outcome: ChangeOutcome

@@ -1,0 +1,64 @@
+"""Names of sessions in a group: which epoch was drawn last under each, and whose it is.
+
+Where nodes know who calls, a name belongs to the principal that came with it first, until housekeeping forgets it
+(nobody has drawn under it for long, and it holds nothing) or somebody with access to the database releases it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+
+from sublet_protocol.domain.errors import NotFound
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.model.group_errors import anothers_session_error
+
+Connection = psycopg.Connection[Any]
+
+_OWNER = "select principal from session_epoch where subscription = %s and session = %s"
+_BIND = """
+update session_epoch set principal = %s where subscription = %s and session = %s and principal is null
+returning true"""
+_RELEASE = "select release_session(%s, %s)"
+
+
+def last_epoch(connection: Connection, subscription: Subscription, session: str) -> int:
+    """Return the highest epoch that a process of that name in that group may have."""
+    row = connection.execute("select last_session_epoch(%s, %s)", (str(subscription), session)).fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> bool:
+    """Make the name the principal's, if it is nobody's; False if it is another's. One for which nothing is drawn stays
+    nobody's."""
+    name = str(subscription), session
+    row = connection.execute(_OWNER, name).fetchone()
+    if row is None or row[0] == principal:
+        return True
+    if row[0] is None and connection.execute(_BIND, (principal, *name)).fetchone() is None:
+        row = connection.execute(_OWNER, name).fetchone()  # another was faster
+        return row is None or row[0] == principal
+    return row[0] is None
+
+
+def draw_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
+    """Return a number above all that were drawn before for that name, which is the principal's from then on; None:
+    nobody knows who calls. Raises `PermissionDenied` where it is another's, and nothing is drawn."""
+    with connection.transaction():
+        epoch = consumer_progress.next_session_epoch(connection, subscription, session)
+        if principal is not None and not bind(connection, subscription, session, principal):
+            raise anothers_session_error(subscription, session)
+    return epoch
+
+
+def release(connection: Connection, subscription: Subscription, session: str) -> str:
+    """Make the name nobody's again, and return whose it was. Raises `NotFound`."""
+    ((principal,),) = connection.execute(_RELEASE, (str(subscription), session)).fetchall()
+    if principal is None:
+        raise NotFound(
+            f"session {session!r:.100} of {subscription}: the name is no principal's, and there is nothing to release. "
+            "Write both as `sublet groups describe` shows them."
+        )
+    return str(principal)

@@ -1,0 +1,94 @@
+"""Connections to a node's gRPC port on which nothing is said, or nobody answers any more, do not stay."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import psutil
+import pytest
+
+from sublet import Feed
+from sublet_protocol.domain.limits import MAX_CALLS_OF_CONNECTION
+from tests.integration.feed_kit import Serving, follow_request, serving, stub
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+pytestmark = pytest.mark.conforms("X4")
+
+WAIT_S = 300.0
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+SETTINGS, GOAWAY = 4, 7
+MAX_CONCURRENT_STREAMS = 3
+NO_SETTINGS = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
+
+
+@pytest.fixture
+def node(database: str) -> Iterator[Serving]:
+    with serving(database) as found:
+        yield found
+
+
+def connect(node: Serving) -> socket.socket:
+    host, _, port = node.address.rpartition(":")
+    return socket.create_connection((host, int(port)), WAIT_S)
+
+
+def frames(connection: socket.socket) -> Iterator[tuple[int, bytes]]:
+    """Kind and content, until the other side closes it."""
+    with connection.makefile("rb") as read:
+        while len(head := read.read(9)) == 9:
+            yield head[3], read.read(int.from_bytes(head[:3]))
+
+
+def reason_to_close(connection: socket.socket) -> bytes:
+    """Why the other side closes it."""
+    return b"; ".join(content[8:] for kind, content in frames(connection) if kind == GOAWAY)
+
+
+def connections_of(node: Serving) -> int:
+    port = int(node.address.rpartition(":")[2])
+    return sum(
+        each.laddr.port == port and each.status == psutil.CONN_ESTABLISHED
+        for each in psutil.Process().net_connections("tcp")
+    )
+
+
+def test_a_connection_has_so_many_calls(node: Serving) -> None:
+    with closing(connect(node)) as connection:
+        connection.sendall(PREFACE + NO_SETTINGS)
+        kind, content = next(frames(connection))
+        assert kind == SETTINGS
+        assert dict(struct.iter_unpack("!HI", content))[MAX_CONCURRENT_STREAMS] == MAX_CALLS_OF_CONNECTION == 1024
+
+
+def test_who_begins_no_http_2_is_let_go(node: Serving) -> None:
+    with closing(connect(node)) as silent:
+        assert b"handshake timeout" in reason_to_close(silent)
+
+
+@pytest.mark.long
+def test_connections_without_a_call_are_closed(node: Serving) -> None:
+    """A client whose connection was closed makes another one for its next call, which does not fail."""
+    with ExitStack() as stack:
+        feed = stack.enter_context(Feed([node.address], node_timeout_s=0.001))
+        feed.history("#")
+        idle = stack.enter_context(closing(connect(node)))
+        idle.sendall(PREFACE + NO_SETTINGS)
+        assert b"connection idle" in reason_to_close(idle)
+        idle.close()
+        eventually(lambda: connections_of(node) == 0, WAIT_S)
+        feed.history("#")
+
+
+@pytest.mark.long
+def test_a_reader_that_is_cut_off_is_let_go(node: Serving) -> None:
+    """Its side of the connection is open, and says nothing any more."""
+    with PostgresProxy(f"grpc://{node.address}") as way, stub(f"127.0.0.1:{way.port}") as feed:
+        call = feed.Follow(follow_request())
+        eventually(lambda: node.feed.readers.inside == 1, WAIT_S)
+        way.hold()
+        eventually(lambda: node.feed.readers.inside == 0, WAIT_S)
+        call.cancel()
