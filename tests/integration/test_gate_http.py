@@ -199,3 +199,23 @@ def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | No
     assert (refused["principal"], refused["outcome"]) == ("user:watcher", "refused")
     assert (unknown["principal"], unknown["object"]) == (None, "unknown caller")
     assert not any(token in process.err for token in tokens.values() if token is not None)
+
+
+def test_the_audit_log_has_every_change_of_rights(shell: Shell, conn: psycopg.Connection[Any]) -> None:
+    """By the command line, or by SQL; those before the node was started are in the table alone."""
+    made = shell.run("access", "token", "user:a").out.strip()
+    process = shell.leader("n1", "--auth", "required")
+    second = shell.run("access", "token", "user:a").out.strip()
+    shell.run("access", "allow", "user:a", "read", "#")
+    shell.run("access", "revoke-token", made[4:12])
+    conn.execute("delete from access")
+    process.says('"action": "revoke"')
+    lines = [json.loads(line[line.index("{") :]) for line in process.err.splitlines() if '"action"' in line]
+    assert [(each["action"], each["object"], each["outcome"]) for each in lines] == [
+        ("token", f"user:a {second[4:12]}", "done"),
+        ("allow", "user:a read # *", "done"),
+        ("revoke-token", f"user:a {made[4:12]}", "done"),
+        ("revoke", "user:a read # *", "done"),
+    ]
+    assert all(each["principal"].startswith("database user ") for each in lines)
+    assert second not in process.err

@@ -1,4 +1,7 @@
-"""Keeps a node's memory of rules and tokens up to date: every two seconds, and at once where something was changed."""
+"""Keeps a node's memory of rules and tokens up to date: every two seconds, and at once where something was changed.
+
+What was changed, by whichever way, goes to the audit log.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ from collections.abc import Callable
 import psycopg
 
 from sublet_protocol.domain.errors import Conflict, SubletError
+from sublet_protocol.gate import audit
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_version
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
 
 log = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 2.0
+MAX_AUDITED = 1_000
+"""So many changes at a time are written to the audit log, the newest; all of them are in the table."""
 STOP_CHECK_INTERVAL_S = 0.2
 
 
@@ -72,8 +78,11 @@ class AccessReader:
         if read_version(connection) == self._cache.version:
             self._cache.confirm()
         else:
+            before = self._cache.version
             self._cache.replace(read_access(connection))
             self._on_change()
+            for change in read_changes(connection, before, self._cache.version, MAX_AUDITED):
+                audit.record(change.by, "", change.event, change.object, "done")
         if used := self._cache.take_used():
             note_used(connection, used)
 

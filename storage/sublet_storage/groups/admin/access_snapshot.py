@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
@@ -16,6 +17,9 @@ CHANNEL = "sublet_access"
 """Which NOTIFY says that something has changed, with the schema."""
 
 _VERSION = "select coalesce(max(number), 0) from access_history"
+_CHANGES = """
+select by, event, principal || ' ' || object from access_history where number > %s and number <= %s
+ order by number desc limit %s"""
 _TOKENS = """
 select token_id, digest, principal, extract(epoch from expires_at - clock_timestamp())::float8 from token
  where revoked_at is null and expires_at > clock_timestamp() limit %s"""
@@ -45,6 +49,21 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
                 "Delete some with `sublet access`."
             )
     return AccessSnapshot(version, Rights(rules), {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens})
+
+
+@dataclass(frozen=True, slots=True)
+class AccessChange:
+    """Who changed what: `event` and `object` as in the table `access_history`, the principal that it is about first."""
+
+    by: str
+    event: str
+    object: str
+
+
+def read_changes(conn: psycopg.Connection[Any], after: int, upto: int, limit: int) -> list[AccessChange]:
+    """Return what was changed between two versions, oldest first; of more than `limit` the newest."""
+    rows = conn.execute(_CHANGES, (after, upto, limit)).fetchall()
+    return [AccessChange(*row) for row in reversed(rows)]
 
 
 def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
