@@ -32,11 +32,25 @@ create table access_history (
   object text not null                                 -- the rule, or the token's id
 );
 
+-- For housekeeping, which has no other right to delete a token: those that have been over for so long.
+create function forget_tokens(p_older_than interval) returns bigint
+language sql security definer set search_path from current as $$
+  with forgotten as (
+    delete from token where least(revoked_at, expires_at) < clock_timestamp() - greatest(p_older_than, interval '0')
+    returning 1)
+  select count(*) from forgotten
+$$;
+
 create function note_access() returns trigger language plpgsql security definer set search_path from current as $$
 declare
   a record;
   what text;
 begin
+  if tg_table_name = 'token' and tg_op = 'DELETE' then
+    if least(old.revoked_at, old.expires_at) <= clock_timestamp() then
+      return null;  -- it was over: nobody loses a right
+    end if;
+  end if;
   -- One after the other, so that the numbers become visible in their order.
   lock table access_history in share row exclusive mode;
   if tg_op = 'DELETE' then a := old; else a := new; end if;

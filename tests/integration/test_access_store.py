@@ -16,8 +16,8 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules
 from sublet_storage.groups.admin.access_rules import allow, list_rules, revoke
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_version
-from sublet_storage.groups.admin.access_tokens import list_tokens, make_token, revoke_token
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
 
 RULE = AccessRule("user:etl", Right.JOIN, TopicFilter("orders/#"), "team-*")
 YEAR_S = 365 * 86400.0
@@ -100,6 +100,42 @@ def test_an_expired_token_is_not_valid(conn: psycopg.Connection[Any]) -> None:
     assert not list_tokens(conn)[0].is_valid
     make_token(conn, "user:etl", YEAR_S)
     make_token(conn, "user:etl", YEAR_S)
+
+
+def test_tokens_that_are_over_are_deleted_in_time(conn: psycopg.Connection[Any]) -> None:
+    """Which is no change of rights."""
+    names = ("valid", "fresh", "expired", "revoked")
+    tokens = {name: make_token(conn, f"user:{name}", YEAR_S)[0].token_id for name in names}
+    for name in ("fresh", "revoked"):
+        revoke_token(conn, tokens[name])
+    over = "clock_timestamp() - interval '2 days'"
+    conn.execute(f"update token set expires_at = {over} where token_id = %s", (tokens["expired"],))
+    conn.execute(f"update token set revoked_at = {over} where token_id = %s", (tokens["revoked"],))
+    before = read_version(conn)
+    assert delete_past_tokens(conn, 86_400.0) == 2
+    assert {each.token_id for each in list_tokens(conn)} == {tokens["valid"], tokens["fresh"]}
+    assert delete_past_tokens(conn, 86_400.0) == 0
+    assert delete_past_tokens(conn, -2 * YEAR_S) == 1, "never one that counts"
+    assert [each.token_id for each in list_tokens(conn)] == [tokens["valid"]]
+    assert read_version(conn) == before
+    conn.execute("delete from token")
+    assert history(conn)[-1] == ("revoke-token", "user:valid", tokens["valid"]), "by hand, of one that counts"
+
+
+def test_changes_are_read_between_versions(conn: psycopg.Connection[Any]) -> None:
+    start = read_version(conn)
+    allow(conn, RULE)
+    middle = read_version(conn)
+    revoke(conn, RULE)
+    conn.execute("insert into access values ('user:b', 'read', '#', '*', 'somebody')")
+    assert [each.event for each in read_changes(conn, start, middle, 10)] == ["allow"]
+    found = read_changes(conn, middle, read_version(conn), 10)
+    assert [(each.event, each.object) for each in found] == [
+        ("revoke", "user:etl join orders/# team-*"),
+        ("allow", "user:b read # *"),
+    ]
+    assert found[0].by.startswith("database user ")
+    assert read_changes(conn, start, read_version(conn), 2) == found, "the newest"
 
 
 def test_every_change_has_a_number_and_a_notice(database: str, conn: psycopg.Connection[Any]) -> None:

@@ -219,6 +219,7 @@ def test_a_failing_step_of_maintenance_stops_no_other(
         " values (clock_timestamp() - interval '2 d', 1, 1, 'grant', 'allocated', 1, 0, 1)"
     )
     conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
+    conn.execute("insert into token values ('t', sha256('t'), 'user:a', 'us', now(), now() - interval '2 d')")
     old = streams(conn, "default")
     term = leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 60, None).term
     keeper = MaintenanceRunner(database, lambda: term, 86_400.0, every_s=0.05)
@@ -228,6 +229,7 @@ def test_a_failing_step_of_maintenance_stops_no_other(
         eventually(lambda: conn.execute("select from producer").fetchone() is None, message="the step after it")
         eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, message="an old write")
         eventually(lambda: conn.execute("select from lending_history").fetchone() is None, message="old history")
+        eventually(lambda: conn.execute("select from token").fetchone() is None, message="a token that is over")
         eventually(lambda: "1 maintenance steps failed" in caplog.text and "retention: interval out" in caplog.text)
     finally:
         keeper.stop()

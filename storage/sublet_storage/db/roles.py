@@ -122,6 +122,7 @@ allow_access()            -       -      -       x       -
 revoke_access()           -       -      -       x       -
 store_token()             -       -      -       x       -
 revoke_token()            -       -      -       x       -
+forget_tokens()           -       -      -       -       x
 release_session()         -       -      -       x       -
 """
 

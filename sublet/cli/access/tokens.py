@@ -58,7 +58,8 @@ def token(
 def tokens(cli: CommandContext) -> None:
     """List the access tokens.
 
-    Whose each is, until when it is valid, and the day when a node last saw it.
+    Whose each is, until when it is valid, and the day when a node last saw it. Those that are over are listed for
+    SUBLET_HISTORY_RETENTION_S, and deleted then.
 
     Example:
 
