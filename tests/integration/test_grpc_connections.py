@@ -70,6 +70,7 @@ def test_who_begins_no_http_2_is_let_go(node: Serving) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_connections_without_a_call_are_closed(node: Serving) -> None:
     """A client whose connection was closed makes another one for its next call, which does not fail."""
     with ExitStack() as stack:
@@ -84,6 +85,7 @@ def test_connections_without_a_call_are_closed(node: Serving) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_reader_that_is_cut_off_is_let_go(node: Serving) -> None:
     """Its side of the connection is open, and says nothing any more."""
     with PostgresProxy(f"grpc://{node.address}") as way, stub(f"127.0.0.1:{way.port}") as feed:

@@ -8,12 +8,10 @@ import ssl
 import threading
 import warnings
 from collections.abc import Callable
-from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-import trustme
 
 from sublet import Feed, Publisher, Session
 from sublet_protocol.domain.errors import InvalidSetting, SubscriptionEnded, TlsFailed
@@ -21,32 +19,10 @@ from sublet_protocol.tls import channel
 from sublet_storage.db.connect import connect
 from sublet_storage.node_directory import NodeRef, live_nodes, register
 from tests.integration.cli_kit import Running, Shell, refused
+from tests.integration.tls_kit import HOST, Certificates, shown
 from tests.kit import eventually
 
-HOST = "127.0.0.1"
-PAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 2, tzinfo=UTC)
 SUBSCRIPTION = "$share/g/t/#"
-
-
-class Certificates:
-    """An authority, and files of what it has signed."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.directory, self.authority = directory, trustme.CA()
-        self.ca = directory / "ca.crt"
-        self.authority.cert_pem.write_to_path(self.ca)
-
-    def write(self, name: str, *hosts: str, is_expired: bool = False) -> tuple[str, str]:
-        """Paths of a certificate for these names and of its key."""
-        before, after = PAST if is_expired else (None, None)
-        issued = self.authority.issue_cert(*hosts, not_before=before, not_after=after)
-        certificate, key = (self.directory / f"{name}.{ending}" for ending in ("crt", "key"))
-        key.unlink(missing_ok=True)
-        issued.private_key_pem.write_to_path(key)
-        key.chmod(0o600)
-        certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
-        return str(certificate), str(key)
 
 
 @pytest.fixture
@@ -180,15 +156,6 @@ def test_a_tls_session_goes_to_no_plain_leader(shell: Shell, database: str, trus
         other = Session(SUBSCRIPTION, database, nodes=[asked.address])
         with pytest.raises(SubscriptionEnded, match=r"a node with TLS names 127.0.0.1:.* which has none"), other:
             consumed(other, 1)
-
-
-def shown(address: str) -> bytes | None:
-    """The certificate that a server shows."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    host, _, port = address.partition("://")[2].rstrip("/").rpartition(":")
-    with socket.create_connection((host, int(port)), 30) as plain, context.wrap_socket(plain) as encrypted:
-        return encrypted.getpeercert(binary_form=True)
 
 
 def http_address(node: Running) -> str:

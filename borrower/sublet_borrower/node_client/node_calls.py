@@ -8,7 +8,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -26,7 +27,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
-from sublet_protocol.gate.credentials import access_token, call_metadata
+from sublet_protocol.gate.credentials import access_token, call_metadata, is_replaced
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import explain_failure, open_channel
@@ -87,16 +88,25 @@ class NodeCalls:
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
         """Return the one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
+        sent = call_metadata(self._token)
         try:
-            return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=call_metadata(self._token))
+            return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
-            raise map_grpc_error(self.address, error) from error
+            raise self._explain(self.address, sent, error) from error
 
     def open_stream(self, request: Any) -> FeedPagePrefetcher:
         """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
         stub = self._stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
-        return FeedPagePrefetcher(self.address, method(request, metadata=call_metadata(self._token)))
+        sent = call_metadata(self._token)
+        return FeedPagePrefetcher(
+            self.address, method(request, metadata=sent), partial(self._explain, self.address, sent)
+        )
+
+    def _explain(self, address: str, sent: tuple[tuple[str, str], ...], error: Any) -> Exception:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent):
+            return RetryableError(address, "the access token was replaced while the call was under way")
+        return map_grpc_error(address, error)
 
     def close(self) -> None:
         """End every call."""
@@ -111,10 +121,11 @@ class NodeCalls:
 
 
 class FeedPagePrefetcher:
-    """The pages of one call, a few of them ahead; the node waits while none is taken."""
+    """The pages of one call, a few of them ahead; the node waits while none is taken. `explain` returns what an error
+    of gRPC's means."""
 
-    def __init__(self, address: str, call: Any) -> None:
-        self._address, self._call = address, call
+    def __init__(self, address: str, call: Any, explain: Callable[[Any], Exception]) -> None:
+        self._call, self._explain = call, explain
         self._pages: deque[Any] = deque()
         self._end: Exception | None = None
         self._over = self._closed = False
@@ -155,7 +166,7 @@ class FeedPagePrefetcher:
                 if not self._put(page):
                     break
         except grpc.RpcError as error:
-            end = map_grpc_error(self._address, error)
+            end = self._explain(error)
         except Exception as error:  # noqa: BLE001 - raised where a page is waited for
             end = error
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sublet_protocol.domain.access.token import check_token
+from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret, secret_setting
 
 SETTING = "SUBLET_TOKEN"
@@ -19,3 +20,12 @@ def access_token() -> Secret | None:
 def call_metadata(token: Secret | None) -> tuple[tuple[str, str], ...]:
     """Return what goes with a call. A file is read anew, so that a token can be replaced while the process runs."""
     return () if token is None else (("authorization", f"Bearer {token.reveal()}"),)
+
+
+def is_replaced(token: Secret | None, sent: tuple[tuple[str, str], ...]) -> bool:
+    """Whether the token is another by now than the one that went with a call: a call that was refused with it is made
+    again."""
+    try:
+        return call_metadata(token) != sent
+    except InvalidSetting:
+        return False

@@ -21,7 +21,7 @@ import grpc.aio
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
-from sublet_protocol.gate.credentials import call_metadata
+from sublet_protocol.gate.credentials import call_metadata, is_replaced
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
@@ -336,14 +336,16 @@ class NodeConnection:
     ) -> Event:
         """Return what came of a call, as an event."""
         try:
+            sent = call_metadata(self._token)
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
-            return read(await call(encode(), timeout=timeout, metadata=call_metadata(self._token)))
+            return read(await call(encode(), timeout=timeout, metadata=sent))
         except InvalidSetting as error:
             return ConnectionRejected(life, f"{self.address}: {error}")
         except grpc.aio.AioRpcError as error:
             if reason := await self._explain(error):
                 return ConnectionRejected(life, reason)
-            if error.code() in _FINAL_CODES:
+            is_outdated = error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent)
+            if error.code() in _FINAL_CODES and not is_outdated:
                 return ConnectionRejected(life, f"{self.address}: {error.code().name}: {error.details()}")
             return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
         except MalformedMessage as error:

@@ -1,0 +1,265 @@
+"""Certificates and tokens are replaced while everything is at work, and no call fails."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+
+from sublet import Feed, Session
+from sublet_borrower.node_client.node_calls import NodeCalls
+from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.token import NewToken
+from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate.access_cache import AccessCache
+from sublet_protocol.gate.credentials import access_token
+from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.interceptor import GateInterceptor
+from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.node_connection import NodeConnection
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.tls.channel import open_channel
+from sublet_protocol.v1 import sublet_pb2 as pb
+from sublet_protocol.v1 import sublet_pb2_grpc
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.access_tokens import list_tokens, revoke_token
+from tests.integration.access_kit import allow, bearer, rule, token_of
+from tests.integration.cli_kit import Running, Shell
+from tests.integration.session_kit import event, run, until
+from tests.integration.tls_kit import HOST, Certificates, shown
+from tests.kit import eventually
+
+pytestmark = pytest.mark.conforms("X8")
+
+GROUP = "$share/g/t/#"
+WAIT_S = 120.0
+ROTATIONS = 3
+
+
+class Users:
+    """Threads that do something again and again, until one of them fails or all are told to end."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.rounds: dict[str, int] = {}
+        self.failures: list[BaseException] = []
+        self._threads: list[threading.Thread] = []
+
+    @contextmanager
+    def at_work(self, **work: Any) -> Iterator[None]:
+        for name, step in work.items():
+            self.rounds[name] = 0
+            self._threads.append(threading.Thread(target=self._run, args=(name, step)))
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self.over.set()
+            for thread in self._threads:
+                thread.join()
+
+    def _run(self, name: str, step: Any) -> None:
+        try:
+            while not self.over.is_set():
+                step()
+                self.rounds[name] += 1
+        except BaseException as error:  # noqa: BLE001 looked at below
+            self.failures.append(error)
+
+    def go_on(self) -> None:
+        """Wait until each has done some more."""
+        before = dict(self.rounds)
+        eventually(
+            lambda: self.failures or all(self.rounds[name] > count + 2 for name, count in before.items()),
+            WAIT_S,
+            lambda: str(self.rounds),
+        )
+        assert not self.failures
+
+
+class TokenFile:
+    """What a client reads its token from."""
+
+    def __init__(self, path: Path, conn: psycopg.Connection[Any]) -> None:
+        self.path, self._conn, self.token = path, conn, token_of(conn, "user:a")
+        self._write()
+
+    def replace(self, address: str) -> None:
+        """As docs/access.md has it: the new one is made, handed out when nodes know it, and seen in use before the old
+        one is revoked."""
+        old, self.token = self.token, token_of(self._conn, "user:a")
+        eventually(lambda: is_known(address, self.token), WAIT_S)
+        self._write()
+        eventually(self._is_in_use, WAIT_S)
+        revoke_token(self._conn, old[4:12])
+        eventually(lambda: not is_known(address, old), WAIT_S)
+
+    def _write(self) -> None:
+        fresh = self.path.with_suffix(".new")
+        fresh.write_text(self.token)
+        fresh.chmod(0o600)
+        os.replace(fresh, self.path)
+
+    def _is_in_use(self) -> bool:
+        return any(each.token_id == self.token[4:12] and each.last_used for each in list_tokens(self._conn))
+
+
+def is_known(address: str, token: str) -> bool:
+    with closing(open_channel(address, ())) as channel:
+        call = sublet_pb2_grpc.FeedStub(channel).Heads.future(
+            pb.HeadsRequest(protocol_version=PROTOCOL_VERSION), metadata=bearer(token)
+        )
+        return call.code() is grpc.StatusCode.OK
+
+
+@pytest.fixture
+def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    made = Certificates(tmp_path / "ours")
+    monkeypatch.setenv("SUBLET_TLS_CA", str(made.ca))
+    return made
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    with connect(database) as connection:
+        for right in (Right.PUBLISH, Right.READ, Right.JOIN):
+            allow(connection, rule("user:a", right, "t/#"))
+        yield connection
+
+
+@pytest.fixture
+def tokens(conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TokenFile:
+    monkeypatch.setenv("SUBLET_TOKEN_FILE", str(tmp_path / "token"))
+    return TokenFile(tmp_path / "token", conn)
+
+
+@pytest.fixture
+def node(shell: Shell, certificates: Certificates, tokens: TokenFile) -> Running:
+    certificate, key = certificates.write("node", HOST)
+    return shell.leader("n1", "--tls-cert", certificate, "--tls-key", key)
+
+
+def test_rotation_drops_no_call(
+    node: Running,
+    certificates: Certificates,
+    tokens: TokenFile,
+    conn: psycopg.Connection[Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One client publishes, one session consumes, and newcomers make a connection for each call."""
+    failed: list[str] = []
+    explain = NodeCalls._explain
+
+    def noting(calls: NodeCalls, address: str, sent: Any, error: Any) -> Exception:
+        if "Locally cancelled" not in str(error):  # by a newcomer that leaves
+            failed.append(str(error))  # also where it is tried again
+        return explain(calls, address, sent, error)
+
+    monkeypatch.setattr(NodeCalls, "_explain", noting)
+    users, received = Users(), set[bytes]()
+    with (
+        Feed([node.address]) as feed,
+        Session(GROUP, nodes=[node.address], transport="nodes", name="s", starting_position="earliest") as session,
+    ):
+        sent: list[bytes] = []
+
+        def publish() -> None:
+            value = str(len(sent)).encode()
+            feed.publish("t/1", value).result(WAIT_S)
+            sent.append(value)
+
+        def consume() -> bool:
+            if (batch := session.poll(1.0)) is not None:
+                received.update(batch.table.column("value").to_pylist())
+                batch.ack()
+            return received >= set(sent)
+
+        def come_anew() -> None:
+            with Feed([node.address]) as newcomer:
+                newcomer.publish("t/2", b"new").result(WAIT_S)
+                newcomer.history("t/none")
+
+        with users.at_work(publish=publish, consume=consume, come_anew=come_anew):
+            users.go_on()
+            for _ in range(ROTATIONS):
+                before = shown(node.address)
+                certificates.write("node", HOST)
+                tokens.replace(node.address)
+                eventually(lambda before=before: shown(node.address) != before, WAIT_S)  # type: ignore[misc]
+                users.go_on()
+            users.over.set()
+        eventually(consume, WAIT_S)
+        (counters,) = session.connections.values()
+        assert not sum(counters.connections_lost.values())
+        assert failed == []
+    revoked = conn.execute("select count(*) from token where revoked_at is not null").fetchone()
+    assert revoked == (ROTATIONS,)
+
+
+def test_a_reader_goes_on_with_the_new_token(node: Running, tokens: TokenFile) -> None:
+    """Its call lives longer than the token that it began with."""
+    with Feed([node.address]) as feed, feed.follow("t/#", "earliest") as reader:
+        for number in range(ROTATIONS):
+            feed.publish("t/1", b"%d" % number).result(WAIT_S)
+            table = reader.read(WAIT_S)
+            assert table is not None
+            assert table.column("value").to_pylist() == [b"%d" % number]
+            tokens.replace(node.address)
+
+
+class SlowRefusal(AccessCache):
+    """Refuses a token only when its bearer's file has another one."""
+
+    def __init__(self, file: Path, old: NewToken, new: NewToken) -> None:
+        valid = {new.token_id: ValidToken(new.digest, "user:a", 1e6)}
+        rules = [AccessRule("user:a", right, TopicFilter("#")) for right in (Right.JOIN, Right.WATCH)]
+        super().__init__(AccessSnapshot(1, Rights(rules), valid), time.monotonic)
+        self._file, self._old, self._new = file, old.token.reveal(), new.token.reveal()
+        self.refused = 0
+
+    def authenticate(self, token: str) -> str | None:
+        if token == self._old:
+            self._file.write_text(self._new)
+            self.refused += 1
+        return super().authenticate(token)
+
+
+def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the calls that were under way with it, the next attempt has the new one."""
+    old, new, file = NewToken.draw(), NewToken.draw(), tmp_path / "token"
+    file.write_text(old.token.reveal())
+    file.chmod(0o600)
+    monkeypatch.setenv("SUBLET_TOKEN_FILE", str(file))
+    cache = SlowRefusal(file, old, new)
+
+    async def test() -> None:
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(Gate(cache)),))
+        sessions = PubSubServer(new_publisher("n1"), lambda subscriber_id, message: None)
+        sessions.register(server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        seen: list[object] = []
+        lost: list[object] = []
+        connection = NodeConnection(address, AgentKey("a"), seen.append, lost.append, token=access_token())
+        try:
+            connection.subscribe(Channel.GROUP, None)
+            await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)
+            await until(lambda: len(seen) > 0)
+            assert (cache.refused > 0, lost) == (True, [])
+        finally:
+            await connection.close(timeout_s=0)
+            await sessions.close()
+            await server.stop(0)
+
+    run(test)
