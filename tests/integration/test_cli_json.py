@@ -41,7 +41,9 @@ def test_every_answer_has_the_documented_fields(shell: Shell) -> None:
     (token,) = shell.run("access", "tokens", "--json").object["tokens"]
     revoked = shell.run("access", "revoke-token", token["token_id"], "--json").object
     assert set(revoked) == page["access revoke-token"]
-    checked.add("access revoke-token")
+    forms = [set(shell.run("roles", *option, "--json").object) for option in ((), ("--sql",))]
+    assert (set.union(*forms), set.intersection(*forms)) == (page["roles"], set())
+    checked |= {"access revoke-token", "roles"}
     assert page.keys() - checked == {"tail, sublet consume", "leader", "demo"}
     (line,) = shell.run("tail", "#", "--from", "earliest", "--no-follow", "--json").lines
     assert set(line) == page["tail, sublet consume"] - {"grant_id"}
