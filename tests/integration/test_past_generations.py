@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, datetime
@@ -213,6 +214,30 @@ def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: 
             begin()
     else:
         begin()
+
+
+@pytest.mark.conforms("E39", "A4")
+def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
+    """A pass of housekeeping waits for its transaction, and keeps what the new group has not noticed."""
+    house.renew()
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    rollover(house.conn, "default")
+    lost, open_stream = house.ended(b"0"), stream_of(house.conn, "default")
+    house.retire()
+    while apply_retention(house.conn):
+        pass
+    house.conn.execute("update generation set is_past = true where state = 'gone'")
+    waiting = "select from pg_locks where not granted and relation = 'space'::regclass"
+    with connect(house.url) as importing, connect(house.url) as look:
+        with importing.transaction():
+            progress_transfer.create_from_progress(importing, GROUP, GroupOptions(), progress, "imported")
+            cleaner = threading.Thread(target=house.collapse, args=(house.conn,))
+            cleaner.start()
+            eventually(lambda: look.execute(waiting).rowcount > 0, 20.0)
+        cleaner.join()
+    left = {row[0] for row in house.conn.execute("select stream_id from stream")}
+    assert left >= {lost, open_stream}
 
 
 def rows_read(conn: Connection) -> int:

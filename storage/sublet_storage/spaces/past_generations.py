@@ -46,7 +46,7 @@ select g.generation_id, g.filter from generation g
  order by g.generation_id limit %(step)s"""
 
 _BEHIND = """
-select filter, after_generation from consumer_group where deleted_at is null and after_generation < %(newest)s"""
+select filter from consumer_group where deleted_at is null and after_generation < %(generation)s"""
 
 _FINISHED = """
 select l.group_id from lending l where l.stream_id = any(%(streams)s::bigint[])
@@ -101,13 +101,7 @@ class PastGenerationCleaner:
         self._after = past[-1][0] if len(past) == self._step else 0
         if not past:
             return []
-        behind = [(TopicFilter(text), after) for text, after in conn.execute(_BEHIND, {"newest": past[-1][0]})]
-        deleted = []
-        for generation_id, filter in past:
-            wanted = any(after < generation_id and each.intersects(TopicFilter(filter)) for each, after in behind)
-            if _delete(conn, guard, generation_id, wanted):
-                deleted.append(generation_id)
-        return deleted
+        return [each for each, filter in past if _delete(conn, guard, each, TopicFilter(filter))]
 
 
 def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:
@@ -120,8 +114,9 @@ def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[st
         conn.execute(_DROPPED)
 
 
-def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: int, wanted: bool) -> bool:
-    """`wanted`: a group has not noticed the generation yet and has to find what it has lost."""
+def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: int, filter: TopicFilter) -> bool:
+    """Whether it is no more: not where a group has not noticed the generation yet and has to find what it has lost.
+    That is read behind the lock, as an import may have made such a group while it was waited for."""
     with conn.transaction():
         if guard is not None:
             guard(conn)
@@ -129,7 +124,8 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         found = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
         streams = [stream_id for stream_id, _ in found]
         parameters = {"generation": generation_id, "streams": streams}
-        if wanted and any(head for _, head in found):
+        behind = [TopicFilter(text) for (text,) in conn.execute(_BEHIND, parameters)]
+        if any(head for _, head in found) and any(each.intersects(filter) for each in behind):
             return False
         if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
             return False
