@@ -168,11 +168,12 @@ def call(gate: Gate, method: str, answer: Any, *metadata: tuple[str, str]) -> An
         async def found(details: object) -> Any:
             return None if answer is None else grpc.unary_unary_rpc_method_handler(answer)
 
-        handler = await GateInterceptor(gate).intercept_service(found, SimpleNamespace(method=method))
+        details = SimpleNamespace(method=method, invocation_metadata=metadata)
+        handler = await GateInterceptor(gate).intercept_service(found, details)
         if handler is None:
             return None
         try:
-            return await handler.unary_unary(b"", _Context(*metadata))
+            return await (handler.unary_unary or handler.stream_unary)(b"", _Context(*metadata))
         except RuntimeError as error:
             return error.args[0]
 

@@ -69,6 +69,12 @@ HANDSHAKE_S = 5.0
 IDLE_CONNECTION_S = 30.0
 """How long in seconds a connection without a call stays open; and after so long without a byte, with one, its other
 side must answer a ping."""
+MAX_OPEN_CALLS_OF_ADDRESS = 32
+"""Most calls of gRPC's health service, which needs no token, under way from one address (IPv6: from a /64)."""
+MAX_OPEN_REQUEST_BYTES = 1_024
+"""Largest request of such a call, in bytes."""
+OPEN_REQUEST_S = 5.0
+"""How long in seconds the request of such a call may take to come."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000

@@ -96,13 +96,17 @@ class Gate:
         """Return who calls, by the value of a header `Authorization`. Raises `Unauthenticated`."""
         if self.access is None:
             return self._anybody(address, action)
-        scheme, _, token = (authorization or "").partition(" ")
-        token = token.strip()
-        principal = self.access.authenticate(token) if scheme.lower() == "bearer" else None
+        token = _token_in(authorization)
+        principal = None if token is None else self.access.authenticate(token)
         if principal is None:
             self._refusals.record(None, address, action, "unknown caller")
             raise Unauthenticated(UNKNOWN)
         return Caller(principal, address, action, self.access, self._refusals, token)
+
+    def knows(self, authorization: str | None) -> bool:
+        """Whether `identify` would return somebody."""
+        token = _token_in(authorization)
+        return self.access is None or (token is not None and self.access.authenticate(token) is not None)
 
     def enter(self, caller: Caller) -> None:
         """Make it the caller of what is done in this context from now on."""
@@ -118,3 +122,8 @@ class Gate:
 
     def _anybody(self, address: str, action: str) -> Caller:
         return Caller(None, address, action, None, self._refusals)
+
+
+def _token_in(authorization: str | None) -> str | None:
+    scheme, _, token = (authorization or "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None

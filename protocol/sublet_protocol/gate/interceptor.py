@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import Unauthenticated
-from sublet_protocol.gate.gate import Caller, Gate
+from sublet_protocol.gate.gate import UNKNOWN, Caller, Gate
+from sublet_protocol.gate.open_calls import OpenCalls
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
 
 log = logging.getLogger(__name__)
@@ -20,10 +21,14 @@ NOT_CHECKED = "the node failed at this request; its log says why"
 
 
 class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused, whoever calls."""
+    """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused, whoever calls.
+
+    Who is refused here is so before the message is read: else strangers could leave any number of them unfinished, and
+    the node would keep what it has of them.
+    """
 
     def __init__(self, gate: Gate) -> None:
-        self._gate = gate
+        self._gate, self._open_calls = gate, OpenCalls()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the method's handler behind the gate."""
@@ -32,8 +37,19 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None and not self._gate.is_on:
             return None  # gRPC answers that there is no such method
         if handler is None or needed is None:
-            return grpc.unary_unary_rpc_method_handler(_refuse_method)
-        return handler if needed.is_open else self._behind_gate(handler, method, needed)
+            return grpc.stream_unary_rpc_method_handler(_refuse_method)
+        if needed.is_open:
+            return self._open_calls.bound(handler)
+        if not self._gate.knows(_authorization(handler_call_details.invocation_metadata)):
+            return self._refuse_stranger(method)
+        return self._behind_gate(handler, method, needed)
+
+    def _refuse_stranger(self, method: str) -> Any:
+        async def refuse(unread: Any, context: Any) -> None:
+            await self._let_in(context, method)
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # known by now, and the call is past
+
+        return grpc.stream_unary_rpc_method_handler(refuse)
 
     def _behind_gate(self, handler: Any, method: str, needed: RpcRight) -> Any:
         streams_in, streams_out = handler.request_streaming, handler.response_streaming
@@ -59,9 +75,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return make(call, handler.request_deserializer, handler.response_serializer)
 
     async def _let_in(self, context: Any, method: str) -> Caller:
-        authorization = next(
-            (value for key, value in context.invocation_metadata() or () if key == "authorization"), None
-        )
+        authorization = _authorization(context.invocation_metadata())
         try:
             caller = self._gate.identify(authorization, context.peer(), method.rpartition("/")[2])
         except Unauthenticated as error:
@@ -78,5 +92,9 @@ async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> No
         await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)
 
 
-async def _refuse_method(request: Any, context: Any) -> None:
+def _authorization(metadata: Iterable[tuple[str, Any]] | None) -> Any:
+    return next((value for key, value in metadata or () if key == "authorization"), None)
+
+
+async def _refuse_method(unread: Any, context: Any) -> None:
     await context.abort(grpc.StatusCode.PERMISSION_DENIED, NO_SUCH_METHOD)
