@@ -53,8 +53,11 @@ class FeedPublisher:
 
 
 def producer_id(caller: Caller, name: str) -> str:
-    """Return the producer's id: where callers are known, nobody can act as another's producer."""
-    return f"{PRODUCER}{name}" if caller.principal is None else f"{PRODUCER}{caller.principal}/{name}"
+    """Return the producer's id: where callers are known, nobody can act as another's producer. A slash in a principal
+    is written otherwise: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
+    if caller.principal is None:
+        return f"{PRODUCER}{name}"
+    return f"{PRODUCER}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
 
 
 def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
