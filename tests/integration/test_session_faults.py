@@ -165,6 +165,20 @@ def test_the_forgotten_are_notified() -> None:
     run(test)
 
 
+def test_the_refused_are_notified_too() -> None:
+    """Whoever was asked whether they may subscribe forgets them."""
+
+    async def test() -> None:
+        async with a_node(hold_s=0.05) as node, grpc.aio.insecure_channel(node.address) as channel:
+            stub, one = sublet_pb2_grpc.SessionStub(channel), proven("a")
+            subject = pb.Subject(channel=pb.CHANNEL_STREAM, key="1")
+            batch = pb.CommandBatch(**one, number=2, commands=[pb.Command(subscribe=subject)])
+            assert (await stub.Commands(batch)).unknown_subscriber
+            await until(lambda: node.expired == [one["subscriber_id"]])
+
+    run(test)
+
+
 KILLED_AGENT = """
     import asyncio
     from sublet_protocol.messages.agent_key import AgentKey

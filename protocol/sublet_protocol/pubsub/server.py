@@ -96,9 +96,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
     the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
-    silent, or broke a rule. `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of
-    it has come, or the last has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a
-    `SubletError` where the caller may not subscribe to it. `principal()` returns who calls; None: nobody knows.
+    silent, or broke a rule; and with those that were refused, of which `check_subscribe` may have been asked.
+    `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of it has come, or the last
+    has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
+    not subscribe to it. `principal()` returns who calls; None: nobody knows.
     `channels` are those of the publisher.
     """
 
@@ -124,6 +125,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
+        self._unknown: set[str] = set()
         self._of_connection: dict[str, set[str]] = {}
         self._of_principal: dict[str, set[str]] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -262,6 +264,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             commands.append(self._allowed(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
+        if not self.publisher.has_subscriber(subscriber_id):
+            self._unknown.add(subscriber_id)
         match answer:
             case CommandsAccepted(messages, errors):
                 found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one, turn))]
@@ -325,8 +329,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
             self._forget_absent()
-            if silent:
-                self._notify_expired(silent)
+            gone = {*silent, *(each for each in self._unknown if not self.publisher.has_subscriber(each))}
+            self._unknown.clear()
+            if gone:
+                self._notify_expired(tuple(gone))
 
     def _notify_expired(self, subscriber_ids: Sequence[str]) -> None:
         try:
