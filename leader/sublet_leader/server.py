@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import resource
 import secrets
 import signal
 import time
@@ -70,6 +71,9 @@ from sublet_storage.notify.publisher import shared_publisher
 
 log = logging.getLogger(__name__)
 
+FILES_LEFT = 400
+MOST_CONNECTIONS = 1 << 20
+
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
 """A directory that is only slow has all of the time for the end: a node that stays in it is looked for."""
@@ -79,6 +83,13 @@ STRIKE_OFF_S = 8.0
 def clock() -> float:
     """Seconds that go on while the machine sleeps, so that a lease is over when the database thinks so too."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def max_connections() -> int:
+    """How many a node takes on its main port: some files are left for its own connections, and for those over HTTP. Who
+    opens too many would else take its connections to the database from it, and with them its leases."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(most // 2, most - FILES_LEFT, 1)
 
 
 class NodeServer:
@@ -122,7 +133,8 @@ class NodeServer:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
         loop = self._loop = asyncio.get_running_loop()
         await self._open_gate()
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(self._gate),))
+        options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
+        server = grpc.aio.server(options=options, interceptors=(GateInterceptor(self._gate),))
         self._publisher = new_publisher(self._incarnation, NodeSideSettings(hold_s=self.settings.poll_hold_s))
         self._callers = CallerRights(self._gate, self._publisher)
         self._sessions = PubSubServer(
