@@ -345,6 +345,8 @@ class NodeServer:
             return
         agent = agent_of(subscriber_id)
         self._subscribers[agent] = subscriber_id
+        for denied in self._callers.denied_on_return(agent, self._machine.leaders.values()):
+            self._handle(denied)
         self._handle(AgentMessageReceived(agent, message, self._callers.principal_of(agent)))
 
     def _send(self, agent: str, message: ToBorrower) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sublet_leader.node.caller_rights import CallerRights
 from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
 from sublet_protocol.messages.channel_messages import GroupEvent
-from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.server import new_publisher
 
 GROUP, ELSEWHERE = "$share/billing/orders/#", "$share/billing/bills/#"
@@ -28,8 +32,14 @@ class Node:
         valid = {new.token_id: ValidToken(new.digest, name, 1e6) for name, new in TOKENS.items()}
         orders = TopicFilter("orders/#")
         rules = [AccessRule("user:a", right, orders) for right in (Right.JOIN, Right.WATCH)]
-        self.gate = Gate(AccessCache(AccessSnapshot(1, Rights(rules), valid), lambda: self.now))
+        self._valid = valid
+        self.access = AccessCache(AccessSnapshot(1, Rights(rules), valid), lambda: self.now)
+        self.gate = Gate(self.access)
         self.rights = CallerRights(self.gate, new_publisher("n1"))
+
+    def take_rules(self) -> None:
+        """Nobody has a right from now on."""
+        self.access.replace(AccessSnapshot(2, Rights(), self._valid))
 
     def call(self, name: str) -> CallerRights:
         self.gate.enter(self.gate.identify(f"Bearer {TOKENS[name].token.reveal()}", "", "Commands"))
@@ -65,6 +75,36 @@ def test_an_agent_belongs_to_one_principal(node: Node) -> None:
         node.call("user:b").check_message("agent.2", Ping(("agent/1",), 1.0))
     node.rights.forget(["agent.1"])
     assert node.call("user:b").check_message("agent.2", Ping(("agent/1",), 1.0))
+
+
+def leads(agent: str) -> list[Any]:
+    """A leader with one member."""
+    group = SimpleNamespace(group_id=7, subscription=Subscription.parse(GROUP))
+    return [SimpleNamespace(group=group, members=[SimpleNamespace(agent=agent, borrower_id=f"{agent}/1")])]
+
+
+def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
+    leaders = leads("agent")
+    node.call("user:a").check_message("agent.1", wanted(GROUP))
+    node.rights.forget(["agent.1"])
+    assert not list(node.rights.denied_on_return("agent", leaders)), "nothing has changed"
+    node.take_rules()
+    assert not list(node.rights.denied_members(leaders)), "nobody knows whose it is"
+    node.call("user:a").check_message("agent.2", Ping(("agent/1",), 1.0))
+    node.now += MAX_AGE_S + 1
+    assert not list(node.rights.denied_on_return("agent", leaders)), "while the rules are too old"
+    node.take_rules()
+    assert [each.borrower_id for each in node.rights.denied_on_return("agent", leaders)] == ["agent/1"]
+    assert not list(node.rights.denied_on_return("agent", leaders)), "once"
+
+
+def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:
+    """It comes again, and is asked."""
+    publisher = node.rights._publisher
+    publisher.receive("agent.1", 1, [Subscribe(Channel.GROUP, GROUP)], 0.0)
+    publisher.receive("other.1", 1, [], 0.0)
+    node.rights.expel_watchers()
+    assert publisher.subscriber_ids == ("other.1",)
 
 
 def test_old_rules_deny_nobody_and_let_nobody_in(node: Node) -> None:

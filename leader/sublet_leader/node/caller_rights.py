@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet_leader.group.machine import GroupLeader
@@ -24,6 +25,7 @@ class CallerRights:
     def __init__(self, gate: Gate, publisher: NodeSideMachine) -> None:
         self._gate, self._publisher = gate, publisher
         self._principals: dict[str, str] = {}
+        self._unjudged: frozenset[str] = frozenset()
 
     def check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> bool:
         """Return whether the message can be judged; False: the rules are too old, and its sender repeats it. Raise
@@ -53,12 +55,28 @@ class CallerRights:
             _check_subscribe(caller, channel, key)
 
     def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberDenied]:
-        """Yield the members that have lost the right to be one."""
-        for leader in tuple(leaders):
+        """Yield the members that have lost the right to be one. An agent that is away is judged when it comes back: it
+        was forgotten whose it is."""
+        leaders = tuple(leaders)
+        here = {member.agent for leader in leaders for member in leader.members}
+        self._unjudged = frozenset(here.difference(self._principals))
+        yield from self._denied_members(leaders, here)
+
+    def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberDenied]:
+        """Yield the same of an agent that has sent something, if it was away when the rights changed. Nothing while the
+        rules are too old: it is judged later."""
+        if agent not in self._unjudged:
+            return
+        with contextlib.suppress(Unavailable):
+            yield from tuple(self._denied_members(tuple(leaders), {agent}))
+            self._unjudged -= {agent}
+
+    def _denied_members(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberDenied]:
+        for leader in leaders:
             group = leader.group.subscription
             for member in leader.members:
                 principal = self._principals.get(member.agent)
-                if principal is None:
+                if principal is None or member.agent not in agents:
                     continue
                 caller = self._gate.member(principal, member.agent)
                 if not caller.may(Right.JOIN, group.filter, group.group):
@@ -70,6 +88,8 @@ class CallerRights:
         for subscriber_id in self._publisher.subscriber_ids:
             principal = self._principals.get(agent_of(subscriber_id))
             if principal is None:
+                if self._publisher.subscriptions(subscriber_id):
+                    self._publisher.expel(subscriber_id)
                 continue
             caller = self._gate.member(principal, agent_of(subscriber_id))
             try:
