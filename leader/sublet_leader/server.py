@@ -72,7 +72,9 @@ from sublet_storage.notify.publisher import shared_publisher
 log = logging.getLogger(__name__)
 
 FILES_LEFT = 400
+"""How many files a node may open besides its main port's connections, where it may open twice as many."""
 MOST_CONNECTIONS = 1 << 20
+"""Where files are not limited."""
 
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
