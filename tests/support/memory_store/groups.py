@@ -35,6 +35,7 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
+    is_consumed,
     next_id,
     to_lending,
 )
@@ -497,5 +498,5 @@ def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
 
 def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
-    plain = not stream.is_closed and (change.consumed, change.in_doubt) == (None, None)
+    plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
     return plain and ruling.outcome is ChangeOutcome.APPLIED and row.position < change.position

@@ -163,7 +163,7 @@ def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buff
         draw_key=GrantKey.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
-    buffer.add(row, ruling, writes.term, moves=isinstance(change, AdvancePosition))
+    buffer.add(row, ruling, writes.term)
     lending = to_lending(ruling.row, facts, buffer.now_us, parents)
     return ChangeResult(change, ruling.outcome, lending, ruling.problem)
 

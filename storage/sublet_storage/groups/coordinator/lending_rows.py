@@ -94,16 +94,11 @@ with said as materialized (
 ), moved as (
   update lending l set position = k.position, term = k.term, updated_at = {NOW}
     from locked k join stream s using (stream_id)
-   where l.group_id = k.group_id and l.stream_id = k.stream_id and s.state = 'open' and k.position <= s.head
+   where l.group_id = k.group_id and l.stream_id = k.stream_id
+     and (k.position < s.head or k.position = s.head and s.state = 'open')
   returning l.group_id, l.stream_id
 )
 select group_id, stream_id from said except select group_id, stream_id from moved"""
-
-_MOVE = f"""
-update lending l set position = u.position, term = u.term, updated_at = {NOW}
-  from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[])
-       as u (group_id, stream_id, term, position)
- where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _CHANGE = f"""
 update lending l
@@ -147,8 +142,8 @@ def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any
 def advance_positions(
     connection: Connection, changes: Sequence[tuple[int, int, AdvancePosition]], now_us: int | None
 ) -> psycopg.Cursor[Any]:
-    """Write what each (group, term, progress) says where it moves the position of a held row of an open stream on,
-    within the stream; read the cursor for the keys that it left out. The progress says nothing else."""
+    """Write what each (group, term, progress) says where it moves the position of a held row on, within its stream and
+    not to the end of a closed one; read the cursor for the keys that it left out. The progress says nothing else."""
     parameters = {
         "groups": _as_text([group_id for group_id, _, _ in changes]),
         "streams": _as_text([change.stream_id for _, _, change in changes]),
@@ -220,19 +215,16 @@ def read_rows_with_time(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRo
     return ((*_both(record), record[-1]) for record in cursor.fetchall())
 
 
-def update_positions(connection: Connection, moved: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
-    """Write (row, term) where nothing but the position has changed: the common case, and never more than HOT."""
-    if moved:
-        connection.execute(_MOVE, _positions(moved, now_us))
-
-
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
     """Write all columns of each (row, term)."""
     if not changed:
         return
     rows = [row for row, _ in changed]
     parameters = {
-        **_positions(changed, now_us),
+        "groups": [row.group_id for row in rows],
+        "streams": [row.stream_id for row in rows],
+        "terms": [term for _, term in changed],
+        "positions": [row.position for row in rows],
         "statuses": [row.status.value for row in rows],
         "grants": [row.grant_id for row in rows],
         "borrowers": [row.borrower_id for row in rows],
@@ -246,6 +238,7 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
         "grant_keys": [None if row.grant_key is None else row.grant_key.reveal() for row in rows],
+        "now_us": now_us,
     }
     connection.execute(_CHANGE, parameters)
 
@@ -271,16 +264,6 @@ def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
-
-
-def _positions(written: Sequence[tuple[LendingRow, int]], now_us: int) -> dict[str, Any]:
-    return {
-        "groups": [row.group_id for row, _ in written],
-        "streams": [row.stream_id for row, _ in written],
-        "terms": [term for _, term in written],
-        "positions": [row.position for row, _ in written],
-        "now_us": now_us,
-    }
 
 
 def _as_text(numbers: list[int]) -> str:

@@ -17,29 +17,22 @@ class WriteBatch:
     group."""
 
     now_us: int
-    position_updates: list[tuple[LendingRow, int]] = field(default_factory=list)
     row_updates: list[tuple[LendingRow, int]] = field(default_factory=list)
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
-    def add(self, before: LendingRow, ruling: LendingTransition, term: int, *, moves: bool = False) -> None:
-        """Take over a ruling. `moves`: unless there is an event, it changed the position, and nothing else but what is
-        consumed in whole epochs, or in doubt."""
+    def add(self, before: LendingRow, ruling: LendingTransition, term: int) -> None:
+        """Take over a ruling."""
         if ruling.event:
             self.history.append(to_history_record(ruling.row, ruling.event, term, self.now_us))
         if ruling.row != before:
-            after = ruling.row
-            same = after.consumed is before.consumed and after.in_doubt is before.in_doubt
-            moves = moves and not ruling.event and same
-            written = self.position_updates if moves else self.row_updates
-            written.append((ruling.row, term))
+            self.row_updates.append((ruling.row, term))
 
     def flush(self, connection: Connection) -> None:
         """Queue the statements, and begin again empty."""
-        lending_rows.update_positions(connection, self.position_updates, self.now_us)
         lending_rows.update_rows(connection, self.row_updates, self.now_us)
         lending_rows.write_history(connection, self.history, self.now_us)
         for line in self.history:
             self.history_by_group.setdefault(line.group_id, []).append(line)
-        for kind in (self.position_updates, self.row_updates, self.history):
-            kind.clear()
+        self.row_updates.clear()
+        self.history.clear()

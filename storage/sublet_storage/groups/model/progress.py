@@ -77,31 +77,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
     doubt = latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
-    if doubt != row.in_doubt:
-        return LendingTransition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
-    return LendingTransition(ChangeOutcome.APPLIED, row if position == row.position else _moved(row, position))
-
-
-def _moved(row: LendingRow, position: int) -> LendingRow:
-    """`replace` spelled out: this is the hot path."""
-    return LendingRow(
-        row.group_id,
-        row.stream_id,
-        row.status,
-        position,
-        row.grant_id,
-        row.borrower_id,
-        row.agent,
-        row.session,
-        row.losses,
-        row.lost_position,
-        row.session_epoch,
-        row.held_until_us,
-        row.lost_message_count,
-        row.consumed,
-        row.in_doubt,
-        row.grant_key,
-    )
+    return LendingTransition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
 
 
 def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> LendingRow:
