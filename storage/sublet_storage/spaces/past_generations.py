@@ -99,8 +99,6 @@ class PastGenerationCleaner:
         _see(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._after, "step": self._step}).fetchall()
         self._after = past[-1][0] if len(past) == self._step else 0
-        if not past:
-            return []
         return [each for each, filter in past if _delete(conn, guard, each, TopicFilter(filter))]
 
 
@@ -124,9 +122,10 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         found = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
         streams = [stream_id for stream_id, _ in found]
         parameters = {"generation": generation_id, "streams": streams}
-        behind = [TopicFilter(text) for (text,) in conn.execute(_BEHIND, parameters)]
-        if any(head for _, head in found) and any(each.intersects(filter) for each in behind):
-            return False
+        if any(head for _, head in found):
+            behind = conn.execute(_BEHIND, parameters).fetchall()
+            if any(TopicFilter(text).intersects(filter) for (text,) in behind):
+                return False
         if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
             return False
         conn.execute(_FINISHED, parameters)
