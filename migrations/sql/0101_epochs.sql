@@ -97,6 +97,14 @@ begin
    where space_id = p_space and lower_frontier is distinct from lower;
 end $$;
 
+-- Raise where it is no lease in seconds.
+create function check_lease(p_lease_s double precision) returns void language plpgsql immutable as $$
+begin
+  if not coalesce(p_lease_s between 0 and 604800, false) then
+    perform reject_message('a lease of ' || coalesce(p_lease_s::text, 'no') || ' s', 'it is of at most 604800', 'Shorten it.');
+  end if;
+end $$;
+
 -- The producer publishes only at or after one of p_least, from this call on. `outcome` is exactly one of
 --   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
 --   unknown    there is no such space (any more)
@@ -114,14 +122,12 @@ declare
   own jsonb;
 begin
   perform check_producer(p_producer);
-  if not coalesce(p_lease_s between 0 and 604800, false) then
-    perform reject_message('a lease of ' || coalesce(p_lease_s::text, 'no') || ' s', 'it is of at most 604800', 'Shorten it.');
-  elsif not coalesce(are_epoch_bounds(jsonb_build_object('has_unset', false, 'least', p_least, 'greatest', p_least)), false) then
+  perform check_lease(p_lease_s);
+  if not coalesce(are_epoch_bounds(jsonb_build_object('has_unset', false, 'least', p_least, 'greatest', p_least)), false) then
     perform reject_message('epochs ' || coalesce(left(p_least::text, 80), 'null'),
       'they are a list of 1 to 1000, each a list of as many numbers', 'Give such a list, as [[17]].');
   end if;
-  lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
-  perform pg_advisory_xact_lock(producer_lock(p_producer));
+  perform lock_producer(p_producer);
   select name, epoch_dimensions, lower_frontier, frontier_move_count into target from space
    where space_id = p_space and dropped_at is null for no key update;
   if not found then
@@ -165,7 +171,7 @@ end $$;
 -- Wait for what the producer is writing, and hold back what it writes next, until the end of the transaction.
 create function lock_producer(p_producer text) returns void language plpgsql security definer set search_path from current as $$
 begin
-  lock table space in row exclusive mode;
+  lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
   perform pg_advisory_xact_lock(producer_lock(p_producer));
 end $$;
 
@@ -175,9 +181,7 @@ create function renew_epochs(
   p_producer text, p_incarnation bigint, p_lease_s double precision, out spaces bigint[], out is_over boolean
 ) language plpgsql security definer set search_path from current as $$
 begin
-  if not coalesce(p_lease_s between 0 and 604800, false) then
-    perform reject_message('a lease of ' || coalesce(p_lease_s::text, 'no') || ' s', 'it is of at most 604800', 'Shorten it.');
-  end if;
+  perform check_lease(p_lease_s);
   with renewed as (
     update capability c set expires_at = clock_timestamp() + make_interval(secs => p_lease_s)
      where c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null

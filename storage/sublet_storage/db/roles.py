@@ -79,6 +79,7 @@ reject_message()          -       -      -       -       x
 append_block()            -       x      -       -       x
 check_block()             -       -      -       -       x
 check_producer()          -       -      -       -       x
+check_lease()             -       -      -       -       x
 register_producer()       -       x      -       -       x
 record_rejection()        -       -      -       -       x
 producer_lock()           -       -      -       -       x
