@@ -47,8 +47,9 @@ class World:
 
     def write(self, entry: LendingChange) -> Lending:
         (result,) = self.store.commit([GroupWrites(self.group, self.term, (entry,))])[0].results
-        rows = {row.stream_id: row for row in self.store.load(self.group, self.term)}
-        return result.lending or rows[entry.stream_id]
+        if result.lending is not None:
+            return result.lending
+        return next(row for row in self.store.load(self.group, self.term) if row.stream_id == entry.stream_id)
 
     def lend(self, stream_id: int, session: str | None = "etl", epoch: int | None = None) -> Lending:
         return self.write(GrantStream(stream_id, "b1", "host:1:x", session, "allocated", epoch))
