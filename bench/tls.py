@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
-import trustme
 
 from bench import _postgres as postgres
 from bench import _report as report
@@ -30,6 +29,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.feed_fetch import encode_heads_request
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules, access_tokens
+from tests.integration.tls_kit import HOST, Certificates
 from tests.kit import eventually
 
 VALUE_BYTES = 100
@@ -125,17 +125,13 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 def _sides(opened: contextlib.ExitStack, messages: int) -> dict[str, Side]:
     url = postgres.database(opened.enter_context(postgres.server()), 1)
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
-    authority, paths = trustme.CA(), {name: str(directory / name) for name in ("ca", "cert", "key")}
-    issued = authority.issue_cert("127.0.0.1")
-    Path(paths["key"]).touch(mode=0o600)
-    authority.cert_pem.write_to_path(paths["ca"])
-    issued.cert_chain_pems[0].write_to_path(paths["cert"])
-    issued.private_key_pem.write_to_path(paths["key"])
+    made = Certificates(directory / "tls")
+    certificate, key = made.write("node", HOST)
     with connect(url) as conn:
         for right in (Right.PUBLISH, Right.READ):
             access_rules.allow(conn, AccessRule(CALLER, right, TopicFilter("#")))
         token, _ = access_tokens.make_token(conn, CALLER, 86_400.0)
-    for name, value in (("SUBLET_TLS_CA", paths["ca"]), ("SUBLET_TOKEN", token.token.reveal())):
+    for name, value in (("SUBLET_TLS_CA", str(made.ca)), ("SUBLET_TOKEN", token.token.reveal())):
         os.environ[name] = value
         opened.callback(os.environ.pop, name)
     values = [
@@ -144,8 +140,8 @@ def _sides(opened: contextlib.ExitStack, messages: int) -> dict[str, Side]:
     ]
     found = {}
     for name in SIDES:
-        files = () if name == "plain" else ("--tls-cert", paths["cert"], "--tls-key", paths["key"])
-        command = ("leader", "--name", name, "--listen", "127.0.0.1:0", *files)
+        files = () if name == "plain" else ("--tls-cert", certificate, "--tls-key", key)
+        command = ("leader", "--name", name, "--listen", f"{HOST}:0", *files)
         log, extra = directory / f"{name}.log", {"SUBLET_DATABASE_URL": url}
         process = opened.enter_context(module("sublet.cli", *command, log=log, extra=extra))
         found[name] = Side(_address(process), values)

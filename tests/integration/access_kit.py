@@ -10,8 +10,17 @@ from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import allow, revoke
 from sublet_storage.groups.admin.access_tokens import make_token, revoke_token
+from tests.kit_nodes import Fleet
 
 DAY_S = 86_400.0
+
+
+def serve_asking(fleet: Fleet, conn: psycopg.Connection[Any]) -> str:
+    """Start a node that asks who calls, and return its address."""
+    fleet.extra = {"SUBLET_AUTH": "required"}
+    fleet.serve("n1")
+    ((address,),) = conn.execute("select address from node").fetchall()
+    return str(address)
 
 
 def rule(principal: str, right: Right, filter: str, group: str = "*") -> AccessRule:
@@ -40,4 +49,4 @@ def bearer(token: str | None) -> tuple[tuple[str, str], ...]:
     return () if token is None else (("authorization", f"Bearer {token}"),)
 
 
-__all__ = ["allow", "bearer", "expired_token", "revoke", "revoked_token", "rule", "token_of"]
+__all__ = ["allow", "bearer", "expired_token", "revoke", "revoked_token", "rule", "serve_asking", "token_of"]

@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.async_kit import Scene
@@ -31,6 +33,14 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
     with connect(database) as connection:
         reshard(connection, "default", 2)
         yield connection
+
+
+@pytest.fixture
+def server(server_home: Path) -> Iterator[EmbeddedPostgres]:
+    """One of the test's own, to be ended or hurt."""
+    with EmbeddedPostgres(server_home / "data") as server:
+        migrate(server.url)
+        yield server
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.groups.coordinator.session_names import release
 from sublet_storage.producer import Publisher
-from tests.integration.access_kit import allow, bearer, revoke, rule, token_of
+from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.feed_kit import stub
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -48,10 +48,13 @@ def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
 @pytest.fixture
 def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
     """Of a node that asks who calls."""
-    empty_fleet.extra = {"SUBLET_AUTH": "required"}
-    empty_fleet.serve("n1")
-    ((found,),) = conn.execute("select address from node").fetchall()
-    return str(found)
+    return serve_asking(empty_fleet, conn)
+
+
+@pytest.fixture(params=["database", "nodes"])
+def through(database: str, address: str, request: pytest.FixtureRequest) -> dict[str, Any]:
+    """How a session gets to its messages."""
+    return {"transport": request.param} | ({"nodes": [address]} if request.param == "nodes" else {"url": database})
 
 
 def is_known(address: str, token: str) -> bool:
@@ -85,19 +88,12 @@ def test_a_token_that_was_used_has_a_day(conn: psycopg.Connection[Any], address:
     eventually(lambda: conn.execute(used).fetchall() == [(tokens["spark"][4:12],)], WAIT_S)
 
 
-@pytest.mark.parametrize("transport", ["database", "nodes"])
 def test_a_member_with_the_right_consumes(
-    database: str,
-    conn: psycopg.Connection[Any],
-    address: str,
-    tokens: dict[str, str],
-    transport: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    database: str, through: dict[str, Any], tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(database, 100)
     monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
-    where = {"nodes": [address]} if transport == "nodes" else {"url": database}
-    with Session(GROUP, **where, transport=transport, name="s", starting_position="earliest", settings=FAST) as session:
+    with Session(GROUP, **through, name="s", starting_position="earliest", settings=FAST) as session:
         found = 0
 
         def all_came() -> bool:
@@ -121,33 +117,26 @@ def test_a_session_without_the_right_is_denied(
 
 
 @pytest.mark.conforms("X5")
-@pytest.mark.parametrize("transport", ["database", "nodes"])
 def test_a_sessions_name_is_not_another_principals(
-    database: str,
-    conn: psycopg.Connection[Any],
-    address: str,
-    tokens: dict[str, str],
-    transport: Any,
-    monkeypatch: pytest.MonkeyPatch,
+    conn: psycopg.Connection[Any], through: dict[str, Any], tokens: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether it is drawn in the database or at the node, until somebody releases it."""
-    where = {"nodes": [address]} if transport == "nodes" else {"url": database}
     monkeypatch.setenv("SUBLET_TOKEN", tokens["spark"])
-    with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as session:
+    with Session(GROUP, **through, name="etl", settings=FAST) as session:
         eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
         monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
         with pytest.raises((PermissionDenied, SubscriptionEnded), match=r"'etl' of .* is another principal's"):
-            open_and_poll(where, transport)
+            open_and_poll(through)
         assert polled(session) == 0
         assert len(session.assignment()) == 2
         release(conn, Subscription.parse(GROUP), "etl")
-        with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as other:
+        with Session(GROUP, **through, name="etl", settings=FAST) as other:
             eventually(lambda: polled(other) == 0 and len(other.assignment()) == 2, WAIT_S)
             assert "fenced" in poll_to_the_end(session)
 
 
-def open_and_poll(where: dict[str, Any], transport: Any) -> None:
-    with Session(GROUP, **where, transport=transport, name="etl", settings=FAST) as session:
+def open_and_poll(through: dict[str, Any]) -> None:
+    with Session(GROUP, **through, name="etl", settings=FAST) as session:
         eventually(lambda: polled(session) < 0, WAIT_S)
 
 

@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
-
-
-@pytest.fixture
-def server(server_home: Path) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(server_home / "data") as server:
-        migrate(server.url)
-        yield server
 
 
 @pytest.fixture

@@ -34,13 +34,6 @@ READ_ONLY = r"read-only.*default_transaction_read_only off.*Publish it again"
 
 
 @pytest.fixture
-def server(server_home: Path) -> Iterator[EmbeddedPostgres]:
-    with EmbeddedPostgres(server_home / "data") as server:
-        migrate(server.url)
-        yield server
-
-
-@pytest.fixture
 def database(server: EmbeddedPostgres) -> str:
     """Of a server of the test's own."""
     return server.url

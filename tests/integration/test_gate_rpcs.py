@@ -23,7 +23,7 @@ from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, token_of
+from tests.integration.access_kit import allow, bearer, expired_token, revoked_token, rule, serve_asking, token_of
 from tests.integration.feed_kit import batch
 from tests.kit_nodes import Fleet
 
@@ -108,10 +108,7 @@ def tokens(database: str, conn: psycopg.Connection[Any]) -> dict[str, str | None
 @pytest.fixture
 def address(empty_fleet: Fleet, tokens: dict[str, str | None], conn: psycopg.Connection[Any]) -> str:
     """Of a node that asks who calls."""
-    empty_fleet.extra = {"SUBLET_AUTH": "required"}
-    empty_fleet.serve("n1")
-    ((found,),) = conn.execute("select address from node").fetchall()
-    return str(found)
+    return serve_asking(empty_fleet, conn)
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from typing import Any
 
 import psutil
 import pytest
-import trustme
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
@@ -30,8 +29,10 @@ from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDR
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.source_counts import source_of
 from sublet_protocol.tls.files import TlsFiles
 from tests.integration.http_kit import Answer
+from tests.integration.tls_kit import Certificates
 from tests.kit import eventually
 
 WAIT_S = 60.0
@@ -312,13 +313,8 @@ def test_one_address_leaves_connections_for_others(port: Port) -> None:
 
 def test_handshakes_count_as_connections(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "HEAD_S", 10 * WAIT_S)  # none of them ends by itself
-    authority, key, certificate = trustme.CA(), tmp_path / "key", tmp_path / "crt"
-    issued = authority.issue_cert("127.0.0.1")
-    issued.private_key_pem.write_to_path(key)
-    key.chmod(0o600)
-    issued.cert_chain_pems[0].write_to_path(certificate)
-    port, context = Port(TlsFiles(str(certificate), str(key))), ssl.create_default_context()
-    authority.configure_trust(context)
+    made = Certificates(tmp_path / "tls")
+    port, context = Port(TlsFiles(*made.write("node", "127.0.0.1"))), ssl.create_default_context(cafile=made.ca)
 
     def ask(connection: socket.socket) -> bytes:
         with closing(context.wrap_socket(connection, server_hostname="127.0.0.1")) as encrypted:
@@ -345,7 +341,7 @@ def test_handshakes_count_as_connections(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_addresses_of_one_network_are_one(one: str, other: str, is_one: bool) -> None:
-    assert (server._source(one) == server._source(other)) is is_one
+    assert (source_of(one) == source_of(other)) is is_one
 
 
 def test_a_port_that_is_closed_waits_for_nobody(port: Port) -> None:

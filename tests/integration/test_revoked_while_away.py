@@ -16,7 +16,7 @@ from sublet_protocol.messages.agent_key import derive_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
-from tests.integration.access_kit import allow, bearer, revoke, rule, token_of
+from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.sharing_kit import LEADER
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -36,10 +36,7 @@ def token(conn: psycopg.Connection[Any]) -> str:
 @pytest.fixture
 def node(empty_fleet: Fleet, token: str, conn: psycopg.Connection[Any]) -> Iterator[grpc.Channel]:
     """One that asks who calls."""
-    empty_fleet.extra = {"SUBLET_AUTH": "required"}
-    empty_fleet.serve("n1")
-    ((address,),) = conn.execute("select address from node").fetchall()
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(serve_asking(empty_fleet, conn)) as channel:
         yield channel
 
 

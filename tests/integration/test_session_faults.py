@@ -90,7 +90,7 @@ def test_a_lost_reply_is_given_again_and_seen_once() -> None:
 
 
 @pytest.mark.conforms("R5")
-def test_a_bad_way_to_a_node_is_got_over() -> None:
+def test_a_bad_link_to_a_node_is_got_over() -> None:
     """Cut or slow: nothing is missed. Refused, or half open until calls are given up: told, and subscribed to again."""
 
     async def test() -> None:

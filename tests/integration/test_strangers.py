@@ -12,7 +12,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES
-from sublet_protocol.gate.open_calls import address_of
+from sublet_protocol.gate.open_calls import host_of
+from sublet_protocol.gate.source_counts import source_of
+from tests.integration.access_kit import serve_asking
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -22,10 +24,7 @@ WAIT_S = 30.0
 @pytest.fixture
 def node(empty_fleet: Fleet, conn: psycopg.Connection[Any]) -> Iterator[grpc.Channel]:
     """One that asks who calls."""
-    empty_fleet.extra = {"SUBLET_AUTH": "required"}
-    empty_fleet.serve("n1")
-    ((address,),) = conn.execute("select address from node").fetchall()
-    with grpc.insecure_channel(address) as channel:
+    with grpc.insecure_channel(serve_asking(empty_fleet, conn)) as channel:
         yield channel
 
 
@@ -81,6 +80,9 @@ def is_answered(health: Any, request: Any) -> bool:
 
 
 def test_an_address_is_one_without_its_port() -> None:
-    assert address_of("ipv4:10.0.0.1:4711") == "10.0.0.1"
-    assert address_of("ipv6:%5B2001:db8::1%5D:4711") == address_of("ipv6:[2001:db8::2]:5") == "2001:db8::/64"
-    assert address_of("unix:") == "unix:"
+    def source(peer: str) -> str:
+        return source_of(host_of(peer))
+
+    assert source("ipv4:10.0.0.1:4711") == "10.0.0.1"
+    assert source("ipv6:%5B2001:db8::1%5D:4711") == source("ipv6:[2001:db8::2]:5") == "2001:db8::/64"
+    assert source("unix:") == "unix:"

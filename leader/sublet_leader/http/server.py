@@ -15,7 +15,6 @@ import socket
 import ssl
 import sys
 import threading
-from collections import Counter
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +38,7 @@ from sublet_leader.http.settings import (
 )
 from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.gate.source_counts import SourceCounts
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class HttpServer:
             family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
             dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
         )
-        counts = _ConnectionCounts()
+        counts = SourceCounts()
         self._socket = _CountingListener(made, counts, is_refusing=encrypted is not None)
         self.where = ListenAddress(listen.host, int(self._socket.getsockname()[1]))
         config = uvicorn.Config(
@@ -126,36 +126,20 @@ def reloading_context(files: TlsFiles) -> ssl.SSLContext:
     return first
 
 
-class _ConnectionCounts:
-    """How many connections there are, from the moment that they are accepted, and from where."""
-
-    def __init__(self) -> None:
-        self._of_address: Counter[str] = Counter()
-
-    def add(self, host: str) -> None:
-        """One more from there."""
-        self._of_address[_source(host)] += 1
-
-    def remove(self, host: str) -> None:
-        """One less."""
-        source = _source(host)
-        self._of_address[source] -= 1
-        if not self._of_address[source]:
-            del self._of_address[source]
-
-    def excess(self, host: str) -> str | None:
-        """Return which limit a connection that is counted already is beyond."""
-        if self._of_address.total() > MAX_CONNECTIONS:
-            return f"{MAX_CONNECTIONS} others are connected, which is the limit. Try again."
-        if self._of_address[_source(host)] > MAX_CONNECTIONS_OF_ADDRESS:
-            return f"{MAX_CONNECTIONS_OF_ADDRESS} connections are from this address, which is the limit. Try again."
-        return None
+def _excess(counts: SourceCounts, host: str) -> str | None:
+    """Return which limit a connection from there that is counted already is beyond. Connections count from the moment
+    that they are accepted."""
+    if counts.total() > MAX_CONNECTIONS:
+        return f"{MAX_CONNECTIONS} others are connected, which is the limit. Try again."
+    if counts.count_from(host) > MAX_CONNECTIONS_OF_ADDRESS:
+        return f"{MAX_CONNECTIONS_OF_ADDRESS} connections are from this address, which is the limit. Try again."
+    return None
 
 
 class _CountingListener(socket.socket):
     """Counts what it accepts. `is_refusing`: closes what is beyond the limits, before any work is spent on it."""
 
-    def __init__(self, made: socket.socket, counts: _ConnectionCounts, *, is_refusing: bool) -> None:
+    def __init__(self, made: socket.socket, counts: SourceCounts, *, is_refusing: bool) -> None:
         super().__init__(made.family, made.type, made.proto, fileno=made.detach())
         self._counts, self._is_refusing = counts, is_refusing
 
@@ -164,7 +148,7 @@ class _CountingListener(socket.socket):
         while True:
             accepted, address = super().accept()
             connection = _CountedConnection(accepted, self._counts, address[0])
-            if not self._is_refusing or self._counts.excess(address[0]) is None:
+            if not self._is_refusing or _excess(self._counts, address[0]) is None:
                 return connection, address
             connection.close()
 
@@ -172,7 +156,7 @@ class _CountingListener(socket.socket):
 class _CountedConnection(socket.socket):
     """Counts until it is closed."""
 
-    def __init__(self, accepted: socket.socket, counts: _ConnectionCounts, host: str) -> None:
+    def __init__(self, accepted: socket.socket, counts: SourceCounts, host: str) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         self._counts, self._host, self._is_counted = counts, host, True
         counts.add(host)
@@ -185,24 +169,17 @@ class _CountedConnection(socket.socket):
             self._counts.remove(self._host)
 
 
-def _source(host: str) -> str:
-    address = ipaddress.ip_address(host.partition("%")[0])
-    if isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped is not None:
-        return host
-    return str(ipaddress.ip_network((address, 64), strict=False))
-
-
 class _BoundedProtocol(H11Protocol):
     """One connection: its head and its answer have their time, and there are so many of them and no more."""
 
-    def __init__(self, counts: _ConnectionCounts, **options: Any) -> None:
+    def __init__(self, counts: SourceCounts, **options: Any) -> None:
         super().__init__(**options)
         self._counts = counts
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._deadline = self.loop.call_later(HEAD_S, self._end_without_request)
-        if (limit := self._counts.excess(transport.get_extra_info("peername")[0])) is not None:
+        if (limit := _excess(self._counts, transport.get_extra_info("peername")[0])) is not None:
             self._refuse(503, limit)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -7,8 +7,6 @@ all for an address that has as many calls under way as it may. A watch of health
 from __future__ import annotations
 
 import asyncio
-import ipaddress
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +14,7 @@ from urllib.parse import unquote
 import grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES, OPEN_REQUEST_S
+from sublet_protocol.gate.source_counts import SourceCounts
 
 
 class OpenCalls:
@@ -23,7 +22,7 @@ class OpenCalls:
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
         self._request_s = request_s
-        self._of_address: Counter[str] = Counter()
+        self._counts = SourceCounts()
 
     def bound(self, handler: Any) -> Any:
         """Return the handler, of a method whose request is one, within the bounds."""
@@ -35,17 +34,15 @@ class OpenCalls:
         )
 
         async def call(requests: Any, context: Any) -> Any:
-            address = address_of(context.peer())
-            if self._of_address[address] >= MAX_OPEN_CALLS_OF_ADDRESS:
+            host = host_of(context.peer())
+            if self._counts.count_from(host) >= MAX_OPEN_CALLS_OF_ADDRESS:
                 text = f"{MAX_OPEN_CALLS_OF_ADDRESS} such calls from this address are under way, which is the limit"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
-            self._of_address[address] += 1
+            self._counts.add(host)
             try:
                 return await inner(await self._read(requests, context), context)
             finally:
-                self._of_address[address] -= 1
-                if not self._of_address[address]:
-                    del self._of_address[address]
+                self._counts.remove(host)
 
         return kind(call, handler.request_deserializer, handler.response_serializer)
 
@@ -65,13 +62,7 @@ class OpenCalls:
         return request
 
 
-def address_of(peer: str) -> str:
-    """Return the address in what gRPC says of a peer, without its port; of IPv6 the network that one customer has."""
+def host_of(peer: str) -> str:
+    """Return the address in what gRPC says of a peer, without its port; what has none as it is."""
     kind, _, where = unquote(peer).partition(":")
-    if kind not in ("ipv4", "ipv6"):
-        return peer
-    host = where.rpartition(":")[0].strip("[]").partition("%")[0]
-    found = ipaddress.ip_address(host)
-    if isinstance(found, ipaddress.IPv4Address) or found.ipv4_mapped is not None:
-        return host
-    return str(ipaddress.ip_network((found, 64), strict=False))
+    return where.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer

@@ -1,0 +1,44 @@
+"""How many of something are under way, by where they come from: one address, or of IPv6 the network of one customer."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+
+
+class SourceCounts:
+    """Counts by source; those that have none left are forgotten."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def add(self, host: str) -> None:
+        """One more from there."""
+        self._counts[source_of(host)] += 1
+
+    def remove(self, host: str) -> None:
+        """One less."""
+        source = source_of(host)
+        self._counts[source] -= 1
+        if not self._counts[source]:
+            del self._counts[source]
+
+    def count_from(self, host: str) -> int:
+        """Return how many there are from there."""
+        return self._counts[source_of(host)]
+
+    def total(self) -> int:
+        """Return how many there are in all."""
+        return self._counts.total()
+
+
+def source_of(host: str) -> str:
+    """Return the address, or of IPv6 its network of 64 bits, which is what one machine may have; what is no address, as
+    it is."""
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped is not None:
+        return host
+    return str(ipaddress.ip_network((address, 64), strict=False))
