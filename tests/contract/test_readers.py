@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,7 +17,8 @@ from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_leader.feed import fetch
-from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, ValueTooLarge
+from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, TimelineChanged, ValueTooLarge
+from sublet_protocol.domain.keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -110,6 +112,11 @@ def granted_of(conn: Connection, stream_id: int, position: int = 0, filter: str 
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
     return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position, grant_key=GRANT_KEY)
+
+
+def promote(conn: Connection) -> None:
+    """As if the database had gone over to another timeline."""
+    conn.execute("update timeline set number = number + 2, name = timeline_now()")
 
 
 def always(_: GrantedStream) -> bool:
@@ -370,3 +377,16 @@ def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: 
         drawn = [draw(*name) for draw in (reader.next_session_epoch, partial(next_session_epoch, connection)) * 2]
     assert drawn == sorted(set(drawn))
     reader.close()
+
+
+@pytest.mark.conforms("P10")
+def test_a_grant_of_a_former_timeline_reads_nothing(world: World, conn: Connection) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"a")
+    promote(conn)
+    granted = granted_of(conn, stream)
+    with contextlib.closing(world.reader()) as reader:
+        with pytest.raises(TimelineChanged, match=f"stream {stream} was granted on a former timeline"):
+            reader.fetch(granted, always)
+        granted.grant_id = TIMELINE_US
+        assert pages(reader, granted)

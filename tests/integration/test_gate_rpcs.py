@@ -65,7 +65,9 @@ REQUESTS: dict[str, Callable[[str], Any]] = {
     ),
     "History": lambda topic: pb.HistoryRequest(**V, filter=topic, starting_position="earliest", subscription_id="s"),
     "Follow": lambda topic: pb.FollowRequest(**V, filter=topic, starting_position="earliest", subscription_id="s"),
-    "Read": lambda topic: pb.FetchRequest(**V, stream_id=1, filter=topic, generation_id=1, limit_bytes=1000),
+    "Read": lambda topic: pb.FetchRequest(
+        **V, stream_id=1, filter=topic, generation_id=1, limit_bytes=1000, grant_id=1
+    ),
     "Heads": lambda topic: pb.HeadsRequest(**V, stream_ids=[1]),
     "SessionEpoch": lambda topic: pb.SessionEpochRequest(**V, subscription=f"$share/billing/{topic}", session="s"),
 }

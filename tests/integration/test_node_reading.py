@@ -184,6 +184,7 @@ def test_malformed_requests_are_refused_by_name(database: str) -> None:
         "filter": "#",
         "generation_id": 1,
         "limit_bytes": 1,
+        "grant_id": 1,
     }
     cases: list[tuple[str, Any, str, str]] = [
         ("Read", pb.FetchRequest(**good | {"stream_id": -1}), "stream_id -1", "UsageError"),
@@ -206,7 +207,7 @@ def test_malformed_requests_are_refused_by_name(database: str) -> None:
 def test_reads_are_bounded(database: str) -> None:
     with connect(database) as conn:
         stream = stream_of(conn, "default")
-    request = encode_fetch_request(FetchRequest(stream, 0, TopicFilter("#"), 1, 1))
+    request = encode_fetch_request(FetchRequest(stream, 0, TopicFilter("#"), 1, 1, 1))
     with contextlib.ExitStack() as stack:
         proxy = stack.enter_context(PostgresProxy(database))
         server = stack.enter_context(serving(proxy.url, FeedLimits(max_reads=2)))

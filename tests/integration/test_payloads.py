@@ -179,7 +179,9 @@ def test_a_spark_task_waits_for_the_place(
     from sublet_borrower.spark.common.columns import all_columns, to_arrow_schema
 
     place = (stream, granted_of(conn, stream).generation_id, 0, 2 * BLOCKS)
-    task = RangePartition(*place, "#", "eu", database, None, os.uname().nodename, fail_on_data_loss=True)
+    task = RangePartition(
+        *place, "#", "eu", database, None, os.uname().nodename, fail_on_data_loss=True, timeline_number=0
+    )
     schema = to_arrow_schema(all_columns())
     world.go_away()
     with monkeypatch.context() as impatient:

@@ -21,7 +21,14 @@ from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.domain.errors import InvalidSetting, PositionGone, RangeLost, SubscriptionEnded, Unavailable
+from sublet_protocol.domain.errors import (
+    InvalidSetting,
+    PositionGone,
+    RangeLost,
+    SubscriptionEnded,
+    TimelineChanged,
+    Unavailable,
+)
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin
@@ -416,7 +423,7 @@ def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connectio
         put(conn, stream, b"%d" % number)
     conn.execute("delete from block where stream_id = %s and end_offset <= 3", (stream,))
     partition = RangePartition(
-        stream, generation_of(conn, stream), 0, 10, "#", "default", database, None, "here", fail_on_data_loss=fails
+        stream, generation_of(conn, stream), 0, 10, "#", "default", database, None, "here", fails, timeline_number=0
     )
     schema = pa.schema([pa.field("offset", pa.int64())])
     if fails:
@@ -425,3 +432,15 @@ def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connectio
     else:
         offsets = [offset for batch in read_task(partition, schema) for offset in batch.column("offset").to_pylist()]
         assert offsets == list(range(3, 10))
+
+
+@pytest.mark.conforms("P10")
+def test_a_plan_of_a_former_timeline_fails_a_task(database: str, conn: Connection) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"a")
+    conn.execute("update timeline set number = number + 2, name = timeline_now()")
+    partition = RangePartition(
+        stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
+    )
+    with pytest.raises(TimelineChanged, match=f"stream {stream} was planned on a former timeline"):
+        list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))

@@ -51,7 +51,7 @@ def wired(message: Message) -> Any:
     return type(message).FromString(message.SerializeToString())
 
 
-@given(st.builds(FetchRequest, IDS, OFFSETS, FILTERS, IDS, IDS))
+@given(st.builds(FetchRequest, IDS, OFFSETS, FILTERS, IDS, IDS, IDS))
 def test_what_is_wanted_is_the_same_after_the_wire(wanted: FetchRequest) -> None:
     assert decode_fetch_request(wired(encode_fetch_request(wanted))) == wanted
 
@@ -74,7 +74,7 @@ def test_heads_and_epochs_are_the_same_after_the_wire(
 
 READ: dict[str, Any] = {
     "protocol_version": PROTOCOL_VERSION, "stream_id": 1, "position": 0, "filter": "#", "generation_id": 1,
-    "limit_bytes": 1,
+    "limit_bytes": 1, "grant_id": 1,
 }  # fmt: skip
 
 
@@ -89,6 +89,7 @@ EPOCH: dict[str, Any] = {"protocol_version": PROTOCOL_VERSION, "subscription": "
         (decode_fetch_request, pb.FetchRequest(**{**READ, "position": -1}), MalformedMessage, "position -1"),
         (decode_fetch_request, pb.FetchRequest(**{**READ, "generation_id": 0}), MalformedMessage, "generation_id 0"),
         (decode_fetch_request, pb.FetchRequest(**{**READ, "limit_bytes": 0}), MalformedMessage, "limit_bytes 0"),
+        (decode_fetch_request, pb.FetchRequest(**{**READ, "grant_id": 0}), MalformedMessage, "grant_id 0"),
         (decode_fetch_request, pb.FetchRequest(**{**READ, "filter": ""}), InvalidFilter, "filter ''"),
         (decode_fetch_request, pb.FetchRequest(**{**READ, "filter": "a/#/b"}), InvalidFilter, "filter 'a/#/b'"),
         (

@@ -20,6 +20,7 @@ from sublet_borrower.machine.agent import (
 )
 from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.settings import BorrowerSettings
+from sublet_protocol.domain.keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -28,6 +29,7 @@ from sublet_protocol.messages.borrower_leader import (
     RevokeFinished,
     ToBorrower,
 )
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
@@ -104,6 +106,10 @@ class SimulatedAgent(Process):
             self.alive = False
             self.wishes.clear()
             self.world.say(self.name, "CRASHES")
+
+    def may_read(self, grant_id: int) -> bool:
+        """As whoever reads a granted stream asks of the database that it is connected to."""
+        return not is_of_former_timeline(grant_id, self.simulation.store.timeline * TIMELINE_US)
 
     def receive(self, node: str, message: ToBorrower) -> None:
         self._happens(NodeMessageReceived(node, message))

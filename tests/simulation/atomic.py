@@ -111,7 +111,7 @@ class AtomicReading:
         granted, stream = work.granted, self._simulation.streams.streams[work.stream_id]
         if stream.generation.gone:
             granted.is_unreadable = True
-        if granted.is_unreadable or granted.is_aborted:
+        if granted.is_unreadable or granted.is_aborted or not self._agent.may_read(work.grant_id):
             return False
         if granted.next_run is None:
             return self._look(work)

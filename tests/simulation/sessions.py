@@ -120,7 +120,7 @@ class Session:
             work.stopping = work.beyond_head = True
             self._report(work)
             return
-        if not allowed or ready <= 0:
+        if not allowed or ready <= 0 or not agent.may_read(work.grant_id):
             self._later(rnd.uniform(0.2, 0.8), lambda: self._next(work))
             return
         count = rnd.randint(1, ready)

@@ -317,9 +317,8 @@ class WritingSession(Session):
     def _take_batch(self, work: GrantedWork) -> None:
         agent, granted = self._agent, work.granted
         head = self._simulation.streams.streams[work.stream_id].head
-        if head <= granted.next_read_offset or not agent.machine.may_start_call(
-            self._handle, granted.stream_id, granted.grant_id, agent.now
-        ):
+        may_start = agent.machine.may_start_call(self._handle, granted.stream_id, granted.grant_id, agent.now)
+        if head <= granted.next_read_offset or not may_start or not agent.may_read(granted.grant_id):
             return
         first, end = granted.next_read_offset, self._whims.randint(granted.next_read_offset + 1, head)
         work.since = granted.acknowledged_offset

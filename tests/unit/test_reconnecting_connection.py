@@ -23,6 +23,9 @@ class Connection:
     def close(self) -> None:
         self.closed = True
 
+    def timeline_number(self) -> int:
+        return 0
+
 
 class Server:
     """Where connections are made; `refusal`: why not."""

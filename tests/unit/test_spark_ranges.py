@@ -10,7 +10,7 @@ from sublet_borrower.spark.source.range_reader import MultiRangePartition, Range
 def ranges(*sizes: int) -> list[RangePartition]:
     """One of each stream, from offset 100 on."""
     return [
-        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", None, "here", True)
+        RangePartition(stream, 1, 100, 100 + size, "#", "default", "postgresql://", None, "here", True, 0)
         for stream, size in enumerate(sizes, 1)
     ]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -19,6 +19,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
+from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries
@@ -48,10 +49,11 @@ class DatabaseReader:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
         None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`, and
-        `PayloadUnavailable` of payloads outside of Postgres.
+        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`,
+        `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
-        page = self.query(
+        page = self._query_granted(
+            granted,
             lambda connection: message_log.fetch(
                 connection,
                 granted.stream_id,
@@ -59,17 +61,19 @@ class DatabaseReader:
                 filter=granted.filter,
                 generation_id=granted.generation_id,
                 limit_bytes=min(self._batch_bytes, granted.max_bytes or self._batch_bytes),
-            )
+            ),
         )
         taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if taken else None
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`."""
-        return self.query(
+        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`,
+        `TimelineChanged`."""
+        return self._query_granted(
+            granted,
             lambda connection: epoch_steps.read_block_summaries(
                 connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
-            )
+            ),
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
@@ -85,7 +89,14 @@ class DatabaseReader:
         """Close the connection."""
         self._reconnecting.close()
 
-    def query(self, read: Callable[[psycopg.Connection[Any]], _T]) -> _T | None:
+    def _query_granted(self, granted: GrantedStream, read: Callable[[BoundedConnection], _T]) -> _T | None:
+        def check_and_read(connection: BoundedConnection) -> _T:
+            check_granted_here(connection, granted.stream_id, granted.grant_id)
+            return read(connection)
+
+        return self.query(check_and_read)
+
+    def query(self, read: Callable[[BoundedConnection], _T]) -> _T | None:
         """Return the answer; None while the database is away, which is not tried again at once. A read changes nothing,
         so the caller can repeat it."""
         try:

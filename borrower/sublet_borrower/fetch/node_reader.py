@@ -79,10 +79,15 @@ class NodeReader:
 
         None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
         `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
-        `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
+        `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
         """
         wanted = FetchRequest(
-            granted.stream_id, granted.next_read_offset, granted.filter, granted.generation_id, self._batch_bytes
+            granted.stream_id,
+            granted.next_read_offset,
+            granted.filter,
+            granted.generation_id,
+            self._batch_bytes,
+            granted.grant_id,
         )
         page = self._attempt("Read", encode_fetch_request(wanted), lambda wire: _page(wanted, wire))
         taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)

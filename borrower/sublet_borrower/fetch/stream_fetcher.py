@@ -16,6 +16,7 @@ from sublet_protocol.domain.errors import (
     PoisonBlock,
     PositionBeyondHead,
     PositionGone,
+    TimelineChanged,
 )
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, EpochStep
@@ -104,15 +105,13 @@ class StreamFetcher:
         logged once; one that may be repaired is tried again."""
         try:
             found = read()
+        except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
+            unreadable = isinstance(error, PayloadUnreadable)
+            self._defer(granted, error, UNREADABLE_RETRY_S if unreadable else UNAVAILABLE_RETRY_S)
+            return None
         except (PoisonBlock, PositionBeyondHead) as error:
             if self._assignment.end_unreadable(granted, error):
                 log.warning("%s: %s All other streams go on.", self._subscription, error)
-            return None
-        except PayloadUnreadable as error:
-            self._defer(granted, error, UNREADABLE_RETRY_S)
-            return None
-        except PayloadUnavailable as error:
-            self._defer(granted, error, UNAVAILABLE_RETRY_S)
             return None
         except PositionGone as error:
             granted.is_unreadable = True

@@ -72,9 +72,10 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
 @dataclass(frozen=True, slots=True)
 class StartedRange:
     """What may be begun: messages of what is planned from `position` on that match the filter; of a group that is
-    atomic those of the step."""
+    atomic those of the step. `grant_id`: under which the stream is held now."""
 
     planned: PlannedRange
+    grant_id: int
     position: int
     generation_id: int
     filter: str
@@ -147,7 +148,7 @@ class PlannerStream:
         if self.in_doubt is None or not self.is_plan_saved or (self.step_planner is not None and self.step is None):
             return None
         grant, planned = self.grant, PlannedRange.from_in_doubt(self.grant.stream_id, self.in_doubt)
-        return StartedRange(planned, self.position, grant.generation_id, grant.filter, self.step)
+        return StartedRange(planned, grant.grant_id, self.position, grant.generation_id, grant.filter, self.step)
 
     @property
     def known_end(self) -> int:

@@ -9,7 +9,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import psycopg
 
@@ -24,7 +24,7 @@ RECEIVE_TIMEOUT_S = 45.0
 """A server that gives no answer for so long is taken for lost."""
 
 _T = TypeVar("_T")
-Work = Callable[[psycopg.Connection[Any]], _T]
+Work = Callable[[BoundedConnection], _T]
 
 
 class DatabaseThreads:

@@ -17,7 +17,9 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.groups.admin.access_snapshot import groups_of_streams
+from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 
 PAGE_BYTES = 8 << 20
@@ -45,9 +47,10 @@ def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids:
     ]
 
 
-def fetch_page(conn: psycopg.Connection[Any], wanted: FetchRequest) -> FetchedPage | PageGone:
-    """Return what follows in the stream. Raises `PositionBeyondHead`, `NotFound`, and `ValueTooLarge` for a message
-    that cannot be sent."""
+def fetch_page(conn: BoundedConnection, wanted: FetchRequest) -> FetchedPage | PageGone:
+    """Return what follows in the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
+    `ValueTooLarge` for a message that cannot be sent."""
+    check_granted_here(conn, wanted.stream_id, wanted.grant_id)
     try:
         page = message_log.fetch(
             conn,

@@ -40,7 +40,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
-from sublet_storage.db.bounded_connection import timeline_of
+from sublet_storage.db.bounded_connection import BoundedConnection, timeline_of
 from sublet_storage.groups.coordinator import session_names
 from sublet_storage.log import fetch as message_log
 
@@ -149,7 +149,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Serve a page of a granted stream."""
         caller = self._gate.caller()
 
-        def fetch(conn: psycopg.Connection[Any], wanted: feed_fetch.FetchRequest) -> Any:
+        def fetch(conn: BoundedConnection, wanted: feed_fetch.FetchRequest) -> Any:
             check_may_fetch(conn, caller, wanted)
             return fetch_page(conn, wanted)
 
@@ -192,7 +192,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         request: Any,
         context: Any,
         decode: Callable[[Any], _Asked],
-        work: Callable[[psycopg.Connection[Any], _Asked], _Found],
+        work: Callable[[BoundedConnection, _Asked], _Found],
         encode: Callable[[_Found], Any],
     ) -> Any:
         """Return a call of a member. It counts until its work is over, also where the client has gone."""

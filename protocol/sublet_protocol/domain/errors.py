@@ -250,6 +250,10 @@ class PositionBeyondHead(Conflict):
     restored, or a standby was promoted."""
 
 
+class TimelineChanged(PositionBeyondHead):
+    """What is being read was granted, or planned, on a former timeline of the database."""
+
+
 class SubscriptionEnded(SubletError):
     """The group grants this session nothing any more; `reason` is why."""
 

@@ -1,4 +1,5 @@
-"""Keys: random bytes by which their holder proves a right, and which are shown nowhere."""
+"""Ids of grants, which say on which timeline of the database they were drawn, and keys: random bytes by which their
+holder proves a right, and which are shown nowhere."""
 
 from __future__ import annotations
 
@@ -8,6 +9,15 @@ import secrets
 from typing import NoReturn, Self
 
 from sublet_protocol.domain.secret import MASK
+
+TIMELINE_US = 1 << 52
+"""By so much each timeline of the database is ahead of the one before in terms and grant ids, whatever its clock says:
+for longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
+
+
+def timeline_number(drawn: int) -> int:
+    """Return the number of the timeline, from 0, on which a term or grant id was drawn."""
+    return drawn // TIMELINE_US
 
 
 class Key:

@@ -20,13 +20,15 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most."""
+    """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most; under which
+    grant."""
 
     stream_id: int
     position: int
     filter: TopicFilter
     generation_id: int
     limit_bytes: int
+    grant_id: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
         filter=wanted.filter.text,
         generation_id=wanted.generation_id,
         limit_bytes=wanted.limit_bytes,
+        grant_id=wanted.grant_id,
     )
 
 
@@ -75,6 +78,7 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
         TopicFilter(wire.filter),
         check_number("generation_id", wire.generation_id, least=1),
         check_number("limit_bytes", wire.limit_bytes, least=1),
+        check_number("grant_id", wire.grant_id, least=1),
     )
 
 

@@ -584,20 +584,22 @@ class FeedGone(_message.Message):
     def __init__(self, oldest: _Optional[int] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "stream_id", "position", "filter", "generation_id", "limit_bytes")
+    __slots__ = ("protocol_version", "stream_id", "position", "filter", "generation_id", "limit_bytes", "grant_id")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     STREAM_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     FILTER_FIELD_NUMBER: _ClassVar[int]
     GENERATION_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    GRANT_ID_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     stream_id: int
     position: int
     filter: str
     generation_id: int
     limit_bytes: int
-    def __init__(self, protocol_version: _Optional[int] = ..., stream_id: _Optional[int] = ..., position: _Optional[int] = ..., filter: _Optional[str] = ..., generation_id: _Optional[int] = ..., limit_bytes: _Optional[int] = ...) -> None: ...
+    grant_id: int
+    def __init__(self, protocol_version: _Optional[int] = ..., stream_id: _Optional[int] = ..., position: _Optional[int] = ..., filter: _Optional[str] = ..., generation_id: _Optional[int] = ..., limit_bytes: _Optional[int] = ..., grant_id: _Optional[int] = ...) -> None: ...
 
 class FetchReply(_message.Message):
     __slots__ = ("start", "position", "head", "closed", "messages", "gone")

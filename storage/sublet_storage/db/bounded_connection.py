@@ -19,7 +19,8 @@ from typing import Any, TypeVar
 import psycopg
 from psycopg.abc import PQGen
 
-from sublet_protocol.domain.errors import PositionBeyondHead
+from sublet_protocol.domain.errors import PositionBeyondHead, TimelineChanged
+from sublet_protocol.domain.keys import timeline_number
 
 _T = TypeVar("_T")
 
@@ -35,10 +36,19 @@ class BoundedConnection(psycopg.Connection[Any]):
     timeline: str | None = None
     """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
     user may not see it."""
+    _timeline_number: int | None = None
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         _connections.add(self)
+
+    def timeline_number(self) -> int:
+        """Return the number of the server's timeline, see `sublet_protocol.domain.keys`. The schema has to be there;
+        the server is asked once."""
+        if self._timeline_number is None:
+            ((ahead,),) = self.execute("select timeline_ahead()").fetchall()
+            self._timeline_number = timeline_number(ahead)
+        return self._timeline_number
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
         """As the base class, which resumes the generator now and then while nothing comes."""
@@ -96,4 +106,13 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, wh
             f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
             " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "
             f"message was lost, take `timeline` out of {what}."
+        )
+
+
+def check_timeline_number(connection: BoundedConnection, number: int, what: str) -> None:
+    """Raise `TimelineChanged` where `what`, from which is read on, is of an earlier timeline than the server is on."""
+    if number < connection.timeline_number():
+        raise TimelineChanged(
+            f"{what} on a former timeline of the database: a standby was promoted, or a backup restored, and at its "
+            "offsets may lie other messages now."
         )

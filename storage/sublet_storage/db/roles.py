@@ -115,7 +115,7 @@ next_session_epoch()      -       -      x       -       x
 last_session_epoch()      -       -      -       x       x
 is_session()              -       -      -       -       x
 timeline_now()            -       -      -       x       x
-timeline_ahead()          -       -      -       x       x
+timeline_ahead()          -       -      x       x       x
 create_partition()        -       -      -       x       x
 refuse_isolation()        -       -      -       -       -
 note_access()             -       -      -       -       -

@@ -18,9 +18,10 @@ from psycopg import sql
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.keys import GrantKey, timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
 from sublet_storage.db.connect import schema_name
 from sublet_storage.spaces.space_queries import read_generation_filters
 
@@ -172,6 +173,12 @@ def was_committed(
                 "Try again."
             )
         time.sleep(POLL_INTERVAL_S)
+
+
+def check_granted_here(conn: BoundedConnection, stream_id: int, grant_id: int) -> None:
+    """Raise `TimelineChanged` where the stream was granted on a former timeline of the database: what follows there on
+    what was read may be something else on this one. The group's first leader on this one grants it anew."""
+    check_timeline_number(conn, timeline_number(grant_id), f"stream {stream_id} was granted")
 
 
 def read_position(

@@ -126,18 +126,25 @@ class Deliveries:
         holder = self._holder.setdefault((*key, call.grant_id), agent)
         if holder != agent:
             raise Violation(f"{call}: the grant is {holder}'s")
+        is_atomic = self._lives[call.group_id].group.options.atomic
+        if (*key, call.grant_id) in self._ended:  # however that came, it reads what is on this timeline
+            self._check_order(call, work, is_atomic)
         if self._cannot_know(call):
             self.unaware += 1
             return False
         self._check_row(call)
-        self.order.check_call(f"{call} begins", key, offsets)
-        if self._lives[call.group_id].group.options.atomic:
+        self._check_order(call, work, is_atomic)
+        if is_atomic:
             self._epochs.call_started(key, offsets)
-        elif (offsets[0] if work.since is None else work.since) > self.consumed(*key):
-            raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
         self._note(key, call)
         self._simulation.world.say(agent, call)
         return True
+
+    def _check_order(self, call: Call, work: Work, is_atomic: bool) -> None:
+        key = call.group_id, call.stream_id
+        self.order.check_call(f"{call} begins", key, call.offsets)
+        if not is_atomic and (call.offsets[0] if work.since is None else work.since) > self.consumed(*key):
+            raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
 
     def call_finished(self, work: Work, offsets: Sequence[int]) -> None:
         key = work.group_id, work.stream_id

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.keys import TIMELINE_US, GrantKey
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -31,7 +31,6 @@ from sublet_storage.groups.model.history_records import (
 )
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
-    TIMELINE_US,
     LendingRow,
     LendingTransition,
     StreamFacts,

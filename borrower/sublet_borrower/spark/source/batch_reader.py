@@ -47,23 +47,26 @@ class SubletBatchReader(DataSourceReader):
         url = driver_url(o.url, o.data_dir, o.credentials)
         check_database_exists(url, o.data_dir)
         found = resolve_database(url, o.data_dir)
-        tasks = [self._task(offset_range, found) for offset_range in self._pushed.prune(self._offset_ranges(found))]
+        ranges, number = self._offset_ranges(found)
+        tasks = [self._task(offset_range, found, number) for offset_range in self._pushed.prune(ranges)]
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
-    def _offset_ranges(self, database: DatabaseLocation) -> list[OffsetRange]:
+    def _offset_ranges(self, database: DatabaseLocation) -> tuple[list[OffsetRange], int]:
+        """Return the ranges, and the number of the timeline they are of."""
         o = self._options
         with connect(database.url, application_name="sublet spark") as conn:
             if o.space is not None:
                 _check_space(o.space, {space.name for space in list_spaces(conn, include_dropped=True)})
             there = list_offset_ranges(conn, topics.TopicFilter.parse(o.filter), o.start, o.end)
+            number = conn.timeline_number()
         of_space = [offset_range for offset_range in there if o.space in (None, offset_range.space)]
-        return of_space if o.epochs is None else keep_ranges_with_epochs(of_space)
+        return of_space if o.epochs is None else keep_ranges_with_epochs(of_space), number
 
-    def _task(self, offset_range: OffsetRange, database: DatabaseLocation) -> RangePartition:
+    def _task(self, offset_range: OffsetRange, database: DatabaseLocation, number: int) -> RangePartition:
         return RangePartition(
             stream_id=offset_range.stream_id,
             generation_id=offset_range.generation_id,
@@ -77,6 +80,7 @@ class SubletBatchReader(DataSourceReader):
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
             predicate=self._wanted(),
+            timeline_number=number,
             data_dir=None if database.data_dir is None else str(database.data_dir),
         )
 

@@ -46,7 +46,7 @@ FREED_BYTES = 31 * 1024 * 1024
 class RangePartition(InputPartition):
     """Messages [start, end) of a stream that match a filter; with `step` those of its epochs. `address`, `credentials`:
     of the database, see `task_url`; `driver_host`: the machine that named it. `fail_on_data_loss`: whether messages
-    that retention has taken are an error.
+    that retention has taken are an error. `timeline_number`: of the database where they were planned.
 
     `predicate`: only these of them. `data_dir`: of the embedded server that the task needs and keeps running.
     """
@@ -61,6 +61,7 @@ class RangePartition(InputPartition):
     schema_name: str | None
     driver_host: str
     fail_on_data_loss: bool
+    timeline_number: int
     step: EpochStep | None = None
     predicate: MessagePredicate | None = None
     data_dir: str | None = None
@@ -127,7 +128,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     none.
 
     While Spark takes one page, the next is read. A database that is away for a while is waited for. Raises
-    `PositionGone`, `PositionBeyondHead`, `DatabaseUnreachable`.
+    `PositionGone`, `PositionBeyondHead`, `TimelineChanged`, `DatabaseUnreachable`.
     """
     ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
     pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
@@ -222,10 +223,12 @@ def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
 
 def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int) -> LogPage:
     from sublet_borrower.spark.common.columns import FEW_ROWS
+    from sublet_storage.db.bounded_connection import check_timeline_number
     from sublet_storage.log import fetch as message_log
 
     def attempt() -> LogPage:
         with _connection(partition) as connection:
+            check_timeline_number(connection, partition.timeline_number, f"stream {partition.stream_id} was planned")
             return message_log.fetch(
                 connection,
                 partition.stream_id,

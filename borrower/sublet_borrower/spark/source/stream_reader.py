@@ -44,6 +44,7 @@ from sublet_borrower.spark.source.offsets import (
 )
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
 from sublet_protocol.domain.errors import RangeLost
+from sublet_protocol.domain.keys import timeline_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -212,6 +213,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
                 step=one.step,
+                timeline_number=timeline_number(one.grant_id),
             )
 
 

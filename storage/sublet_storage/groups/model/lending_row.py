@@ -12,15 +12,11 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.keys import GrantKey, timeline_number
 from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
-
-TIMELINE_US = 1 << 52
-"""By so much each timeline of the database is ahead of the one before in terms and ids, whatever its clock says: for
-longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +135,7 @@ def next_id(last: int, now_us: int) -> int:
 
 def is_of_former_timeline(grant_id: int, term: int) -> bool:
     """Whether nothing was granted under that row on the timeline of this term, but perhaps on the one before."""
-    return grant_id > 0 and grant_id // TIMELINE_US < term // TIMELINE_US
+    return grant_id > 0 and timeline_number(grant_id) < timeline_number(term)
 
 
 def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingTransition:
