@@ -46,9 +46,9 @@ class World:
     def __init__(self, database: str, proxy: PostgresProxy) -> None:
         self.database, self.proxy = database, proxy
 
-    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> GrantedStreamReader:
+    def reader(self, max_batch_bytes: int = BATCH_BYTES, timeout_s: float = TIMEOUT_S) -> GrantedStreamReader:
         """Another reader."""
-        return DatabaseReader(self.proxy.url, max_batch_bytes, TIMEOUT_S)
+        return DatabaseReader(self.proxy.url, max_batch_bytes, timeout_s)
 
     def go_away(self) -> None:
         """Nobody answers any more."""
@@ -71,8 +71,8 @@ class NodeWorld(World):
         self._server.start()
         self.address = self._server.address
 
-    def reader(self, max_batch_bytes: int = BATCH_BYTES) -> GrantedStreamReader:
-        return NodeReader([self.address], max_batch_bytes, TIMEOUT_S)
+    def reader(self, max_batch_bytes: int = BATCH_BYTES, timeout_s: float = TIMEOUT_S) -> GrantedStreamReader:
+        return NodeReader([self.address], max_batch_bytes, timeout_s)
 
     def go_away(self) -> None:
         self._server.stop()
@@ -183,10 +183,11 @@ def test_a_large_block_comes_in_several_pages(reader: GrantedStreamReader, conn:
     assert values(found) == [bytes([number]) * MB for number in range(1, 20)]
 
 
-def test_a_message_of_twenty_megabytes_is_read(reader: GrantedStreamReader, conn: Connection) -> None:
+def test_a_message_of_twenty_megabytes_is_read(world: World, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"before", b"x" * 20 * MB, b"after")
-    found = values(pages(reader, granted_of(conn, stream)))
+    with contextlib.closing(world.reader(timeout_s=WAIT_S)) as reader:
+        found = values(pages(reader, granted_of(conn, stream)))
     assert [(len(value), value[:1]) for value in found] == [(6, b"b"), (20 * MB, b"x"), (5, b"a")]
 
 
