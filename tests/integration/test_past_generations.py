@@ -217,6 +217,24 @@ def test_exported_progress_outlives_deleted_streams(house: House, on_data_loss: 
 
 
 @pytest.mark.conforms("E39", "A4")
+def test_streams_that_ended_hinder_no_copy(house: House) -> None:
+    """Neither one that was read to its end when it was exported, nor a row that has lost its stream."""
+    house.renew()
+    stream = house.ended()
+    house.renew()
+    conn, group = house.conn, house.group.group_id
+    conn.execute("update lending set status = 'free' where stream_id = %s", (stream,))  # before the leader sees its end
+    progress = progress_transfer.read_progress(conn, house.group)
+    house.forget(stream, had_messages=False)
+    conn.execute("insert into lending (group_id, stream_id, position) values (%s, %s, 0)", (group, stream))
+    conn.execute("update space set lost_stream = %s", (stream,))  # as by one with messages, in another space
+    imported, cloned = (Subscription.parse(f"$share/{name}/#") for name in ("imported", "cloned"))
+    with conn.transaction():
+        progress_transfer.create_from_progress(conn, imported, GroupOptions(), progress, "imported")
+        progress_transfer.clone(conn, GROUP, cloned, "x")
+
+
+@pytest.mark.conforms("E39", "A4")
 def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
     """A pass of housekeeping waits for its transaction, and keeps what the new group has not noticed."""
     house.renew()

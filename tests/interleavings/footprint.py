@@ -10,7 +10,7 @@ import psycopg
 
 from sublet_storage.db.connect import schema_name
 
-_READS = re.compile(r"select(?!.*\bfor (no key )?(update|share))(?!.*\w_(lock|block|epochs|lease)\(|.*advance)")
+_READS = re.compile(r"select(?!.*\bfor (no key |key )?(update|share))(?!.*\w_(lock|block|epochs|lease)\(|.*advance)")
 _TOUCHES_ALL = re.compile(r"create |alter |drop |.*advisory", re.IGNORECASE)
 
 _TABLES = """

@@ -58,6 +58,9 @@ select exists (
   select from lending l join stream s using (stream_id)
    where l.stream_id = any(%(streams)s::bigint[]) and l.unfinished and (l.status <> 'free' or l.position <> s.head))"""
 
+# Not waited for: a leader that makes rows for its streams may wait for rows that are locked here.
+_LOCK = "select from generation where generation_id = %(generation)s for update skip locked"
+
 _CHILDREN = """
 select stream_id from stream where parents && %(streams)s::bigint[] order by stream_id for no key update"""
 
@@ -129,9 +132,9 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
             return False
         conn.execute(_FINISHED, parameters)
-        if conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
-            return False  # by a reset, since
         children = [stream_id for (stream_id,) in conn.execute(_CHILDREN, parameters).fetchall()]
+        if not conn.execute(_LOCK, parameters).rowcount or conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
+            return False  # since: from here on its streams get no more rows
         conn.execute(_INHERIT, {**parameters, "children": children})
         conn.execute(_FLOOR, parameters)
         for statement in _DELETE:

@@ -31,7 +31,8 @@ select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desir
   from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
-# `oldest` states by a value what the server cannot know of a column: how few generations are newer.
+# `oldest` states by a value what the server cannot know of a column: how few generations are newer. They are
+# locked, so that none is deleted before the rows are committed; one that is being deleted is waited for, and left out.
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
@@ -43,6 +44,7 @@ select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 
   join stream s on s.generation_id = n.generation_id
   left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
  where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
+   for key share of n
     on conflict do nothing
 returning l.group_id, l.stream_id, l.status"""
 
