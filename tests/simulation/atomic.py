@@ -117,6 +117,7 @@ class AtomicReading:
             return self._look(work)
         step, run = granted.next_run
         start, end = granted.next_read_offset, self._world.random.randint(granted.next_read_offset + 1, run.end)
+        work.read_at = self._world.now
         beyond = min(end + self._world.random.randint(0, 2), stream.head)
         if granted.advance_read(start, beyond, stream.head) and not granted.add_page(
             self._page(work, start, beyond), step, run

@@ -11,7 +11,7 @@ BEYOND_HEAD = "beyond the head"
 @dataclass(slots=True)
 class Work:
     """A stream installed in a session: everything before `position` is done. `busy`: a call runs. `since`:
-    what follows from there on is in calls that run."""
+    what follows from there on is in calls that run. `read_at`: when it was last read; None: whenever a call begins."""
 
     group_id: int
     stream_id: int
@@ -20,3 +20,4 @@ class Work:
     busy: bool = field(default=False, kw_only=True)
     over: bool = field(default=False, kw_only=True)
     since: int | None = field(default=None, kw_only=True)
+    read_at: float | None = field(default=None, kw_only=True)

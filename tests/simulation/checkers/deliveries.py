@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TYPE_CHECKING
 
 from sublet_borrower.planner.planned_ranges import StartedRange
@@ -48,6 +49,7 @@ class Deliveries:
         self._done: dict[Key, int] = {}
         self._reset: dict[Key, int] = {}
         self._ended: set[tuple[int, int, int]] = set()
+        self._failed_over_at = 0.0
         self.order = Order(simulation, lives, self._is_over)
         self._unheard_s = simulation.lease_s + simulation.trust_s / (1 - MAX_DRIFT)
 
@@ -89,6 +91,7 @@ class Deliveries:
         self.order.failed_over()
         self._seen.clear()
         self._done = saved
+        self._failed_over_at = self._simulation.world.now
         if fenced:
             self._ended |= self.order.granted()
 
@@ -119,15 +122,16 @@ class Deliveries:
         return self.consumed(*key) > last
 
     def call_started(self, agent: str, work: Work, offsets: Sequence[int]) -> bool:
-        """A grant has one holder; a call begins only while the row says so; the order of each key is kept; no
-        message is left out. False: it counts for nothing."""
+        """A grant has one holder; a call begins only while the row says so; the order of each key is kept, and no
+        message is left out, also of what was read after the failover that ended its grant. False: it counts for
+        nothing."""
         key = work.group_id, work.stream_id
         call = Call(*key, work.grant_id, agent, offsets)
         holder = self._holder.setdefault((*key, call.grant_id), agent)
         if holder != agent:
             raise Violation(f"{call}: the grant is {holder}'s")
         is_atomic = self._lives[call.group_id].group.options.atomic
-        if (*key, call.grant_id) in self._ended:  # however that came, it reads what is on this timeline
+        if (*key, call.grant_id) in self._ended and (work.read_at or inf) > self._failed_over_at:
             self._check_order(call, work, is_atomic)
         if self._cannot_know(call):
             self.unaware += 1
