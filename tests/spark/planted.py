@@ -6,6 +6,7 @@ database is SUBLET_DATABASE_URL's.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tests.spark.query import say
 from tests.spark.session import spark_session
 
 COUNT = 40
+log = logging.getLogger("users.program")
 
 
 def main(place: str) -> None:
@@ -51,6 +53,11 @@ def main(place: str) -> None:
     while running.status().message_count < COUNT and not running.wait(0.2):
         pass
     say(f"resident {sum(task.summary.messages for task in running.drain())}")
+    failing = consume(spark, "$share/failing/t", fail, tasks=1, starting_position="earliest")
+    try:
+        failing.result()
+    except Exception as error:  # noqa: BLE001 whatever comes of it
+        say(f"failed: {error}")
     for option, value in (("url", os.environ["SUBLET_DATABASE_URL"]), ("password", os.environ["PGPASSWORD"])):
         try:
             spark.read.format("sublet").option(option, value).load().count()
@@ -74,8 +81,19 @@ def to_its_end(writer: Any, checkpoint: Path) -> Any:
 
 
 def work(batch: Any) -> None:
-    """Fails once, so that its error is reported."""
+    """Logs the database's URL, and an exception that has it in its text, in the worker."""
     say(repr(batch))
+    url = os.environ["SUBLET_DATABASE_URL"]
+    log.warning("logged in a worker: %s", url)
+    try:
+        raise ValueError(f"raised in a worker: {url}")
+    except ValueError:
+        log.exception("caught")
+
+
+def fail(batch: Any) -> None:
+    """Ends its task with an exception that has the database's URL in its text."""
+    raise ValueError(f"ended a task: {os.environ['SUBLET_DATABASE_URL']}")
 
 
 if __name__ == "__main__":

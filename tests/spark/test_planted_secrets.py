@@ -87,6 +87,8 @@ def test_no_planted_secret_is_anywhere(database: str, tmp_path: Path) -> None:
     output = application.output()
     for done in (f"history {COUNT}", f"guarded {COUNT}", f"resident {COUNT}", "done"):
         assert done in output, output[-5000:]
+    for logged in ("logged in a worker: ***", "ValueError: raised in a worker: ***", "ended a task: ***"):
+        assert logged in output, output[-5000:]
     assert output.count("refused: ") == 2 == output.count("or by credentials file:PATH"), output[-5000:]
     assert any(b"tests.spark.planted" in line for line in lines)
     assert not [line for line in lines if PLANTED.encode() in line]

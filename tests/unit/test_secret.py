@@ -17,7 +17,13 @@ import pytest
 
 from sublet.cli.base.json_logging import JsonFormatter
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, SecretFilter, hide_secrets, secret_setting
+from sublet_protocol.domain.secret import (
+    Secret,
+    SecretFilter,
+    hide_secrets,
+    hide_secrets_in_records,
+    secret_setting,
+)
 
 ROOT = Path(__file__).parents[2]
 VALUE = 'pl"nted\\ s3cret'
@@ -135,6 +141,39 @@ def test_a_log_line_is_without_known_secrets(formatter: logging.Formatter) -> No
     assert "s3cret" not in line, secret
     assert "it is ***" in line
     assert "ValueError: ***" in line
+
+
+def test_records_are_without_secrets_for_all_handlers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also for Python's own, which writes where nobody has made one. Others' records stay as they are."""
+    secret, log = Secret(VALUE), logging.getLogger("elsewhere")
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign, assignment]
+    before = logging.getLogRecordFactory()
+    try:
+        hide_secrets_in_records()
+        made = logging.getLogRecordFactory()
+        hide_secrets_in_records()
+        assert logging.getLogRecordFactory() is made, "again is harmless"
+        log.addHandler(handler)
+        log.propagate = False
+        for text in (VALUE, "harmless"):
+            try:
+                raise ValueError(text)
+            except ValueError:
+                log.exception("it is %s", text)
+        log.error("%d", "does not fit")
+        logging.lastResort.handle(records[0])  # type: ignore[union-attr]
+    finally:
+        logging.setLogRecordFactory(before)
+        log.removeHandler(handler)
+        log.propagate = True
+    hidden, harmless, unfit = records
+    assert (hidden.getMessage(), hidden.exc_info) == ("it is ***", None), secret
+    assert "ValueError: ***" in capsys.readouterr().err
+    assert harmless.exc_info, "a handler may look at it"
+    assert (harmless.args, harmless.exc_info[0]) == (("harmless",), ValueError)
+    assert unfit.args == ("does not fit",)
 
 
 def test_a_setting_is_a_variable_or_a_file(tmp_path: Path) -> None:

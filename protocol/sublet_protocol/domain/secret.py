@@ -6,6 +6,7 @@ so that a new password takes effect at the next connection.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import logging
 import os
@@ -118,6 +119,37 @@ class SecretFilter(logging.Filter):
                 name: hide_secrets(value) if isinstance(value, str) else value for name, value in fields.items()
             }
         return True
+
+
+class _HidingRecordFactory:
+    """Makes log records of which those that have a known secret have `***` in its place."""
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make(*args, **kwargs)
+        with contextlib.suppress(Exception):  # arguments that do not fit: the handler reports that
+            _hide_in(record)
+        return record
+
+
+def _hide_in(record: logging.LogRecord) -> None:
+    """Records without a secret stay as they are: handlers may look at their arguments and exception."""
+    message = record.getMessage()
+    if (hidden := hide_secrets(message)) != message:
+        record.msg, record.args = hidden, None
+    if record.exc_info and record.exc_info[0]:
+        text = logging.Formatter().formatException(record.exc_info)
+        if (hidden := hide_secrets(text)) != text:
+            record.exc_info, record.exc_text = None, hidden
+
+
+def hide_secrets_in_records() -> None:
+    """Hide known secrets in all that this process logs from now on, for a process whose handlers others make."""
+    make = logging.getLogRecordFactory()
+    if not isinstance(make, _HidingRecordFactory):
+        logging.setLogRecordFactory(_HidingRecordFactory(make))
 
 
 def secret_setting(

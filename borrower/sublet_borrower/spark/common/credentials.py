@@ -19,7 +19,7 @@ from typing import Any
 from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, SecretFile
+from sublet_protocol.domain.secret import Secret, SecretFile, hide_secrets_in_records
 from sublet_storage.db.database_url import as_secret, database_url, format_url, parse_url
 
 FROM_ENVIRONMENT = "env"
@@ -61,7 +61,7 @@ def driver_url(url: str | None, data_dir: object, credentials: str) -> Secret | 
         return None
     if url is not None:
         return task_url(url, credentials)
-    return database_url(None) or (None if credentials == FROM_ENVIRONMENT else _read(credentials))
+    return _read(FROM_ENVIRONMENT) or (None if credentials == FROM_ENVIRONMENT else _read(credentials))
 
 
 def task_address(url: str) -> str:
@@ -106,6 +106,8 @@ def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ..
 
 
 def _read(credentials: str) -> Secret | None:
+    """Return what the credentials are in this process, whose logs hide them from then on: handlers are Spark's."""
+    hide_secrets_in_records()
     kind, value = _parse_credentials(credentials)
     if kind == FROM_ENVIRONMENT:
         return database_url(None)

@@ -13,6 +13,7 @@ from typing import Any
 
 from sublet_protocol.domain import errors
 from sublet_protocol.domain.errors import SubletError, UsageError
+from sublet_protocol.domain.secret import hide_secrets
 
 MAX_LINKS = 5
 """Of a chain of causes, the nearest."""
@@ -67,8 +68,9 @@ def unpack(packed: str) -> BaseException:
 
 
 def _text(error: BaseException) -> str:
+    """Return its text, for the driver's log, without the secrets of this process."""
     try:
-        return str(error)
+        return hide_secrets(str(error))
     except Exception as unfit:  # noqa: BLE001 whatever a user's exception does
         return f"(its text cannot be had: {type(unfit).__name__})"
 
@@ -92,4 +94,8 @@ def _failure(class_name: str, message: str, attributes: dict[str, Any]) -> BaseE
 
 
 def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in attributes.items() if name[0] != "_" and isinstance(value, int | str)}
+    return {
+        name: hide_secrets(value) if isinstance(value, str) else value
+        for name, value in attributes.items()
+        if name[0] != "_" and isinstance(value, int | str)
+    }
