@@ -112,6 +112,19 @@ def test_compression_of_an_old_kind_is_refused(compression: str) -> None:
         decode(0, message(plain, None, custom_metadata={"ARROW:experimental_compression": compression}), 3)
 
 
+@pytest.mark.parametrize("first", [1, 1 << 30])
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_no_headers_begin_within_their_data(name: str, first: int) -> None:
+    """Found by the fuzzer: of others a batch would be written, as by compaction, that nobody can decode."""
+    payload = bytearray(batch(headers=[[]] * 3).serialize())
+    stored = pa.py_buffer(payload)
+    headers = pa.ipc.read_record_batch(pa.ipc.read_message(stored), BLOCK_SCHEMA).column("headers")
+    assert decode(0, bytes(payload), 3).column("headers") == headers
+    struct.pack_into("<i", payload, headers.values.field(name).buffers()[1].address - stored.address, first)
+    with pytest.raises(PoisonBlock, match="its column headers is empty, and begins outside of its data"):
+        decode(0, bytes(payload), 3)
+
+
 def test_an_epoch_for_all_is_small_and_one() -> None:
     """A million numbers, a hundred thousand times, would be all the memory there is."""
     many = batch(MAX_BLOCK_MESSAGES)

@@ -188,10 +188,23 @@ def _validated(
         raise ValueError(f"it decompresses to {header.decoded_bytes} bytes, and the limit is {max_bytes}")
     batch = pa.ipc.read_record_batch(message, layout.schema)
     batch.validate(full=True)
+    if (headers := layout.schema.get_field_index("headers")) >= 0:
+        _check_no_headers(batch.column(headers).values)
     size: int = batch.nbytes + sum(_expanded_bytes(batch.column(index)) for index in layout.runs)
     if size > max_bytes:
         raise ValueError(f"its columns expand to {size} bytes, and the limit is {max_bytes}")
     return ValidatedBatch(batch, size)
+
+
+def _check_no_headers(pairs: pa.StructArray) -> None:
+    """Raise `ValueError` if columns of no header at all begin outside of their data. Arrow's own validation passes
+    that, as nothing is read there, and a batch that is written of them cannot be decoded."""
+    if len(pairs):
+        return
+    for _, offsets, data in (pairs.field(name).buffers() for name in ("key", "value")):
+        first = 0 if offsets is None else int.from_bytes(memoryview(offsets)[:4], "little", signed=True)
+        if not 0 <= first <= (0 if data is None else data.size):
+            raise ValueError("its column headers is empty, and begins outside of its data")
 
 
 def _expanded_bytes(column: pa.RunEndEncodedArray) -> int:
