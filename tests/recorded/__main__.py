@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--check", type=Path, metavar="DIRECTORY", help="only check the records of a run")
     options = parser.parse_args()
     if options.check:
-        return _report(read(options.check / "records"))
+        return report(read(options.check / "records"))
     seed = int(time.time()) if options.seed is None else options.seed
     plan = draw(seed, options.minutes * 60, options.deed_every, options.order_every, options.without)
     given = "" if options.seed is not None else f" --seed {seed}"
@@ -51,7 +51,7 @@ def main() -> int:
         code = 1
     befell = ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
     _say(f"--- {time.monotonic() - begun:.0f} s: {befell}")
-    code = _report(read(stage.records)) or code
+    code = report(read(stage.records)) or code
     if code == 0 and options.keep is None:
         shutil.rmtree(directory, ignore_errors=True)
     else:
@@ -59,7 +59,8 @@ def main() -> int:
     return code
 
 
-def _report(history: History) -> int:
+def report(history: History) -> int:
+    """Print what was recorded and each broken promise; 1 if there is one."""
     asked = Counter(message.outcome for message in history.messages.values())
     _say(
         f"published {len(history.messages)}: {asked[Outcome.OK]} acknowledged, {asked[Outcome.FAILED]} rolled back, "

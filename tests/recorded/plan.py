@@ -16,6 +16,15 @@ NODES = ("n1", "n2", "n3")
 WORKERS = ("worker-1", "worker-2", "worker-3")
 PUBLISHERS = ("publisher-1", "publisher-2")
 OPERATOR = "operator"
+LEADER = "leader"
+"""Whoever it is at that time."""
+
+NETWORK = "network"
+PROXIED = ("n1", "worker-1", "publisher-1")
+"""Who reaches the database by a network that can be cut; the others by the server's socket."""
+
+ENDS = ("kill", "stop", "replace")
+"""What a process does not survive."""
 
 MOVED = "$share/moved/#"
 """The group that is paused and reset."""
@@ -57,7 +66,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a run of `seconds`. `notify`: how news of messages reach its nodes."""
+    """All of a run of `seconds`. `notify`: how news of messages reach its nodes. `spared`: processes that live through
+    all of it; what else befalls others befalls them too."""
 
     seed: int
     seconds: float
@@ -65,6 +75,7 @@ class Plan:
     orders: tuple[Order, ...]
     without: frozenset[str] = frozenset()
     notify: str = "poll"
+    spared: frozenset[str] = frozenset()
 
     def __str__(self) -> str:
         every: list[Deed | Order] = [*self.deeds, *self.orders]
@@ -72,12 +83,20 @@ class Plan:
         return "\n".join([f"nodes hear of messages by {self.notify}", *reported])
 
 
-def draw(seed: int, seconds: float, deed_every_s: float, order_every_s: float, without: Collection[str] = ()) -> Plan:
+def draw(
+    seed: int,
+    seconds: float,
+    deed_every_s: float,
+    order_every_s: float,
+    without: Collection[str] = (),
+    spared: Collection[str] = (),
+) -> Plan:
     """The plan of a seed; `without`: kinds of deeds, orders and habits that are left out, by name."""
     chance = random.Random(seed)
     deeds = tuple(_drawn(chance, DEEDS, seconds, deed_every_s, without))
     orders = tuple(_drawn(chance, ORDERS, seconds, order_every_s, without))
-    return Plan(seed, seconds, deeds, orders, frozenset(without), chance.choice(("poll", "postgres")))
+    notify = chance.choice(("poll", "postgres"))
+    return Plan(seed, seconds, deeds, orders, frozenset(without), notify, frozenset(spared))
 
 
 def _drawn(
@@ -120,8 +139,21 @@ def _replace(chance: random.Random, at_s: float) -> Iterator[Deed]:
     yield Deed(at_s, "replace", chance.choice(PUBLISHERS), chance.uniform(0.5, 4))
 
 
-def _postmaster(_chance: random.Random, at_s: float) -> Iterator[Deed]:
-    yield Deed(at_s, "kill", "postmaster")
+def _leader(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    """The node that leads a group at that time."""
+    yield Deed(at_s, chance.choice(("kill", "freeze")), LEADER, chance.uniform(0.5, 5))
+
+
+def _postmaster(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
+    def drawn(_chance: random.Random, at_s: float) -> Iterator[Deed]:
+        yield Deed(at_s, what, "postmaster")
+
+    return drawn
+
+
+def _network(chance: random.Random, at_s: float) -> Iterator[Deed]:
+    """Between the database and those behind the proxy: connections end, or stay open and carry nothing."""
+    yield Deed(at_s, chance.choice(("cut", "hold")), NETWORK, chance.uniform(0.3, 6))
 
 
 def _backend(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
@@ -141,7 +173,10 @@ DEEDS: Kinds[Deed] = {
     "stop": (8, _stop),
     "freeze": (14, _freeze),
     "replace": (4, _replace),
-    "kill-postmaster": (2, _postmaster),
+    "leader": (8, _leader),
+    "network": (8, _network),
+    "kill-postmaster": (2, _postmaster("kill")),
+    "restart-postmaster": (2, _postmaster("restart")),
     "kill-backend": (2, _backend("kill")),
     "terminate-backend": (14, _backend("terminate")),
     "freeze-backend": (8, _backend("freeze")),

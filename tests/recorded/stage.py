@@ -35,9 +35,23 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.kit import eventually
 from tests.kit_nodes import Process
+from tests.postgres_proxy import PostgresProxy
 from tests.recorded.consuming import INDEX, TABLE, Role
 from tests.recorded.history import Group
-from tests.recorded.plan import MOVED, NODES, OPERATOR, OWN, PUBLISHERS, WORKERS, Deed, Plan
+from tests.recorded.plan import (
+    ENDS,
+    LEADER,
+    MOVED,
+    NETWORK,
+    NODES,
+    OPERATOR,
+    OWN,
+    PROXIED,
+    PUBLISHERS,
+    WORKERS,
+    Deed,
+    Plan,
+)
 from tests.recorded.record import Record
 
 PLAIN, EXACT, QUEUE = "$share/plain/#", "$share/exact/#", "$queue/jobs/a/#"
@@ -55,6 +69,7 @@ ROLES = {
 
 KINDS = {"publisher-1": ("plain", "sql"), "publisher-2": ("named", "batch")}
 
+LED = "select node from leadership where leadership_id <> 0 and expires_at > clock_timestamp() limit 1"
 STREAMS = 3
 LATER_AT, SINCE_AT = 0.4, 0.2
 """Shares of the run: when the late groups come, and the time from which one of them begins."""
@@ -67,10 +82,20 @@ SETTLED = 3
 
 
 class Stage:
-    """One run in a directory. `records` is where processes write what they do; `say` is told what befalls them."""
+    """One run in a directory. `records` is where processes write what they do; `say` is told what befalls them.
+    `began`, `ended`: called before the first deed and after the last one."""
 
-    def __init__(self, directory: Path, plan: Plan, speed: float, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        plan: Plan,
+        speed: float,
+        say: Callable[[str], None],
+        began: Callable[[Stage], None] = lambda _: None,
+        ended: Callable[[], None] = lambda: None,
+    ) -> None:
         self.plan, self.records = plan, directory / "records"
+        self._call_began, self._call_ended = began, ended
         self.befell: Counter[str] = Counter()
         self._say, self._speed, self._logs = say, speed, directory / "logs"
         for made in (self.records, self._logs):
@@ -89,6 +114,15 @@ class Stage:
         self._since = 0.0
         self._addresses = dict(zip(NODES, _free_addresses(len(NODES)), strict=True))
         self.url = ""
+        self._network: PostgresProxy | None = None
+
+    def processes(self) -> dict[str, int]:
+        """{life: process id} of those started last; from any thread."""
+        return {self._life(name): process.pid for name, process in list(self._processes.items())}
+
+    def lives(self) -> int:
+        """How many processes have been started."""
+        return sum(self._lives.values())
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
@@ -96,7 +130,9 @@ class Stage:
         """All of it. Raises AssertionError if the groups do not come to rest afterwards."""
         try:
             self._begin()
+            self._call_began(self)
             self._play()
+            self._call_ended()
             self._calm()
             self._rest()
         finally:
@@ -107,6 +143,7 @@ class Stage:
     def _begin(self) -> None:
         self.url = self._server.start()
         migrate(self.url)
+        self._network = PostgresProxy(self.url).__enter__()
         with connect(self.url) as connection:
             reshard(connection, "default", STREAMS)
             create_space(connection, OWN, f"{OWN}/#", shards=2)
@@ -140,6 +177,7 @@ class Stage:
     def _calm(self) -> None:
         """Nothing befalls anybody any more: what is frozen goes on, what is dead is started, nobody publishes."""
         self._agenda = []
+        self._mend()
         for pid in list(self._frozen):
             self._thaw(pid)
         self._kill_orders()
@@ -197,11 +235,15 @@ class Stage:
 
     def _do(self, deed: Deed) -> None:
         """As far as whom it is done to is there."""
+        if deed.whom == LEADER:
+            deed = replace(deed, whom=self._leader())
         if deed.whom.startswith("backend"):
             done = self._to_backend(deed)
         elif deed.whom == "postmaster":
-            done = self._signal(self._postmaster(), signal.SIGKILL)
-        elif not self._processes[deed.whom].alive or self._processes[deed.whom].pid in self._frozen:
+            done = self._signal(self._postmaster(), signal.SIGKILL if deed.what == "kill" else signal.SIGINT)
+        elif deed.whom == NETWORK:
+            done = self._to_network(deed)
+        elif not self._survives(deed) or not self._is_at_work(deed.whom):
             done = False
         else:
             done = self._to_process(deed)
@@ -209,6 +251,33 @@ class Stage:
             self._say(str(deed))
             self.befell[f"{deed.what} {deed.whom.split()[0].rstrip('-123')}"] += 1
             self._record.write("deed", deed=str(deed))
+
+    def _survives(self, deed: Deed) -> bool:
+        return deed.what not in ENDS or deed.whom not in self.plan.spared
+
+    def _is_at_work(self, name: str) -> bool:
+        process = self._processes.get(name)
+        return process is not None and process.alive and process.pid not in self._frozen
+
+    def _leader(self) -> str:
+        """The node that leads a group; empty where none is known. Not asked of the database while one of its backends
+        is frozen: the thread that would wait for it is the one that thaws it."""
+        if "" in (life for life, _ in self._frozen.values()):
+            return ""
+        with contextlib.suppress(psycopg.Error, SubletError), connect(self.url) as connection:
+            if row := connection.execute(LED).fetchone():
+                return str(row[0])
+        return ""
+
+    def _to_network(self, deed: Deed) -> bool:
+        assert self._network is not None
+        (self._network.go_away if deed.what == "cut" else self._network.hold)()
+        self._in(deed.lasts_s, self._mend)
+        return True
+
+    def _mend(self) -> None:
+        if self._network is not None:
+            self._network.resume()
 
     def _to_process(self, deed: Deed) -> bool:
         process = self._processes[deed.whom]
@@ -320,6 +389,7 @@ class Stage:
         self._lives[name] += 1
         life = self._life(name)
         record = str(self.records / f"{life}.jsonl")
+        url = self._network.url if self._network is not None and name in PROXIED else self.url
         if name in NODES:
             module, arguments = (
                 "sublet.cli",
@@ -328,15 +398,15 @@ class Stage:
         elif name in WORKERS:
             self._plays[name] = self._roles[name]
             roles = [self._habits(role).text() for role in self._roles[name]]
-            module, arguments = "tests.recorded.consuming", [self.url, record, life, *roles]
+            module, arguments = "tests.recorded.consuming", [url, record, life, *roles]
         elif name in PUBLISHERS:
             kinds = KINDS[name]
             module = "tests.recorded.publishing"
-            arguments = [self.url, record, name, str(self._lives[name]), *kinds]
+            arguments = [url, record, name, str(self._lives[name]), *kinds]
         else:
             module = "tests.recorded.operating"
-            arguments = [self.url, record, str(self.records / "orders.json"), str(self._began)]
-        extra = {"SUBLET_DATABASE_URL": self.url}
+            arguments = [url, record, str(self.records / "orders.json"), str(self._began)]
+        extra = {"SUBLET_DATABASE_URL": url}
         self._processes[name] = Process(
             module, *arguments, log=self._logs / f"{name}.log", speed=self._speed, extra=extra
         )
@@ -377,6 +447,8 @@ class Stage:
             self._thaw(pid)
         for process in self._processes.values():
             process.kill()
+        if self._network is not None:
+            self._network.__exit__(None, None, None)
         self._server.stop()
 
     # --- what is left -----------------------------------------------------------------------------------------------

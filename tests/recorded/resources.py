@@ -1,0 +1,188 @@
+"""What processes and tables take while a run lasts, and whether it stays flat.
+
+The first third of a run is for filling caches. Over the rest a line is laid through the samples: the median of the
+slopes between all pairs of them (Theil and Sen), which peaks do not move. Its growth over that time must be within a
+bound, which is the same however long a run lasts: the longer it is, the slower the leak that it sees. How busy the
+machine is changes how many samples there are, and not what they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import psutil
+import psycopg
+from psycopg import sql
+
+from sublet_protocol.domain.errors import SubletError
+from sublet_storage.db.connect import connect
+
+SAMPLE_INTERVAL_S = 3.0
+WARM_UP = 1 / 3
+"""Share of a run before what is judged."""
+
+LEAST_SAMPLES = 8
+PAIRS_OF = 200
+"""Samples that slopes are taken between; of more, as many, evenly spread."""
+
+Sample = tuple[float, float]
+"""(seconds of the run, value)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """How much a measure may grow in what is judged: `floor`, or that share of its median, whichever is more."""
+
+    unit: str
+    floor: float
+    share: float = 0.0
+
+
+BOUNDS = {
+    "memory": Bound("MiB", 12.0),
+    "descriptors": Bound("", 8.0),
+    "threads": Bound("", 8.0),
+    "connections": Bound("", 8.0),
+    "rows": Bound("", 30.0),
+    "size": Bound("MiB", 1.0),
+    "bytes per message": Bound("", 0.0, 0.25),
+    "rows per life": Bound("", 2.0, 0.5),
+}
+
+OF_MESSAGES = "block"
+OF_LIVES = ("session_epoch", "producer")
+"""A row of each name that a session or publisher has had, kept for days: judged by how many processes were started."""
+
+UNJUDGED = ("lending_history",)
+"""A row of each move of a stream, kept for days."""
+
+_TABLES = """
+select c.relname, pg_total_relation_size(c.oid) / 1048576.0 from pg_class c
+ where c.relkind = 'r' and c.relnamespace = 'sublet'::regnamespace
+   and not exists (select from pg_inherits where inhrelid = c.oid)"""
+_LOG = """
+select (select coalesce(sum(pg_total_relation_size(inhrelid)), 0) from pg_inherits
+         where inhparent = 'sublet.block'::regclass)::float8, (select sum(head) from sublet.stream)::float8"""
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measure of one process or table over a run. `growth`: that of the line; None: too few samples."""
+
+    whose: str
+    measure: str
+    median: float
+    peak: float
+    growth: float | None
+    bound: float
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether it was judged, and grew no more than it may."""
+        return self.growth is not None and self.growth <= self.bound
+
+    def __str__(self) -> str:
+        unit = BOUNDS[self.measure].unit
+        growth = "?" if self.growth is None else f"{self.growth:+.2f}"
+        verdict = "flat" if self.is_flat else "GROWS" if self.growth is not None else "not judged"
+        numbers = f"{self.median:10.1f} {self.peak:10.1f} {growth:>9} {self.bound:9.1f}"
+        return f"{self.whose:<22} {f'{self.measure} {unit}':<19} {numbers}  {verdict}"
+
+
+HEADING = f"{'':<22} {'':<19} {'median':>10} {'peak':>10} {'growth':>9} {'at most':>9}"
+
+
+def judge(whose: str, measure: str, samples: Iterable[Sample], seconds: float) -> Figure:
+    """Return the figure of what was sampled in a run of so many seconds."""
+    late = [sample for sample in samples if sample[0] >= seconds * WARM_UP]
+    values = [value for _, value in late] or [0.0]
+    median = statistics.median(values)
+    spans_it = len(late) >= LEAST_SAMPLES and late[-1][0] - late[0][0] >= seconds * (1 - WARM_UP) / 2
+    growth = slope(late) * (late[-1][0] - late[0][0]) if spans_it else None
+    bound = BOUNDS[measure]
+    return Figure(whose, measure, median, max(values), growth, max(bound.floor, bound.share * median))
+
+
+def slope(samples: list[Sample]) -> float:
+    """Return the median of the slopes between all pairs of samples."""
+    chosen = samples[:: -(-len(samples) // PAIRS_OF)]
+    return statistics.median(
+        (later - sooner) / (end - begin) for (begin, sooner), (end, later) in itertools.combinations(chosen, 2)
+    )
+
+
+@dataclass
+class Resources:
+    """Samples in a thread of its own: a look at a database that is held up delays nothing else. `processes`: returns
+    {name: process id}; `lives`: how many have been started."""
+
+    url: str
+    processes: Callable[[], Mapping[str, int]]
+    lives: Callable[[], int]
+    samples: dict[tuple[str, str], list[Sample]] = field(default_factory=dict)
+    messages: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._over = threading.Event()
+        self._began = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="resources", daemon=True)
+
+    def start(self) -> None:
+        self._began = time.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    @property
+    def seconds(self) -> float:
+        """Since it was started."""
+        return time.monotonic() - self._began
+
+    def figures(self, seconds: float) -> list[Figure]:
+        """Return those of a run of so many seconds, in the order in which they were first seen."""
+        return [judge(whose, measure, samples, seconds) for (whose, measure), samples in list(self.samples.items())]
+
+    def _run(self) -> None:
+        while not self._over.wait(SAMPLE_INTERVAL_S):
+            for name, pid in self.processes().items():
+                with contextlib.suppress(psutil.Error):
+                    self._look_at_process(name, psutil.Process(pid))
+            with contextlib.suppress(psycopg.Error, SubletError):
+                self._look_at_tables()
+
+    def _look_at_process(self, name: str, process: psutil.Process) -> None:
+        self._add(name, "memory", process.memory_info().rss / 2**20)
+        self._add(name, "descriptors", process.num_fds())
+        self._add(name, "threads", process.num_threads())
+
+    def _look_at_tables(self) -> None:
+        with connect(self.url) as connection:
+            clients = "select count(*) from pg_stat_activity where backend_type = 'client backend'"
+            for (count,) in connection.execute(clients).fetchall():
+                self._add("database", "connections", count)
+            for table, size in connection.execute(_TABLES).fetchall():
+                if table not in (OF_MESSAGES, *UNJUDGED):
+                    counting = sql.SQL("select count(*) from sublet.{}").format(sql.Identifier(table))
+                    for (rows,) in connection.execute(counting).fetchall():
+                        self._look_at_rows(table, rows, float(size))
+            for size, messages in connection.execute(_LOG).fetchall():
+                self.messages = messages or 0.0
+                if messages:
+                    self._add(OF_MESSAGES, "bytes per message", size / messages)
+
+    def _look_at_rows(self, table: str, rows: int, size: float) -> None:
+        if table in OF_LIVES:
+            self._add(table, "rows per life", rows / self.lives())
+        else:
+            self._add(table, "rows", rows)
+            self._add(table, "size", size)
+
+    def _add(self, whose: str, measure: str, value: float) -> None:
+        self.samples.setdefault((whose, measure), []).append((self.seconds, float(value)))
