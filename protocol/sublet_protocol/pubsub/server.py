@@ -59,7 +59,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
-    ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 1000)),
+    ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 500)),  # gRPC closes it after one to two times that
     ("grpc.keepalive_time_ms", round(IDLE_CONNECTION_S * 1000)),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
