@@ -106,7 +106,7 @@ GENERAL = (
         "`--auth`",
         "`required` with TLS, else `off`",
         "`required`: a node asks everybody who calls for a token, and allows what [a rule](access.md) allows. `off`: "
-        "whoever reaches it may do anything.",
+        "whoever reaches it may do anything, but act over HTTP: that needs `SUBLET_ADMIN_TOKEN`.",
     ),
     Setting(
         "SUBLET_TOKEN",
@@ -125,9 +125,10 @@ GENERAL = (
         "SUBLET_ADMIN_TOKEN",
         "",
         "none: read only",
-        "On a node without `--auth required`: whoever sends it may act over that port: pause, resume, create, delete, "
-        "weigh and reset groups, move their leaders, drain nodes ([the API](http.md#the-api)). At least 16 printable "
-        "characters. Or SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
+        "On a node that does not ask who calls (`SUBLET_AUTH`): whoever sends it may act over the HTTP port: pause, "
+        "resume, create, delete, weigh and reset groups, move their leaders, drain nodes "
+        "([the API](http.md#the-api)). At least 16 printable characters. A node that asks does not use it, and warns. "
+        "Or SUBLET_ADMIN_TOKEN_FILE: a file with the token, read anew for each request.",
     ),
     Setting(
         "SUBLET_LOG_FORMAT",

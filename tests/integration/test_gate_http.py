@@ -180,6 +180,19 @@ def test_acting_needs_operate(node: Http, tokens: dict[str, str | None]) -> None
         assert post(node, path, body, tokens[kind]).status == status, path
 
 
+def test_the_admin_token_is_not_used(shell: Shell, tokens: dict[str, str | None]) -> None:
+    """Of a node that asks who calls, which says so at its start."""
+    shell.environment["SUBLET_ADMIN_TOKEN"] = "the-token-of-an-admin"
+    process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
+    assert "SUBLET_ADMIN_TOKEN is set, and not used" in process.err
+    found = re.search(r"answers at http://(\S+)/", process.err)
+    assert found is not None
+    node = Http(found[1])
+    assert get(node, "/api/v1/groups", "the-token-of-an-admin").status == 401
+    assert post(node, "/api/v1/group/pause", ON_GROUP, "the-token-of-an-admin").status == 401
+    assert post(node, "/api/v1/group/pause", ON_GROUP, tokens["operator"]).status == 200
+
+
 def test_the_audit_log_has_who_did_what(shell: Shell, tokens: dict[str, str | None]) -> None:
     process = shell.leader("n1", "--http", "127.0.0.1:0", "--auth", "required")
     found = re.search(r"answers at http://(\S+)/", process.err)

@@ -202,6 +202,26 @@ def test_without_a_token_nothing_can_be_done(shell: Shell) -> None:
     assert "xq7" not in refused.err
 
 
+@pytest.mark.conforms("X1")
+def test_without_auth_the_token_is_for_acting(shell: Shell) -> None:
+    """All is shown to whoever asks, also with a wrong token."""
+    shell.environment |= {"SUBLET_ADMIN_TOKEN": TOKEN, "SUBLET_AUTH": "off"}
+    process = shell.leader("n1", "--http", "127.0.0.1:0")
+    node, named = Http(at(process)), {"subscription": ALL}
+    assert "SUBLET_ADMIN_TOKEN" not in process.err
+    for token in (None, "a wrong token of some length", f"{TOKEN}x"):
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        for path in ("/api/v1/groups", "/api/v1/nodes", "/api/v1/node", "/metrics"):
+            assert node.ask(path, headers=headers).status == 200, path
+        assert post(node, "create", named, token) == (
+            401,
+            "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
+        )
+    assert node.get("/api/v1/groups")["total"] == 0
+    assert post(node, "create", named)[0] == 200
+    assert node.get("/api/v1/groups")["total"] == 1
+
+
 @pytest.mark.long
 def test_a_port_on_all_addresses_is_advertised(shell: Shell) -> None:
     found: dict[str, str] = {}

@@ -133,7 +133,13 @@ def leader(
     where, at = _parse_addresses(listen, http, insecure, tls is not None)
     required = is_auth_required(auth, where, at, insecure=insecure, has_tls=tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
-    port = None if at is None else HttpOptions(at, bounds, admin_token(), tls)
+    acting = admin_token()
+    if required and acting is not None:
+        log.warning(
+            "SUBLET_ADMIN_TOKEN is set, and not used: this node asks everybody who calls. To act over HTTP takes "
+            "a token of `sublet access token` and the right to operate."
+        )
+    port = None if at is None else HttpOptions(at, bounds, acting, tls)
     for logger in ("sublet_leader", audit.AUDIT):
         logging.getLogger(logger).setLevel(logging.INFO)
     if insecure:
