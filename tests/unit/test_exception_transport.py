@@ -17,7 +17,9 @@ from sublet_borrower.spark.job.exception_transport import (
     unpack,
 )
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSummary, decode_summary, encode_summary
+from sublet_borrower.spark.job.task_reports import TaskReport, decode_report
 from sublet_protocol.domain.errors import UsageError, UserFunctionFailed
+from sublet_protocol.messages.channel_messages import GroupEvent
 
 
 class Hostile(Exception):
@@ -104,6 +106,15 @@ def test_an_exception_without_a_text_is_reported() -> None:
 
 
 @pytest.mark.conforms("X7")
+def test_a_report_is_of_this_job_or_refused() -> None:
+    report = TaskReport("s", 0, 1, "running")
+    assert decode_report(report.encode("token"), "token") == report
+    lone = GroupEvent(report.encode("token").payload.replace(b'"token": "token"', b'"token": "\\ud800"'))
+    for message, token in ((report.encode("token"), "another"), (lone, "token"), (GroupEvent(b"{"), "token")):
+        with pytest.raises(UsageError, match="only (tasks of this job|its own tasks) speak here"):
+            decode_report(message, token)
+
+
 def test_a_summary_is_plain_data() -> None:
     summary = TaskSummary(TaskAttempt(1, 0, "s-p1"), RunSummary(messages=5), pack(ValueError("no")))
     assert decode_summary(encode_summary(summary)) == summary

@@ -46,6 +46,6 @@ def decode_report(message: object, token: str) -> TaskReport:
         report = TaskReport(**fields)
     except (TypeError, ValueError, KeyError, RecursionError) as error:
         raise UsageError(f"not a task's report ({error}): only tasks of this job speak here.") from None
-    if not hmac.compare_digest(shown.encode(), token.encode()):
+    if not hmac.compare_digest(shown.encode(errors="surrogatepass"), token.encode()):
         raise UsageError("the token is not this job's: only its own tasks speak here.")
     return report
