@@ -1,9 +1,10 @@
 """What processes and tables take while a run lasts, and whether it stays flat.
 
-The first third of a run is for filling caches. Over the rest a line is laid through the samples: the median of the
-slopes between all pairs of them (Theil and Sen), which peaks do not move. Its growth over that time must be within a
-bound, which is the same however long a run lasts: the longer it is, the slower the leak that it sees. How busy the
-machine is changes how many samples there are, and not what they are.
+The first third of a run is for filling caches. Through the samples of the rest two lines are laid, one for each half:
+the median of the slopes between all pairs of them (Theil and Sen), which peaks do not move. What counts is the lesser
+slope, as a step, such as a library that is loaded when it is first needed, is in one half, and a leak is in both. By
+that slope it may grow in all of that time as much as its bound says, however long the run is: the longer it is, the
+slower the leak that it sees. How busy the machine is changes how many samples there are, and not what they are.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ SAMPLE_INTERVAL_S = 3.0
 WARM_UP = 1 / 3
 """Share of a run before what is judged."""
 
-LEAST_SAMPLES = 8
+LEAST_SAMPLES = 5
+"""In each half."""
+
 PAIRS_OF = 200
 """Samples that slopes are taken between; of more, as many, evenly spread."""
 
@@ -73,7 +76,7 @@ select (select coalesce(sum(pg_total_relation_size(inhrelid)), 0) from pg_inheri
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measure of one process or table over a run. `growth`: that of the line; None: too few samples."""
+    """One measure of one process or table over a run. `growth`: by the slope that counts; None: too few samples."""
 
     whose: str
     measure: str
@@ -103,10 +106,27 @@ def judge(whose: str, measure: str, samples: Iterable[Sample], seconds: float) -
     late = [sample for sample in samples if sample[0] >= seconds * WARM_UP]
     values = [value for _, value in late] or [0.0]
     median = statistics.median(values)
-    spans_it = len(late) >= LEAST_SAMPLES and late[-1][0] - late[0][0] >= seconds * (1 - WARM_UP) / 2
-    growth = slope(late) * (late[-1][0] - late[0][0]) if spans_it else None
     bound = BOUNDS[measure]
-    return Figure(whose, measure, median, max(values), growth, max(bound.floor, bound.share * median))
+    return Figure(
+        whose,
+        measure,
+        median,
+        max(values),
+        growth(late, seconds * (1 - WARM_UP)),
+        max(bound.floor, bound.share * median),
+    )
+
+
+def growth(late: list[Sample], window_s: float) -> float | None:
+    """Return how much the samples grow in a window by the lesser slope of their halves; None if they span less than
+    half of it, or are too few."""
+    if not late or late[-1][0] - late[0][0] < window_s / 2:
+        return None
+    middle_s = (late[0][0] + late[-1][0]) / 2
+    halves = [each for each in late if each[0] < middle_s], [each for each in late if each[0] >= middle_s]
+    if min(map(len, halves)) < LEAST_SAMPLES:
+        return None
+    return min(map(slope, halves)) * (late[-1][0] - late[0][0])
 
 
 def slope(samples: list[Sample]) -> float:

@@ -25,6 +25,7 @@ FLAT: dict[str, tuple[str, Callable[[float], float]]] = {
     "constant": ("memory", lambda _: 150.0),
     "caches that fill": ("memory", lambda at_s: 150 + 60 * (1 - math.exp(-at_s / 200))),
     "a step in the first third": ("memory", lambda at_s: 150.0 if at_s < 1000 else 400.0),
+    "a step later": ("memory", lambda at_s: 120.0 if at_s < 2300 else 170.0),
     "peaks": ("descriptors", lambda at_s: 300.0 if at_s % 60 < 20 else 20.0),
     "up and down": ("rows", lambda at_s: 100 + 90 * math.sin(at_s / 40)),
     "no more per message": ("bytes per message", lambda at_s: 500 + 1000 / (at_s + 1)),
