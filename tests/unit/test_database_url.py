@@ -85,6 +85,7 @@ def test_no_password_is_shown_in_part(around: str) -> None:
         ("postgresql://ann:a@b@host/db", "an @ in it is not percent-encoded, as %40"),
         ("postgresql://ann:1/b@host/db", "an @ in it is not percent-encoded"),
         ("postgresql://host:port/db", "its port is not a number from 1 to 65535"),
+        (f"postgresql://host:{'9' * 5000}/db", "its port is not a number from 1 to 65535"),
         ("postgresql://host/db?nonsense=1", "invalid URI query parameter"),
         ("host=a b", "missing = after"),
     ],

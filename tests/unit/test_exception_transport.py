@@ -111,7 +111,7 @@ def test_a_report_is_of_this_job_or_refused() -> None:
     assert decode_report(report.encode("token"), "token") == report
     lone = GroupEvent(report.encode("token").payload.replace(b'"token": "token"', b'"token": "\\ud800"'))
     for message, token in ((report.encode("token"), "another"), (lone, "token"), (GroupEvent(b"{"), "token")):
-        with pytest.raises(UsageError, match="only (tasks of this job|its own tasks) speak here"):
+        with pytest.raises(UsageError, match=r"only (tasks of this job|its own tasks) speak here"):
             decode_report(message, token)
 
 

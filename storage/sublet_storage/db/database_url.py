@@ -51,7 +51,7 @@ def parse_url(url: str) -> dict[str, Any]:
     if not all(_HOST.fullmatch(host) for host in str(parts.get("host") or "").split(",")):
         raise _malformed("its host has characters that no host has")
     for port in str(parts.get("port") or "").split(","):
-        if port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        if port and not (port.isascii() and port.isdigit() and len(port) < 9 and 0 < int(port) < 65536):
             raise _malformed("its port is not a number from 1 to 65535")
     return parts
 
