@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz --target arrow --executions N [--seed S]`: N executions in child processes.
+"""`python -m tests.fuzz --target arrow --executions N [--seed S] [--first F]`: N executions in child processes, of that
+seed those from number F on: a run so goes on where another one ended.
 
 It fails, with exit code 1, where a child is ended by a signal, raises what nobody should get, needs more memory than
 `MEMORY_BYTES` beyond what it had, or is at one execution for longer than `HANGS_S`. Each failure is printed with how to
@@ -15,12 +16,18 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.fuzz import arrow, faults
+from tests.fuzz import arrow, faults, text, wire
 
-TARGETS: dict[str, Callable[[int, int], bool]] = {"arrow": arrow.execute, "faults": faults.execute}
+TARGETS: dict[str, Callable[[int, int], bool]] = {
+    "arrow": arrow.execute,
+    "text": text.execute,
+    "wire": wire.execute,
+    "faults": faults.execute,
+}
 ROOT = Path(__file__).parents[2]
 MEMORY_BYTES = 512 << 20
 """Of address space: a block and what is made of it are a fraction of that."""
@@ -36,6 +43,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--target", choices=sorted(TARGETS), default="arrow")
     parser.add_argument("--executions", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="the first execution (default: 0)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this execution alone, in this process")
     parser.add_argument("--child", nargs=3, metavar=("FIRST", "END", "NOTES"), help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -47,24 +55,29 @@ def main(arguments: list[str]) -> int:
         first, end, notes = options.child
         run_child(execute, options.seed, range(int(first), int(end)), Path(notes))
         return 0
-    decoded, failures = run(options.target, options.seed, options.executions)
+    numbers = range(options.first, options.first + options.executions)
+    begun = time.monotonic()
+    decoded, failures = run(options.target, options.seed, numbers)
     for failure in failures:
         print(failure)  # noqa: T201
-    print(f"{options.executions} executions of seed {options.seed}: {decoded} decoded, {len(failures)} failures")  # noqa: T201
+    print(  # noqa: T201
+        f"{options.target}, seed {options.seed}, executions {numbers.start} to {numbers.stop}: {decoded} decoded, "
+        f"{len(failures)} failures, {len(numbers) / (time.monotonic() - begun):.0f} a second"
+    )
     return 1 if failures else 0
 
 
-def run(target: str, seed: int, executions: int) -> tuple[int, list[str]]:
-    """Return how many executions were decoded, and the failures."""
+def run(target: str, seed: int, numbers: range) -> tuple[int, list[str]]:
+    """Return how many of these executions were decoded, and the failures."""
     failures: list[str] = []
-    first = decoded = 0
+    first, decoded = numbers.start, 0
     with tempfile.TemporaryDirectory() as directory:
         notes = Path(directory) / "notes"
-        while first < executions and len(failures) < MOST_FAILURES:
+        while first < numbers.stop and len(failures) < MOST_FAILURES:
             notes.write_bytes(NOTE.pack(first, 0))
             own = ["--target", target, "--seed", str(seed)]
             child = subprocess.run(
-                [sys.executable, "-m", "tests.fuzz", *own, "--child", str(first), str(executions), str(notes)],
+                [sys.executable, "-m", "tests.fuzz", *own, "--child", str(first), str(numbers.stop), str(notes)],
                 cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False,
             )  # fmt: skip
             at, done = NOTE.unpack(notes.read_bytes())

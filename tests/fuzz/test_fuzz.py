@@ -12,9 +12,17 @@ EXECUTIONS = 4000
 
 @pytest.mark.conforms("X4", "X7")
 def test_mutated_blocks_end_no_process() -> None:
-    decoded, failures = fuzz.run("arrow", 1, EXECUTIONS)
+    decoded, failures = fuzz.run("arrow", 1, range(EXECUTIONS))
     assert failures == []
     assert EXECUTIONS / 20 < decoded < EXECUTIONS / 2, "they are neither all refused nor hardly changed"
+
+
+@pytest.mark.parametrize("target", ["text", "wire"])
+@pytest.mark.conforms("X4", "X7")
+def test_mutated_text_and_messages_are_read_or_refused(target: str) -> None:
+    decoded, failures = fuzz.run(target, 1, range(EXECUTIONS))
+    assert failures == []
+    assert EXECUTIONS / 20 < decoded < EXECUTIONS * 3 / 4, "they are neither all refused nor hardly changed"
 
 
 def test_an_execution_is_the_same_each_time() -> None:
@@ -24,8 +32,9 @@ def test_an_execution_is_the_same_each_time() -> None:
 
 def test_a_child_that_dies_is_named() -> None:
     """With its signal or error, and how to repeat it; the executions behind it are run all the same."""
-    decoded, (died, grew) = fuzz.run("faults", 1, 10)
+    decoded, (died, grew) = fuzz.run("faults", 1, range(10))
     assert died == "execution 3: SIGSEGV\n  again: python -m tests.fuzz --target faults --seed 1 --only 3"
     assert grew.startswith("execution 5: Traceback")
     assert "MemoryError" in grew
     assert decoded == 7
+    assert fuzz.run("faults", 1, range(6, 10)) == (3, []), "a run goes on where another one ended"
