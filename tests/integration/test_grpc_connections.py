@@ -104,15 +104,15 @@ def test_a_reader_that_is_cut_off_is_let_go(node: Serving) -> None:
 def test_a_node_that_is_cut_off_is_noticed(node: Serving) -> None:
     """By our clients sooner than by one that leaves to gRPC how long an answer to a ping may take."""
     with ExitStack() as stack:
-        ways = [stack.enter_context(PostgresProxy(f"grpc://{node.address}")) for _ in range(2)]
+        networks = [stack.enter_context(PostgresProxy(f"grpc://{node.address}")) for _ in range(2)]
         others = [option for option in CHANNEL_OPTIONS if option[0] != "grpc.http2.ping_timeout_ms"]
         calls = []
-        for way, options in zip(ways, (CHANNEL_OPTIONS, others), strict=True):
-            channel = stack.enter_context(open_channel(f"127.0.0.1:{way.port}", options))
+        for network, options in zip(networks, (CHANNEL_OPTIONS, others), strict=True):
+            channel = stack.enter_context(open_channel(f"127.0.0.1:{network.port}", options))
             calls.append(sublet_pb2_grpc.FeedStub(channel).Follow(follow_request()))
         eventually(lambda: node.feed.readers.inside == 2, WAIT_S)
-        for way in ways:
-            way.hold()
+        for network in networks:
+            network.hold()
         ours, leaving_it = calls
         eventually(ours.done, WAIT_S)
         assert not leaving_it.done()

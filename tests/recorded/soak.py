@@ -57,7 +57,7 @@ def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None])
     def began(stage: Stage) -> None:
         resources.append(Resources(stage.url, stage.processes, stage.lives))
         resources[0].start()
-        threading.Thread(target=_tell, args=(stage, resources[0], seconds, over, say), daemon=True).start()
+        threading.Thread(target=_print_progress, args=(stage, resources[0], seconds, over, say), daemon=True).start()
 
     def ended() -> None:
         over.set()
@@ -90,7 +90,7 @@ def _not_judged(judged: list[Figure]) -> list[str]:
     return [name for name in (*PROXIED, "database", "block", "lending") if name not in names]
 
 
-def _tell(
+def _print_progress(
     stage: Stage, resources: Resources, seconds: float, over: threading.Event, say: Callable[[str], None]
 ) -> None:
     while not over.wait(PROGRESS_INTERVAL_S):
