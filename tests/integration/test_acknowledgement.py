@@ -108,6 +108,27 @@ def break_out_of_a_generator(session: Session, seen: Seen) -> None:
             break
 
 
+def break_out_of_yield_from(session: Session, seen: Seen) -> None:
+    def batches() -> Iterator[Batch]:
+        yield from session
+
+    for batch in batches():
+        seen.append(batch.first)
+        if batch.first == 1:
+            break
+
+
+def return_out_of_two_generators(session: Session, seen: Seen) -> int:
+    def batches() -> Iterator[Batch]:
+        yield from session
+
+    for batch in (each for each in batches()):
+        seen.append(batch.first)
+        if batch.first == 1:
+            return len(batch)
+    raise AssertionError
+
+
 def list_(session: Session, seen: Seen) -> None:
     def batches() -> Iterator[Batch]:
         for batch in session:
@@ -190,7 +211,8 @@ def next_by_hand(session: Session, seen: Seen) -> None:
 
 
 WELL: list[Leave] = [
-    break_, return_, break_out_of_a_generator, break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand,
+    break_, return_, break_out_of_a_generator, break_out_of_yield_from, return_out_of_two_generators,
+    break_out_of_a_wrapper, list_, one_by_one, slice_, zip_, next_by_hand,
 ]  # fmt: skip
 
 
@@ -265,6 +287,37 @@ def over_a_stored_iterator(session: Session, seen: Seen) -> None:
     for batch in batches:
         seen.append(batch.first)
         fail(batch)
+
+
+def over_what_is_thrown_away_later(session: Session, seen: Seen) -> None:
+    """By an instruction like that of a `break`, in the function of the loop."""
+    batches = [iter(session)]
+    with contextlib.suppress(Failed):
+        for batch in batches[0]:
+            seen.append(batch.first)
+            fail(batch)
+    batches.pop()
+
+
+def over_a_generator_that_is_closed_later(session: Session, seen: Seen) -> None:
+    def generator() -> Iterator[Batch]:
+        yield from session
+
+    batches = [generator()]
+    with contextlib.suppress(Failed):
+        for batch in batches[0]:
+            seen.append(batch.first)
+            fail(batch)
+    batches.pop()
+
+
+def break_when_it_has_failed(session: Session, seen: Seen) -> None:
+    for batch in session:
+        seen.append(batch.first)
+        try:
+            fail(batch)
+        except Failed:
+            break
 
 
 def over_a_stored_generator(session: Session, seen: Seen) -> None:
@@ -368,7 +421,8 @@ def by(taker: Taker) -> Leave:
 BADLY: list[Leave] = [
     close, close_later, over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
-    over_a_stored_iterator, over_a_stored_generator, over_what_a_traceback_keeps,
+    over_a_stored_iterator, over_what_is_thrown_away_later, over_a_generator_that_is_closed_later,
+    break_when_it_has_failed, over_a_stored_generator, over_what_a_traceback_keeps,
     over_a_generator_that_ends_when_it_is_closed, within_a_context_manager,
 ]  # fmt: skip
 
@@ -406,13 +460,22 @@ def closed(session: Session, leave: Leave, seen: Seen) -> None:
 def test_the_end_of_a_session_acknowledges(place: Place) -> None:
     """What ended well, and nothing else."""
     for end, leave in itertools.product(
-        (with_it, caught_within, closed), (break_, by_hand, in_a_call, interrupted, over_a_stored_iterator)
+        (with_it, caught_within, closed),
+        (
+            break_,
+            break_out_of_yield_from,
+            by_hand,
+            in_a_call,
+            interrupted,
+            over_a_stored_iterator,
+            over_what_is_thrown_away_later,
+        ),
     ):
         seen: Seen = []
         group = f"{leave.__name__} {end.__name__}"
         with contextlib.suppress(Failed, KeyboardInterrupt):
             end(place.session(group), leave, seen)
-        ended_well = leave is break_ or (leave is by_hand and end is not closed)
+        ended_well = leave in WELL or (leave is by_hand and end is not closed)
         assert (seen, place.progress(group)) == ([0, 1], 2 if ended_well else 1), group
 
 

@@ -1,9 +1,9 @@
 """Iterators over a session, which detect how their loop was left.
 
 Python reports no more than that it was left: a loop releases its iterator in the middle of one of its frame's
-instructions. After `break` and `return` that is the instruction that drops it; after an exception it is the one that
-was being executed when the exception came. So it is on CPython. Where it cannot be seen, the loop counts as failed and
-its batch is delivered again. So it is with an iterator that outlives its loop, in a variable, a suspended generator,
+instructions. After `break` and `return` that is the loop's instruction that drops it; after an exception it is the one
+that was being executed when the exception came. So it is on CPython. Where it cannot be seen, the loop counts as failed
+and its batch is delivered again. So it is with an iterator that outlives its loop, in a variable, a suspended generator,
 the traceback of an exception or a cycle of references: as soon as the session is polled elsewhere, a loop that is not
 around that place and not running in another task or thread has been left.
 """
@@ -15,6 +15,7 @@ import contextlib
 import dis
 import functools
 import inspect
+import itertools
 import opcode
 import sys
 import threading
@@ -32,6 +33,7 @@ def _codes(*names: str) -> frozenset[int]:
 
 _ASKS = _codes("FOR_ITER", "GET_ANEXT", "SEND")
 _AWAITS = _codes("GET_AWAITABLE")
+_NEXTS = _codes("GET_ANEXT")
 _DROPS = _codes("POP_TOP", "POP_ITER")
 _YIELDS = _codes("YIELD_VALUE", "RESUME")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
@@ -39,6 +41,8 @@ _CALLS = _codes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
 """Names of the functions that advance a generator."""
 _ITER = frozenset({"iter", "__iter__", "aiter", "__aiter__"})
+_ENDS = _codes("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_JUMPS = frozenset(code for name, code in opcode.opmap.items() if name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")))
 _NEXT = frozenset({"next", "__next__", "anext", "__anext__"})
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
@@ -91,6 +95,7 @@ class _Loop:
         self.batches: list[Batch] = []
         self._is_for = self._is_by_hand = self._is_taken_by_hand = False
         self._asked_at = self._frame = self._caller = self._beside_at = (0, 0)
+        self._heads: dict[tuple[int, int], int] = {}
         self._handled = 0
         self._asker: weakref.ref[Any] | None = None
         loops.add(self)
@@ -109,6 +114,7 @@ class _Loop:
                 _identity(loop_frame),
                 _identity(_caller(loop_frame)),
             )
+            self._heads = {_identity(each): _index(each) for each in _frames(loop_frame)}
             self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
         elif _identity(frame) != self._frame and not _is_for(frame):
             self._looks_ahead(_call_site(frame))
@@ -173,21 +179,26 @@ class _Loop:
             return is_here and self._is_left_at(frame, batch)
         # A loop within a generator is left with the loop over that. What the generator does when it is closed, a
         # `return` say, says nothing; what it does when it is asked for more does.
-        dropped = _opcode(frame) in _DROPS
+        dropped = self._drops(frame)
         while _is_generator(frame):
             if _opcode(frame) in _ASKS:
                 return dropped
-            if _opcode(frame) not in _DROPS | _YIELDS or frame.f_back is None:
+            if not (self._drops(frame) or _opcode(frame) in _YIELDS) or frame.f_back is None:
                 return False
             frame = frame.f_back
-        if is_here and _opcode(frame) in _DROPS:
+        if is_here and self._drops(frame):
             return True
         return dropped and (_opcode(frame) in _ASKS or (_called(frame) in _TAKERS and self._is_undisturbed()))
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
         if _call_site(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
             return any(value is batch for value in frame.f_locals.values())
-        return _opcode(frame) in _DROPS
+        return self._drops(frame)
+
+    def _drops(self, frame: FrameType) -> bool:
+        """Return whether a loop in that frame, this one or one over the generator that it is in, drops its iterator."""
+        head = self._heads.get(_identity(frame))
+        return head is not None and _index(frame) in _drops_of(frame.f_code, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether no exception is being handled that was not when it asked."""
@@ -243,9 +254,10 @@ class SessionIterator(_Deleted, Iterator[Batch]):
         raise StopIteration
 
     def close(self) -> None:
-        """It is over. Its batch has failed: how the loop was left before is not seen."""
+        """It is over. Its batch has failed, as how the loop was left before is not seen, unless this is the close of a
+        generator that its loop drops: `yield from` closes what it is at."""
         self._over = True
-        self._loop.dropped(None)
+        self._loop.dropped(sys._getframe(1))
 
 
 class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
@@ -348,15 +360,57 @@ def _end_of_body(frame: FrameType, head: int) -> int:
     return max([*back, *ahead], default=head)
 
 
+@functools.lru_cache(maxsize=256)
+def _drops_of(code: CodeType, head: int) -> frozenset[int]:
+    """Return the offsets where the loop that advances at offset `head` drops its own iterator, by `break` or `return`.
+
+    They are found by following the code and how much is on the stack above the iterator. What an exception handler
+    does is not followed: a loop that is left there has failed.
+    """
+    steps = {step.offset: step for step in dis.get_instructions(code)}
+    after = dict(itertools.pairwise(steps))
+    if head >= 4 and code.co_code[head - 4] in _NEXTS:  # an `async for` over a coroutine is at its SEND
+        head -= 4
+    if head not in after or steps[head].opcode not in _ASKS:
+        return frozenset()
+    found, seen, ahead = set[int](), {head}, [(after[head], 1)]
+    while ahead:
+        offset, above = ahead.pop()
+        if offset in seen:
+            continue
+        seen.add(offset)
+        step = steps[offset]
+        if not above and step.opcode in _DROPS:
+            found.add(offset)
+            continue
+        if step.opname == "SWAP" and (above == 0 or step.arg == above + 1):
+            above = (step.arg or 1) - 1 if above == 0 else 0
+        ways = [(step.argval, True)] if step.opcode in dis.hasjrel else []
+        if step.opcode not in _ENDS | _JUMPS and offset in after:
+            ways.append((after[offset], False))
+        for target, jump in ways:
+            left = above + dis.stack_effect(step.opcode, step.arg, jump=jump)
+            if left >= 0:
+                ahead.append((target, left))
+    return frozenset(found)
+
+
 def _is_generator(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & _GENERATOR)
 
 
-def _caller(frame: FrameType) -> FrameType:
-    """Return the function in which the loop is, or the one over the generator in which it is."""
+def _frames(frame: FrameType) -> Iterator[FrameType]:
+    """Return this one, and while they are of generators those over them."""
+    yield frame
     while _is_generator(frame) and frame.f_back is not None:
         frame = frame.f_back
-    return frame
+        yield frame
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """Return the function in which the loop is, or the one over the generator in which it is."""
+    *_, last = _frames(frame)
+    return last
 
 
 def _identity(frame: FrameType) -> tuple[int, int]:
