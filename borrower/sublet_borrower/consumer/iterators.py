@@ -3,9 +3,9 @@
 Python reports no more than that it was left: a loop releases its iterator in the middle of one of its frame's
 instructions. After `break` and `return` that is the loop's instruction that drops it; after an exception it is the one
 that was being executed when the exception came. So it is on CPython. Where it cannot be seen, the loop counts as failed
-and its batch is delivered again. So it is with an iterator that outlives its loop, in a variable, a suspended generator,
-the traceback of an exception or a cycle of references: as soon as the session is polled elsewhere, a loop that is not
-around that place and not running in another task or thread has been left.
+and its batch is delivered again. So it is with an iterator that outlives its loop, in a variable, a suspended
+generator, the traceback of an exception or a cycle of references: as soon as the session is polled elsewhere, a loop
+that is not around that place and not running in another task or thread has been left.
 """
 
 from __future__ import annotations
@@ -385,10 +385,10 @@ def _drops_of(code: CodeType, head: int) -> frozenset[int]:
             continue
         if step.opname == "SWAP" and (above == 0 or step.arg == above + 1):
             above = (step.arg or 1) - 1 if above == 0 else 0
-        ways = [(step.argval, True)] if step.opcode in dis.hasjrel else []
+        successors = [(step.argval, True)] if step.opcode in dis.hasjrel else []
         if step.opcode not in _ENDS | _JUMPS and offset in after:
-            ways.append((after[offset], False))
-        for target, jump in ways:
+            successors.append((after[offset], False))
+        for target, jump in successors:
             left = above + dis.stack_effect(step.opcode, step.arg, jump=jump)
             if left >= 0:
                 ahead.append((target, left))
