@@ -23,6 +23,9 @@ demo: $(READY) ## see groups share work, move it and lose nothing, on a Postgres
 example: $(READY) ## run a program of examples/ (NAME says which: make example NAME=hourly_closing)
 	$(BIN)/python -m examples.$(NAME) $(ARGS)
 
+# Tests start hundreds of processes: without bytecode on the disk each of them would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Some tests wait more than they compute: three at a time keep two cores busy.
 PYTEST := $(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --durations 10
 

@@ -18,6 +18,7 @@ from hypothesis import settings
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.notify import publisher
+from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
 from tests.leftovers import SERVERS, Leftovers
 from tests.run_costs import RunCosts
@@ -62,6 +63,13 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for remark in terminalreporter.config.stash.get(REMARKS, []):
         terminalreporter.write_line(remark)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _fork_server_ends() -> Iterator[None]:
+    """With the tests: a run without workers would wait for it, and then fail."""
+    yield
+    FORK_SERVER.close()
 
 
 @pytest.fixture(scope="session")

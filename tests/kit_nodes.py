@@ -15,6 +15,7 @@ from typing import Any
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
+from tests.fork_server import FORK_SERVER, Forked
 from tests.kit import eventually
 from tools.source_path import source_path
 
@@ -31,18 +32,32 @@ def environment(speed: float = SPEED, extra: Mapping[str, str] | None = None) ->
 
 
 class Process:
-    """A Python module run as a process of its own; its output goes to a file beside its records."""
+    """A Python module run as a process of its own; its output goes to a file beside its records. `forks`: it begins
+    with all imported."""
 
     def __init__(
-        self, module: str, *arguments: str, log: Path, speed: float = SPEED, extra: Mapping[str, str] | None = None
+        self,
+        module: str,
+        *arguments: str,
+        log: Path,
+        speed: float = SPEED,
+        extra: Mapping[str, str] | None = None,
+        forks: bool = False,
     ) -> None:
         self.log = log
-        with log.open("ab") as output:
+        settings = environment(speed, extra)
+        self._popen: Forked | subprocess.Popen[bytes]
+        with log.open("ab") as output, Path(os.devnull).open() as nothing:
+            if forks:
+                streams = nothing.fileno(), output.fileno(), output.fileno()
+                self._popen = FORK_SERVER.start(module, arguments, ROOT, settings, *streams)
+                return
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", module, *arguments],
+                stdin=nothing,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment(speed, extra),
+                env=settings,
                 cwd=ROOT,
             )
 
@@ -141,7 +156,8 @@ class Fleet:
         return self.consumers[name]
 
     def _start(self, program: str, *arguments: str, log: Path) -> Process:
-        return Process(f"tests.processes.{program}", *arguments, log=log, speed=self.speed, extra=self.extra)
+        module = f"tests.processes.{program}"
+        return Process(module, *arguments, log=log, speed=self.speed, extra=self.extra, forks=True)
 
     def delivered(self, name: str | None = None) -> list[Delivered]:
         """What one consumer, or all of them, recorded so far, by time."""

@@ -102,6 +102,6 @@ def _is_roomy(place: Path) -> bool:
 
 def _describe(process: psutil.Process) -> str:
     try:
-        return f"process {process.pid}: {' '.join(process.cmdline())[:200]}"
+        return f"process {process.pid}, {process.name()}: {' '.join(process.cmdline())[:200]}"
     except psutil.Error:
         return f"process {process.pid}"

@@ -50,7 +50,9 @@ class RunCosts:
             terminalreporter.write_line(f"minutes of all workers: {spent}")
 
     def _is_unfiltered(self) -> bool:
-        return self._config.args_source is not pytest.Config.ArgsSource.ARGS and not self._config.option.keyword
+        option = self._config.option
+        by_hand = self._config.args_source is pytest.Config.ArgsSource.ARGS or option.keyword or option.collectonly
+        return not by_hand
 
     def _cache_key(self) -> str:
         return f"sublet/{self._config.option.markexpr or 'all'}"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tests.integration.command_server import CommandServer
+from tests.fork_server import FORK_SERVER, Forked
 from tests.kit import eventually
 
 REPOSITORY = Path(__file__).parents[2]
 TIMEOUT_S = 60.0
-COMMAND_SERVER = CommandServer()
+COMMAND_LINE = "sublet.cli"
 
 QUICK = {
     "SUBLET_LEASE_DURATION_S": "3",
@@ -50,22 +50,32 @@ class Answer:
 
 
 class Running:
-    """A command under way. Its stdout and stderr go to files, so that it never waits for a reader."""
+    """A command under way. Its stdout and stderr go to files, so that it never waits for a reader. `argv`: a program to
+    begin anew, instead of a command in a process that begins with all imported."""
 
-    def __init__(self, argv: Sequence[str], environment: dict[str, str], stdin: int | None) -> None:
+    def __init__(
+        self, arguments: Sequence[str], environment: dict[str, str], argv: Sequence[str] = (), stdin: int | None = None
+    ) -> None:
         self._out, self._err = (tempfile.TemporaryFile("w+") for _ in range(2))  # noqa: SIM115 - they outlive this
-        self.process = subprocess.Popen(
-            argv,
-            cwd=REPOSITORY,
-            env=environment,
-            stdin=subprocess.DEVNULL if stdin is None else stdin,
-            stdout=self._out,
-            stderr=self._err,
-        )
+        self.process: Forked | subprocess.Popen[bytes]
+        if argv:
+            self.process = subprocess.Popen(
+                [*argv, *arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL if stdin is None else stdin,
+                stdout=self._out,
+                stderr=self._err,
+            )
+            return
+        with Path(os.devnull).open() as nothing:
+            streams = nothing.fileno(), self._out.fileno(), self._err.fileno()
+            self.process = FORK_SERVER.start(COMMAND_LINE, arguments, REPOSITORY, environment, *streams)
 
     @property
     def stdin(self) -> IO[bytes]:
         """Its input, if it was started with a pipe."""
+        assert isinstance(self.process, subprocess.Popen)
         assert self.process.stdin is not None
         return self.process.stdin
 
@@ -114,16 +124,19 @@ class Shell:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         self.environment = clean | QUICK | settings
         self.directory = REPOSITORY
+        self.forks = True  # a forked process has another command line and environment in /proc
         self._running: list[Running] = []
 
     @staticmethod
     def argv(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "sublet.cli", *arguments]
+        return [sys.executable, "-m", COMMAND_LINE, *arguments]
 
     def start(self, *arguments: str, stdin: int | None = None, program: str | None = None) -> Running:
         """Begin a command; `program` is a Python text to run instead of the command line itself."""
-        argv = self.argv(*arguments) if program is None else [sys.executable, "-c", program, *arguments]
-        running = Running(argv, self.environment, stdin)
+        argv = [] if self.forks and stdin is None else self.argv()
+        if program is not None:
+            argv = [sys.executable, "-c", program]
+        running = Running(arguments, self.environment, argv, stdin)
         self._running.append(running)
         return running
 
@@ -137,8 +150,12 @@ class Shell:
             given.write(stdin.encode() if isinstance(stdin, str) else stdin)
             given.seek(0)
             streams = given.fileno(), out.fileno(), err.fileno()
-            code = COMMAND_SERVER.run(list(arguments), self.directory, self.environment, streams, TIMEOUT_S)
-            return Answer(code, _text(out), _text(err))
+            command = FORK_SERVER.start(COMMAND_LINE, arguments, self.directory, self.environment, *streams)
+            try:
+                return Answer(command.wait(TIMEOUT_S), _text(out), _text(err))
+            finally:
+                command.kill()
+                command.wait()
 
     def leader(self, name: str, *arguments: str) -> Running:
         node = self.start("leader", "--name", name, "--listen", "127.0.0.1:0", *arguments)

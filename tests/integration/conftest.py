@@ -14,17 +14,10 @@ from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.async_kit import Scene
-from tests.integration.cli_kit import COMMAND_SERVER, Shell, a_shell
+from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.sharing_kit import Stage
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _command_server_ends() -> Iterator[None]:
-    """With the tests: a run without workers would wait for it, and then fail."""
-    yield
-    COMMAND_SERVER.close()
 
 
 @pytest.fixture

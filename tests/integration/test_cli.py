@@ -285,6 +285,7 @@ def processes_about(place: Path) -> list[str]:
 def test_ctrl_c_leaves_nothing_running(server_home: Path, at_once: bool) -> None:
     """At once is as where a terminal runs them in one job: none finds the others alive."""
     with a_shell(SUBLET_DATA_DIR=str(server_home / "data")) as shell:
+        shell.forks = False  # processes are found by their environment
         node = shell.leader("n1")
         consumer = shell.start("consume", GROUP, "--json")
         eventually(lambda: (described_or_none(shell) or {}).get("streams_by_status") == {"held": 16}, 30)
