@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
@@ -46,6 +47,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the longest, so that of several workers none is left with them at the end."""
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+
+
+class OneSpark(LoadFileScheduling):  # type: ignore[misc]
+    """Files go to the workers one by one, but those of Spark together: each worker that gets one starts a JVM."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return str(Path(file).parent) if Path(file).parent.name == "spark" else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark | None:
+    """The long tests of Spark have JVMs of their own, and take too long to be one worker's."""
+    return OneSpark(config, log) if config.option.markexpr == "not long" else None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -22,9 +22,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PACKAGES = ("sublet.cli", "sublet_storage", "sublet_leader", "sublet_borrower", "tests.processes")
-LEFT_OUT = (".__main__", ".spark", ".release", ".forking")
-"""Parts of names: what is no module to import, or wants a Spark or an environment of its own."""
+PACKAGES = ("sublet.cli", "sublet_storage", "sublet_leader", "sublet_borrower")
+LEFT_OUT = (".__main__", ".spark")
+"""Parts of names: what is no module to import, or wants a Spark."""
 FROM_TYPER = ("typer._adapters", "rich.console")
 """What it loads for its first value and its first help."""
 STREAMS = 3
@@ -171,6 +171,7 @@ def _become(module: str, cwd: str, environment: dict[str, str], streams: list[in
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
     Path("/proc/self/comm").write_text(module[-15:])  # what it is called where it is left behind
 
 

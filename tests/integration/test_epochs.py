@@ -389,6 +389,8 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
 
 
 @pytest.mark.conforms("X4")
+@pytest.mark.long
+@pytest.mark.timeout(600)  # a million pairs are compared
 def test_so_many_epochs_are_held_at_a_time(database: str, conn: psycopg.Connection[Any], space: int) -> None:
     """One more is refused where it is given, and nothing is held of it."""
     antichain = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]

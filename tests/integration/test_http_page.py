@@ -120,6 +120,7 @@ def test_a_group_is_seen_live_and_acted_on_by_keyboard(stage: Stage, chrome: Chr
     shown(chrome, "this node does not answer")
 
 
+@pytest.mark.long
 def test_many_groups_are_searched_and_paged(stage: Stage, chrome: Chrome) -> None:
     store = PostgresGroupStore(stage.scene.url)
     for number in range(60):
@@ -152,6 +153,7 @@ def test_many_groups_are_searched_and_paged(stage: Stage, chrome: Chrome) -> Non
     assert complaints(chrome) == []
 
 
+@pytest.mark.long
 def test_a_missing_group_is_said_once(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     chrome.get(f"http://{node.address}/#/group/{quote(ALL, safe='')}")
@@ -177,6 +179,7 @@ def test_a_missing_group_is_said_once(stage: Stage, chrome: Chrome) -> None:
     complaints(chrome)
 
 
+@pytest.mark.long
 def test_no_leader_is_red_where_consumers_wait_for_one(stage: Stage, chrome: Chrome) -> None:
     stage.serve("n1")
     stage.fleet.consumer("a", ALL)
@@ -195,6 +198,7 @@ def test_nodes_are_shown_with_their_driver(stage: Stage, chrome: Chrome) -> None
     shown(chrome, "other", "pigeons")
 
 
+@pytest.mark.long
 def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     chrome.execute_cdp_cmd(
@@ -211,6 +215,7 @@ def test_a_long_reason_leaves_names_in_one_piece(stage: Stage, chrome: Chrome) -
     assert lines == 1
 
 
+@pytest.mark.long
 def test_pages_fit_any_width_and_screen_readers(stage: Stage, chrome: Chrome) -> None:
     node = served(stage)
     stage.fleet.consumer("a", ALL, session="a-consumer-with-a-rather-long-name-of-its-own")

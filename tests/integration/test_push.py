@@ -71,7 +71,8 @@ def test_consumers_are_notified_of_messages_by_push(staged: Staged, driver: str)
 
 @pytest.mark.conforms("D1", "D2", "D4", "D6", "P4", "P6", "R1", "R12", "E16")
 @pytest.mark.usefixtures("plugged")
-@pytest.mark.parametrize("loss", [0, *(pytest.param(loss, marks=pytest.mark.long) for loss in (50, 100))])
+@pytest.mark.long
+@pytest.mark.parametrize("loss", [0, 50, 100])
 def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> None:
     """Two leaders in turn. In the end the last node holds one poll of each agent and knows of the streams what is
     true, nothing was missing of what it sent, and its counters say how it came by what was lost."""

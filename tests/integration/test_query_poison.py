@@ -198,7 +198,7 @@ def test_it_has_all_entire_epochs_before_that(database: str, conn: Connection, l
             for number in range(16):
                 publisher.in_epoch(epoch).publish("eu", value, key=b"k%d" % number)
             publisher.advance(epoch + 1)
-    found = "select end_offset - count from block where stream_id = %s and epoch_bounds->'least' = '[[3]]'"
+    found = "select min(end_offset - count) from block where stream_id = %s and epoch_bounds->'least' = '[[3]]'"
     bad, well = (row[0] for row in conn.execute("select stream_id from block group by 1 order by 1").fetchall())
     ((first,),) = conn.execute(found, (bad,)).fetchall()
     conn.execute("update block set payload = '?' where stream_id = %s and end_offset > %s", (bad, first))
