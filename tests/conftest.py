@@ -10,6 +10,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -147,8 +148,8 @@ def _database(server_url: str, template: str) -> Iterator[str]:
         conn.execute(f"create database {name} template {template}")
         url = database_of(server_url, name)
         yield url
-        if (voice := publisher._shared.pop(url, None)) is not None:
-            voice.close(0)
+        for each in [each for each in publisher._shared if urlsplit(each).path == f"/{name}"]:  # whoever connected
+            publisher._shared.pop(each).close(0)
         conn.execute(f"drop database {name} with (force)")
 
 

@@ -37,6 +37,7 @@ class PostgresProxy:
         self._ends: set[socket.socket] = set()
         self.was_cut = threading.Event()
         self._cutting = self._cutting_commit = False
+        self._committing: socket.socket | None = None
         self._resuming, self._arriving, self._at_once = True, True, False
         self._allowed: int | None = None
         self.frozen, self._thawed = threading.Event(), threading.Event()
@@ -147,17 +148,17 @@ class PostgresProxy:
             while data := source.recv(PIECE_BYTES):
                 time.sleep(self._delay_s)
                 self._flowing.wait()
-                if not (self._reply(data, target) if replies else self._request(data, target)):
+                if not (self._reply(data, source, target) if replies else self._request(data, target)):
                     break
         for end in (source, target):
             self._ends.discard(end)
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
-    def _reply(self, data: bytes, client: socket.socket) -> bool:
+    def _reply(self, data: bytes, server: socket.socket, client: socket.socket) -> bool:
         """Pass it on; False if the connection ends instead."""
-        if self._cutting:
-            self._cutting = False
+        if self._cutting or server is self._committing:
+            self._cutting, self._committing = False, None
             self.was_cut.set()
             return False
         if self._pooling and (found := data.find(KEY_DATA)) >= 0:
@@ -179,13 +180,14 @@ class PostgresProxy:
             return False
         if self._cutting_commit and b"COMMIT" in data:
             self._cutting_commit = False
-            self.cut()
+            self._open.clear()
+            self.was_cut.clear()
             if self._resuming:
                 self.resume()
             if self._at_once or not self._arriving:
-                self._cutting = False
                 if self._arriving:
                     server.sendall(data)
                 return False
+            self._committing = server  # others may have replies meanwhile
         server.sendall(data)
         return True

@@ -323,7 +323,7 @@ def test_a_nodes_page_is_bounded(nodes: NodeWorld, conn: Connection, monkeypatch
     stream = stream_of(conn, "default")
     put(conn, stream, *(bytes([number]) * MB for number in range(20)))
     put(conn, stream, b"x" * 11 * MB)
-    reader, granted = nodes.reader(1 << 40), granted_of(conn, stream)
+    reader, granted = nodes.reader(1 << 40, timeout_s=60.0), granted_of(conn, stream)
     sizes: list[int] = []
     while granted.next_read_offset < 20:
         page = reader.fetch(granted, always)
