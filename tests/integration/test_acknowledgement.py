@@ -270,6 +270,19 @@ def around_map(session: Session, seen: Seen) -> None:
         pass
 
 
+def around_map_over_a_function_with_state(session: Session, seen: Seen) -> None:
+    current: Batch | None = None
+
+    def work(batch: Batch) -> None:
+        nonlocal current
+        current = batch
+        seen.append(batch.first)
+        fail(batch)
+
+    for _ in map(work, session):
+        assert current is not None
+
+
 def while_closing(session: Session, seen: Seen) -> None:
     with contextlib.closing(iter(session)) as batches:  # type: ignore[type-var]
         for batch in batches:
@@ -326,6 +339,18 @@ def over_a_stored_generator(session: Session, seen: Seen) -> None:
     for batch in batches:
         seen.append(batch.first)
         fail(batch)
+
+
+def over_a_generator_that_goes_on(session: Session, seen: Seen) -> None:
+    """At another place of the code."""
+    batches = (batch for batch in session)
+    with contextlib.suppress(Failed):
+        for batch in batches:
+            seen.append(batch.first)
+            fail(batch)
+    for batch in batches:
+        assert batch.first == 1
+        raise Failed
 
 
 def over_what_a_traceback_keeps(session: Session, seen: Seen) -> None:
@@ -422,7 +447,8 @@ BADLY: list[Leave] = [
     close, close_later, over_a_wrapper, over_a_wrapper_that_looks_ahead, *map(by, TAKERS.values()),
     in_a_call, interrupted, in_an_inner_loop, within_with, around_a_generator, around_map, while_closing,
     over_a_stored_iterator, over_what_is_thrown_away_later, over_a_generator_that_is_closed_later,
-    break_when_it_has_failed, over_a_stored_generator, over_what_a_traceback_keeps,
+    break_when_it_has_failed, over_a_stored_generator, over_a_generator_that_goes_on,
+    around_map_over_a_function_with_state, over_what_a_traceback_keeps,
     over_a_generator_that_ends_when_it_is_closed, within_a_context_manager,
 ]  # fmt: skip
 

@@ -93,7 +93,7 @@ class _Loop:
     def __init__(self, loops: SessionLoops, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batches: list[Batch] = []
-        self._is_for = self._is_by_hand = self._is_taken_by_hand = False
+        self._is_for = self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
         self._asked_at = self._frame = self._caller = self._beside_at = (0, 0)
         self._heads: dict[tuple[int, int], int] = {}
         self._handled = 0
@@ -101,11 +101,15 @@ class _Loop:
         loops.add(self)
 
     def asks(self, frame: FrameType) -> None:
-        """Advance: the batch before has ended well if this call comes from the same place."""
+        """Advance: the batch before has ended well if this call comes from the same place; where the loop is in a
+        generator that a `for` goes over, from the same place of that."""
         loop_frame = _loop_frame(frame)
         self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
         if self.batches and self._is_here(loop_frame):
-            self._ends(True)
+            if not self._is_over_for or _heads(loop_frame) == self._heads:
+                self._ends(True)
+            elif not self._is_in_body(_caller(loop_frame)):
+                self._ends(False)
         self.entered(frame)
         if not self.batches:
             self._is_for, self._handled = _is_for(loop_frame), id(sys.exc_info()[1])
@@ -114,7 +118,7 @@ class _Loop:
                 _identity(loop_frame),
                 _identity(_caller(loop_frame)),
             )
-            self._heads = {_identity(each): _index(each) for each in _frames(loop_frame)}
+            self._heads, self._is_over_for = _heads(loop_frame), _is_for(_caller(loop_frame))
             self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
         elif _identity(frame) != self._frame and not _is_for(frame):
             self._looks_ahead(_call_site(frame))
@@ -192,13 +196,18 @@ class _Loop:
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
         if _call_site(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
-            return any(value is batch for value in frame.f_locals.values())
+            return any(frame.f_locals.get(name) is batch for name in _targets(frame.f_code, _index(frame)))
         return self._drops(frame)
 
     def _drops(self, frame: FrameType) -> bool:
         """Return whether a loop in that frame, this one or one over the generator that it is in, drops its iterator."""
         head = self._heads.get(_identity(frame))
         return head is not None and _index(frame) in _drops_of(frame.f_code, head)
+
+    def _is_in_body(self, frame: FrameType) -> bool:
+        """Return whether that frame is in the body of one of its loops."""
+        head = self._heads.get(_identity(frame))
+        return head is not None and head <= frame.f_lasti <= _end_of_body(frame, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether no exception is being handled that was not when it asked."""
@@ -393,6 +402,24 @@ def _drops_of(code: CodeType, head: int) -> frozenset[int]:
             if left >= 0:
                 ahead.append((target, left))
     return frozenset(found)
+
+
+@functools.lru_cache(maxsize=256)
+def _targets(code: CodeType, head: int) -> frozenset[str]:
+    """Return the variables in which the loop that advances at that offset puts what it takes."""
+    found = set[str]()
+    for step in dis.get_instructions(code):
+        if step.offset <= head or step.opname in ("END_SEND", "NOP") or step.opname.startswith("UNPACK_"):
+            continue
+        if not step.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
+            break
+        found |= {step.argval} if isinstance(step.argval, str) else set(step.argval)
+    return frozenset(found)
+
+
+def _heads(frame: FrameType) -> dict[tuple[int, int], int]:
+    """Return where each is of a loop's frame and those over it, see `_frames`."""
+    return {_identity(each): _index(each) for each in _frames(frame)}
 
 
 def _is_generator(frame: FrameType) -> bool:
