@@ -52,12 +52,23 @@ create table timeline (
   number integer not null
 );
 insert into timeline (number) values (0);
+create function current_timeline() returns timeline
+language sql stable security definer set search_path from current as $$
+  select t.one, coalesce(here, t.name),
+         case when here = t.name or here is null then t.number
+              else greatest(t.number + 1, ('x' || right(here, 8))::bit(32)::integer) end
+    from timeline t, timeline_now() as here
+$$;
+
+-- The number of a timeline in what is drawn on it, from 0. Nothing is written.
+create function timeline_number() returns integer
+language sql stable security definer set search_path from current as $$
+  select least(greatest(number, 1), 2048) - 1 from current_timeline()
+$$;
+
 create function timeline_ahead() returns bigint
 language plpgsql security definer set search_path from current as $$
-declare
-  here text := timeline_now();
 begin
-  update timeline t set name = here, number = greatest(t.number + 1, ('x' || right(here, 8))::bit(32)::integer)
-   where t.name <> here or (t.name is null and here is not null);
-  return (select (least(greatest(number, 1), 2048) - 1)::bigint << 52 from timeline);
+  update timeline t set name = c.name, number = c.number from current_timeline() c where t.name is distinct from c.name;
+  return timeline_number()::bigint << 52;
 end $$;

@@ -20,7 +20,6 @@ import psycopg
 from psycopg.abc import PQGen
 
 from sublet_protocol.domain.errors import PositionBeyondHead, TimelineChanged
-from sublet_protocol.domain.keys import timeline_number
 
 _T = TypeVar("_T")
 
@@ -43,11 +42,10 @@ class BoundedConnection(psycopg.Connection[Any]):
         _connections.add(self)
 
     def timeline_number(self) -> int:
-        """Return the number of the server's timeline, see `sublet_protocol.domain.keys`. The schema has to be there;
+        """Return the number of the server's timeline, as `timeline_number` of its ids. The schema has to be there;
         the server is asked once."""
         if self._timeline_number is None:
-            ((ahead,),) = self.execute("select timeline_ahead()").fetchall()
-            self._timeline_number = timeline_number(ahead)
+            ((self._timeline_number,),) = self.execute("select timeline_number()").fetchall()
         return self._timeline_number
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:

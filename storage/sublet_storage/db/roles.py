@@ -115,7 +115,9 @@ next_session_epoch()      -       -      x       -       x
 last_session_epoch()      -       -      -       x       x
 is_session()              -       -      -       -       x
 timeline_now()            -       -      -       x       x
-timeline_ahead()          -       -      x       x       x
+timeline_number()         -       -      x       x       x
+current_timeline()        -       -      -       -       x
+timeline_ahead()          -       -      -       x       x
 create_partition()        -       -      -       x       x
 refuse_isolation()        -       -      -       -       -
 note_access()             -       -      -       -       -
