@@ -134,10 +134,16 @@ def log_line(formatter: logging.Formatter) -> str:
     return lines[0]
 
 
+@pytest.mark.parametrize("in_records", [False, True], ids=["handler", "records"])
 @pytest.mark.parametrize("formatter", [logging.Formatter("%(message)s"), JsonFormatter("n1")])
-def test_a_log_line_is_without_known_secrets(formatter: logging.Formatter) -> None:
-    secret = Secret(VALUE)
-    line = log_line(formatter)
+def test_a_log_line_is_without_known_secrets(formatter: logging.Formatter, in_records: bool) -> None:
+    secret, before = Secret(VALUE), logging.getLogRecordFactory()
+    if in_records:
+        hide_secrets_in_records()
+    try:
+        line = log_line(formatter)
+    finally:
+        logging.setLogRecordFactory(before)
     assert "s3cret" not in line, secret
     assert "it is ***" in line
     assert "ValueError: ***" in line

@@ -39,8 +39,9 @@ class JsonFormatter(logging.Formatter):
             "node": self._node,
             "message": record.getMessage(),
         }
-        if record.exc_info:
-            reported["traceback"] = record.exc_text or self.formatException(record.exc_info)
+        traceback = record.exc_text or (record.exc_info and self.formatException(record.exc_info))
+        if traceback:
+            reported["traceback"] = traceback
         return escape_json(json.dumps({**getattr(record, "fields", {}), **reported}, ensure_ascii=False, default=str))
 
 
