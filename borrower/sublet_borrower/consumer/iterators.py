@@ -104,21 +104,18 @@ class _Loop:
         """Advance: the batch before has ended well if this call comes from the same place; where the loop is in a
         generator that a `for` goes over, from the same place of that."""
         loop_frame = _loop_frame(frame)
+        heads, over = _heads(loop_frame), _caller(loop_frame)
         self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
         if self.batches and self._is_here(loop_frame):
-            if not self._is_over_for or _heads(loop_frame) == self._heads:
+            if not self._is_over_for or heads == self._heads:
                 self._ends(True)
-            elif not self._is_in_body(_caller(loop_frame)):
+            elif not self._is_in_body(over):
                 self._ends(False)
         self.entered(frame)
         if not self.batches:
-            self._is_for, self._handled = _is_for(loop_frame), id(sys.exc_info()[1])
-            self._asked_at, self._frame, self._caller = (
-                _call_site(loop_frame),
-                _identity(loop_frame),
-                _identity(_caller(loop_frame)),
-            )
-            self._heads, self._is_over_for = _heads(loop_frame), _is_for(_caller(loop_frame))
+            self._is_for, self._is_over_for, self._handled = _is_for(loop_frame), _is_for(over), id(sys.exc_info()[1])
+            self._asked_at, self._heads = _call_site(loop_frame), heads
+            self._frame, self._caller = _identity(loop_frame), _identity(over)
             self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
         elif _identity(frame) != self._frame and not _is_for(frame):
             self._looks_ahead(_call_site(frame))
@@ -207,7 +204,7 @@ class _Loop:
     def _is_in_body(self, frame: FrameType) -> bool:
         """Return whether that frame is in the body of one of its loops."""
         head = self._heads.get(_identity(frame))
-        return head is not None and head <= frame.f_lasti <= _end_of_body(frame, head)
+        return head is not None and head <= _index(frame) <= _end_of_body(frame, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether no exception is being handled that was not when it asked."""
@@ -218,7 +215,7 @@ class _Loop:
         several iterators."""
         while frame is not None and _identity(frame) != self._frame:
             frame = frame.f_back
-        return frame is not None and self._asked_at[1] <= frame.f_lasti <= _end_of_body(frame, self._asked_at[1])
+        return frame is not None and self._is_in_body(frame)
 
 
 class _Deleted:
