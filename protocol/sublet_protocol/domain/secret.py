@@ -109,11 +109,7 @@ class SecretFilter(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Pass the record, without secrets."""
-        record.msg, record.args = hide_secrets(record.getMessage()), None
-        if record.exc_info and not record.exc_text:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-        if record.exc_text:
-            record.exc_text = hide_secrets(record.exc_text)
+        _hide_in(record)
         if fields := getattr(record, "fields", None):
             record.fields = {
                 name: hide_secrets(value) if isinstance(value, str) else value for name, value in fields.items()
@@ -139,10 +135,9 @@ def _hide_in(record: logging.LogRecord) -> None:
     message = record.getMessage()
     if (hidden := hide_secrets(message)) != message:
         record.msg, record.args = hidden, None
-    if record.exc_info and record.exc_info[0]:
-        text = logging.Formatter().formatException(record.exc_info)
-        if (hidden := hide_secrets(text)) != text:
-            record.exc_info, record.exc_text = None, hidden
+    text = record.exc_text or (record.exc_info and logging.Formatter().formatException(record.exc_info)) or ""
+    if (hidden := hide_secrets(text)) != text:
+        record.exc_info, record.exc_text = None, hidden
 
 
 def hide_secrets_in_records() -> None:
