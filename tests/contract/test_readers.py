@@ -28,7 +28,7 @@ from sublet_storage.log.fetch import LogPage
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
-from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import go_over_to_another_timeline, put, stream_of, with_a_short_lived_space
 from tests.kit import GRANT_KEY, eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -112,11 +112,6 @@ def granted_of(conn: Connection, stream_id: int, position: int = 0, filter: str 
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     assert row is not None
     return GrantedStream(stream_id, 1, row[0], TopicFilter(filter), position, grant_key=GRANT_KEY)
-
-
-def promote(conn: Connection) -> None:
-    """As if the database had gone over to another timeline."""
-    conn.execute("update timeline set number = number + 2, name = timeline_now()")
 
 
 def always(_: GrantedStream) -> bool:
@@ -384,7 +379,7 @@ def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: 
 def test_a_grant_of_a_former_timeline_reads_nothing(world: World, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"a")
-    promote(conn)
+    go_over_to_another_timeline(conn)
     granted = granted_of(conn, stream)
     with contextlib.closing(world.reader()) as reader:
         with pytest.raises(TimelineChanged, match=f"stream {stream} was granted on a former timeline"):

@@ -36,7 +36,7 @@ from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import MAX_LOSSES, GroupOptions
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from tests.integration.log_kit import Connection, generation_of, put, stream_of
+from tests.integration.log_kit import Connection, generation_of, go_over_to_another_timeline, put, stream_of
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
@@ -438,7 +438,7 @@ def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connectio
 def test_a_plan_of_a_former_timeline_fails_a_task(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"a")
-    conn.execute("update timeline set number = number + 2, name = timeline_now()")
+    go_over_to_another_timeline(conn)
     partition = RangePartition(
         stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
     )

@@ -9,9 +9,17 @@ import psycopg
 import pytest
 
 from tests.integration.log_kit import with_a_short_lived_space
+from tests.interleavings.harness import Interleavings
 
 
 @pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
     with with_a_short_lived_space(database) as connection:
         yield connection
+
+
+@pytest.fixture
+def orders(stage: object, database: str) -> Iterator[Interleavings]:
+    """What is explored begins with the `stage` of each file."""
+    with Interleavings(database) as orders:
+        yield orders

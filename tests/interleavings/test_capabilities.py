@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations
 from typing import Any
 
@@ -83,12 +82,6 @@ class Stage:
 @pytest.fixture
 def stage(conn: Connection) -> Stage:
     return Stage(conn)
-
-
-@pytest.fixture
-def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
-    with Interleavings(database) as orders:
-        yield orders
 
 
 def check_frontier(run: Run) -> None:

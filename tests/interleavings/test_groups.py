@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -108,12 +107,6 @@ class Stage:
 @pytest.fixture
 def stage(conn: Connection, database: str) -> Stage:
     return Stage(conn, database)
-
-
-@pytest.fixture
-def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
-    with Interleavings(database) as orders:
-        yield orders
 
 
 @pytest.mark.conforms("S8", "W6")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 
 import pytest
@@ -71,12 +71,6 @@ def delete(conn: Connection) -> list[int]:
 @pytest.fixture
 def stage(conn: Connection, database: str) -> Stage:
     return Stage(conn, database)
-
-
-@pytest.fixture
-def orders(stage: Stage, database: str) -> Iterator[Interleavings]:
-    with Interleavings(database) as orders:
-        yield orders
 
 
 SYNC, FIRST, LOCKED = {"sync": "insert into lending"}, {"delete": "select exists"}, {"delete": "where parents &&"}

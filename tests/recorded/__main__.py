@@ -39,30 +39,29 @@ def main() -> int:
     seed = int(time.time()) if options.seed is None else options.seed
     plan = draw(seed, options.minutes * 60, options.deed_every, options.order_every, options.without)
     given = "" if options.seed is not None else f" --seed {seed}"
-    _say(f"again: python -m tests.recorded {' '.join(sys.argv[1:])}{given}\n{plan}\n--- it begins")
+    say(f"again: python -m tests.recorded {' '.join(sys.argv[1:])}{given}\n{plan}\n--- it begins")
     directory = options.keep or server_directory()
     directory.mkdir(exist_ok=True)
-    stage = Stage(directory, plan, options.speed, _say)
+    stage = Stage(directory, plan, options.speed, say)
     code, begun = 0, time.monotonic()
     try:
         stage.run()
     except AssertionError as error:
-        _say(f"--- the groups did not come to rest: {error}")
+        say(f"--- the groups did not come to rest: {error}")
         code = 1
-    befell = ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
-    _say(f"--- {time.monotonic() - begun:.0f} s: {befell}")
+    say(f"--- {time.monotonic() - begun:.0f} s: {faults(stage)}")
     code = report(read(stage.records)) or code
     if code == 0 and options.keep is None:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        _say(f"the records are in {directory}: python -m tests.recorded --check {directory}")
+        say(f"the records are in {directory}: python -m tests.recorded --check {directory}")
     return code
 
 
 def report(history: History) -> int:
     """Print what was recorded and each broken promise; 1 if there is one."""
     asked = Counter(message.outcome for message in history.messages.values())
-    _say(
+    say(
         f"published {len(history.messages)}: {asked[Outcome.OK]} acknowledged, {asked[Outcome.FAILED]} rolled back, "
         f"{asked[Outcome.UNKNOWN]} unknown; {len(history.log)} in the log, in "
         f"{len({stream for stream, *_ in history.log})} streams"
@@ -73,21 +72,27 @@ def report(history: History) -> int:
         moves = Counter(line.event for line in history.lendings.get(group.name, ()))
         reported = ", ".join(f"{event} {count}" for event, count in sorted(moves.items()))
         counted = f"{len(calls)} calls, {len(given)} messages given out, {len(set(given))} of them once"
-        _say(f"{group.name}: {counted}; {reported}")
+        say(f"{group.name}: {counted}; {reported}")
     anomalies = check(history)
     by_kind: dict[tuple[str, str], list[Anomaly]] = {}
     for anomaly in anomalies:
         by_kind.setdefault((anomaly.group, anomaly.kind), []).append(anomaly)
     for found in by_kind.values():
-        _say(f"\n{found[0].kind}{f' in {found[0].group}' if found[0].group else ''}: {len(found)}")
+        say(f"\n{found[0].kind}{f' in {found[0].group}' if found[0].group else ''}: {len(found)}")
         for anomaly in found[:MAX_SHOWN_CHARS]:
-            _say(f"  {anomaly.what}")
-        _say("\n".join(story(history, found[0])))
-    _say("no promise was broken" if not anomalies else f"\n{len(anomalies)} anomalies")
+            say(f"  {anomaly.what}")
+        say("\n".join(story(history, found[0])))
+    say("no promise was broken" if not anomalies else f"\n{len(anomalies)} anomalies")
     return 1 if anomalies else 0
 
 
-def _say(text: str) -> None:
+def faults(stage: Stage) -> str:
+    """Return what befell the processes, and how often."""
+    return ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
+
+
+def say(text: str) -> None:
+    """Print it at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.kit import server_directory
-from tests.recorded.__main__ import report
+from tests.recorded.__main__ import faults, report, say
 from tests.recorded.history import read
 from tests.recorded.plan import PROXIED, draw
 from tests.recorded.resources import HEADING, Figure, Resources
@@ -39,11 +39,11 @@ def main() -> int:
     directory = options.keep or server_directory()
     directory.mkdir(exist_ok=True)
     seed = int(time.time()) if options.seed is None else options.seed
-    is_sound = soak(directory, seed, options.minutes * 60, _say)
+    is_sound = soak(directory, seed, options.minutes * 60, say)
     if is_sound and options.keep is None:
         shutil.rmtree(directory, ignore_errors=True)
     else:
-        _say(f"the records are in {directory}: python -m tests.recorded --check {directory}")
+        say(f"the records are in {directory}: python -m tests.recorded --check {directory}")
     return 0 if is_sound else 1
 
 
@@ -75,7 +75,7 @@ def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None])
         return False
     figures = resources[0].figures(seconds)
     judged = [each for each in figures if each.growth is not None]
-    say(f"--- {seconds / 60:g} minutes of seed {seed}: {_befell(stage)}\n{HEADING}")
+    say(f"--- {seconds / 60:g} minutes of seed {seed}: {faults(stage)}\n{HEADING}")
     say("\n".join(str(each) for each in judged if each.peak))
     failed += [f"{each.whose}: {each.measure} grew by {each.growth:.1f}" for each in judged if not each.is_flat]
     failed += [f"{name} was not judged" for name in _not_judged(judged)]
@@ -104,15 +104,6 @@ def _print_progress(
             f"{resources.seconds / 60:5.1f} of {seconds / 60:g} min: {resources.messages:.0f} messages stored, "
             f"{sum(stage.befell.values())} faults; {memory}"
         )
-
-
-def _befell(stage: Stage) -> str:
-    return ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
-
-
-def _say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
 
 
 if __name__ == "__main__":
