@@ -39,7 +39,7 @@ class PostgresProxy:
         self._cutting = self._cutting_commit = False
         self._committing: socket.socket | None = None
         self._resuming, self._arriving, self._at_once = True, True, False
-        self._allowed: int | None = None
+        self._stop: bytes | None = None
         self.frozen, self._thawed = threading.Event(), threading.Event()
 
     def lead_to(self, server_url: str) -> None:
@@ -96,13 +96,14 @@ class PostgresProxy:
         Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server is still at it."""
         self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
 
-    def freeze(self, after: int) -> None:
-        """Hold back what clients send after so many more bytes, their connections open, until `thaw()`."""
-        self._allowed = after
+    def freeze(self, at: bytes = b"") -> None:
+        """Hold back what a client sends from these bytes on, and then all that any sends, their connections open, until
+        `thaw()`."""
+        self._stop = at
 
     def thaw(self) -> None:
         """End the frozen connections, and let everything through again."""
-        self._allowed = None
+        self._stop = None
         self._thawed.set()
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -170,11 +171,9 @@ class PostgresProxy:
     def _request(self, data: bytes, server: socket.socket) -> bool:
         """Pass it on, as far as that is allowed; False if the connection ends after it."""
         self.sent += len(data)
-        if self._allowed is not None:
-            server.sendall(data[: self._allowed])
-            self._allowed -= min(self._allowed, len(data))
-            if self._allowed:
-                return True
+        if self._stop is not None and (place := data.find(self._stop)) >= 0:
+            self._stop = b""
+            server.sendall(data[:place])
             self.frozen.set()
             self._thawed.wait()
             return False

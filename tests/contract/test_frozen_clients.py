@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,7 +16,7 @@ from sublet_storage.db.store_connection import GroupStoreConnection
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import ForceRelease
-from sublet_storage.producer import Publisher, sender
+from sublet_storage.producer import Delivery, Publisher, sender
 from tests.contract.group_world import APPLIED, ONE, SHARE, TWO, PostgresWorld, grant_of
 from tests.kit import eventually
 from tests.kit_nodes import Process
@@ -60,16 +59,15 @@ def test_a_leader_frozen_in_a_renewal_is_succeeded(postgres: PostgresWorld) -> N
 @pytest.mark.conforms("W2")
 @pytest.mark.usefixtures("untold")
 def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 4.0)  # for so long its lock can be seen
+    monkeypatch.setattr(sender, "TRANSACTION_TIMEOUT_S", 8.0)  # for so long its lock can be seen
     with connect(database) as connection, PostgresProxy(database) as cutter:
         frozen = Publisher(cutter.url)
         frozen.publish("a", "first").result(10)
-        cutter.hold()  # so that all but the first of them are in one transaction, which has locked a stream by then
-        sent = [frozen.publish("a", os.urandom(400_000), key=key) for key in KEYS]
-        cutter.freeze(3_000_000)
-        cutter.resume()
+        cutter.freeze(b"COMMIT")  # which follows on appends to several streams
+        sent: list[Delivery] = []
         try:
-            assert cutter.frozen.wait(60)
+            while not cutter.frozen.wait(0.05):
+                sent += [frozen.publish("a", "b", key=key) for key in KEYS]
 
             def locked() -> bool:
                 try:
@@ -81,7 +79,7 @@ def test_a_publisher_frozen_in_an_append_stops_nobody(database: str, monkeypatch
             eventually(locked)
             with Publisher(database) as other:
                 for delivery in [other.publish("a", "b", key=key) for key in KEYS]:
-                    delivery.result(8)
+                    delivery.result(60)
         finally:
             cutter.thaw()
             frozen.close()
