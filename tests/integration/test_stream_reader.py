@@ -435,12 +435,12 @@ def test_what_is_gone_fails_a_task_or_is_left_out(database: str, conn: Connectio
 
 
 @pytest.mark.conforms("P10")
-def test_a_plan_of_a_former_timeline_fails_a_task(database: str, conn: Connection) -> None:
+def test_a_plan_of_another_timeline_fails_a_task(database: str, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"a")
     go_over_to_another_timeline(conn)
     partition = RangePartition(
         stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
     )
-    with pytest.raises(TimelineChanged, match=f"stream {stream} was planned on a former timeline"):
+    with pytest.raises(TimelineChanged, match=f"stream {stream} was planned on another timeline"):
         list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))

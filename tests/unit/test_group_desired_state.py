@@ -121,3 +121,9 @@ def test_a_text_that_cannot_be_shown_is_refused(text: str) -> None:
         SetSessionWeight(text, 1)
     with pytest.raises(UsageError, match="without a name"):
         SetSessionWeight("", 1)
+
+
+def test_a_reason_as_of_a_reset_is_refused() -> None:
+    """The next reset would resume the group."""
+    with pytest.raises(UsageError, match="of which the next would resume the group"):
+        PauseGroup("to be reset to earliest")

@@ -41,7 +41,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     UpdateProgress,
 )
-from sublet_storage.groups.model.desired_state import PauseGroup
+from sublet_storage.groups.model.desired_state import format_pause
 from sublet_storage.groups.model.records import (
     COMMAND,
     AdvancePosition,
@@ -336,7 +336,7 @@ class GroupLeader:
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
         """Take streams back: the group is paused."""
-        reason = str(PauseGroup(self.desired_state.pause_reason or ""))
+        reason = format_pause(self.desired_state.pause_reason)
         self._assignments.revoke(stream_ids, reason, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:

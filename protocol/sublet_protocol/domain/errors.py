@@ -251,7 +251,7 @@ class PositionBeyondHead(Conflict):
 
 
 class TimelineChanged(PositionBeyondHead):
-    """What is being read was granted, or planned, on a former timeline of the database."""
+    """What is being read was granted, or planned, on another timeline of the database."""
 
 
 class SubscriptionEnded(SubletError):

@@ -108,9 +108,9 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, wh
 
 
 def check_timeline_number(connection: BoundedConnection, number: int, what: str) -> None:
-    """Raise `TimelineChanged` where `what`, from which is read on, is of an earlier timeline than the server is on."""
-    if number < connection.timeline_number():
+    """Raise `TimelineChanged` where `what`, from which is read on, is of another timeline than the server is on."""
+    if number != connection.timeline_number():
         raise TimelineChanged(
-            f"{what} on a former timeline of the database: a standby was promoted, or a backup restored, and at its "
+            f"{what} on another timeline of the database: a standby was promoted, or a backup restored, and at its "
             "offsets may lie other messages now."
         )

@@ -176,7 +176,7 @@ def was_committed(
 
 
 def check_granted_here(conn: BoundedConnection, stream_id: int, grant_id: int) -> None:
-    """Raise `TimelineChanged` where the stream was granted on a former timeline of the database: what follows there on
+    """Raise `TimelineChanged` where the stream was granted on another timeline of the database: what follows there on
     what was read may be something else on this one. The group's first leader on this one grants it anew."""
     check_timeline_number(conn, timeline_number(grant_id), f"stream {stream_id} was granted")
 

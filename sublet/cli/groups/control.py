@@ -10,7 +10,13 @@ from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
 from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
-from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
+from sublet_storage.groups.model.desired_state import (
+    GroupCommand,
+    PauseGroup,
+    ResumeGroup,
+    SetSessionWeight,
+    format_pause,
+)
 
 
 def pause(
@@ -80,5 +86,5 @@ def _send_command(cli: CommandContext, subscription: str, command: GroupCommand)
         desired_state = {"paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
         cli.print_json({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **desired_state})
     else:
-        is_so = PauseGroup(group.desired_state.pause_reason or "") if isinstance(command, PauseGroup) else command
+        is_so = format_pause(group.desired_state.pause_reason) if isinstance(command, PauseGroup) else command
         cli.print_info(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")

@@ -25,7 +25,7 @@ from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import PositionChange
 from sublet_storage.groups.coordinator import group_lifecycle
-from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseGroup, ResumeGroup
+from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseForReset, ResumeGroup
 from sublet_storage.groups.model.history_records import reason_with_user
 from sublet_storage.groups.model.records import Group
 
@@ -126,7 +126,7 @@ def reset_live_group(
 def paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
     wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
-    found, _ = send_command(url, wanted, PauseGroup(reason))
+    found, _ = send_command(url, wanted, PauseForReset(reason))
     try:
         if found.group_id != group.group_id:
             raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_WEIGHT, MIN_WEIGHT
 
 MAX_TEXT = 255
-FOR_A_RESET = "to be reset to "
-"""Begins the reason of a pause that ends with a reset."""
+FOR_A_RESET: Final = "to be reset to "
+"""Begins the reason of a pause that ends with a reset, and of no other."""
 
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
     """Take all streams back, and grant none until `ResumeGroup`; members stay. Raises `UsageError` for a reason too
-    long.
+    long, and for one of a reset.
 
     A group that is paused stays paused for its first reason. Only a group that is paused by a reset may be paused for
     another, and is not resumed by that reset then.
@@ -27,9 +27,19 @@ class PauseGroup:
 
     def __post_init__(self) -> None:
         _check_text("reason", self.reason)
+        if type(self) is PauseGroup and self.reason.startswith(FOR_A_RESET):
+            raise UsageError(
+                f"reason {self.reason!r}: those that begin with {FOR_A_RESET!r} are of resets, of which the next would "
+                "resume the group. Give another."
+            )
 
     def __str__(self) -> str:
-        return f"paused: {self.reason}" if self.reason else "paused"
+        return format_pause(self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class PauseForReset(PauseGroup):
+    """The same, by a reset: `reason` begins with `FOR_A_RESET`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ class GroupDesiredState:
         """For people."""
         weights = [str(SetSessionWeight(session, weight)) for session, weight in self.weights]
         return "; ".join(
-            [str(ResumeGroup()) if self.pause_reason is None else str(PauseGroup(self.pause_reason)), *weights]
+            [str(ResumeGroup()) if self.pause_reason is None else format_pause(self.pause_reason), *weights]
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -108,6 +118,11 @@ class GroupDesiredState:
 
 
 NO_DESIRED_STATE = GroupDesiredState()
+
+
+def format_pause(reason: str | None) -> str:
+    """For people."""
+    return f"paused: {reason}" if reason else "paused"
 
 
 def _check_text(what: str, text: str) -> None:
