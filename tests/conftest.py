@@ -24,6 +24,7 @@ from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
 from tests.leftovers import SERVERS, Leftovers
 from tests.run_costs import RunCosts
+from tests.run_results import RunResults
 from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"
@@ -43,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     else:
         config.pluginmanager.register(Leftovers())
         config.pluginmanager.register(RunCosts(config))
+        config.pluginmanager.register(RunResults(config))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
