@@ -70,7 +70,7 @@ def test_a_row_has_what_became_of_its_tests(tree: Path, checkers: str, results: 
 
 
 @pytest.mark.parametrize("checkers", ["`unit/test_x.py` (E1, E2)", "`unit/test_x.py` (E2)"])
-def test_a_row_whose_test_has_not_run_is_kept(tree: Path, checkers: str) -> None:
+def test_a_row_whose_test_has_not_run_stays(tree: Path, checkers: str) -> None:
     before = page("2 passed, 2026-01-01, c0", checkers)
     assert filled(tree, before, {A: ("failed", "2026-02-03", "c2")}) == (before, [B])
 
