@@ -158,9 +158,9 @@ class PostgresGroupStore:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
 
-    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
-        return self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
+        self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
