@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -23,7 +24,7 @@ CONNECTED = "select pid, application_name from pg_stat_activity where usename = 
 
 
 @pytest.fixture
-def superuser(server_home: Path) -> Iterator[psycopg.Connection]:
+def superuser(server_home: Path) -> Iterator[psycopg.Connection[Any]]:
     """Of a server that asks the user `app` for its password."""
     with EmbeddedPostgres(server_home / "data") as server:
         migrate(server.url)
@@ -70,7 +71,7 @@ class Given:
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["SUBLET_DATABASE_URL_FILE", "PGPASSFILE"])
 def test_a_new_password_drops_no_call(
-    kind: str, superuser: psycopg.Connection, server_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, superuser: psycopg.Connection[Any], server_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As docs/deploy.md has it: it is written into the file, then changed in Postgres. Then connections are ended."""
     server_url = EmbeddedPostgres(server_home / "data").url
@@ -100,14 +101,14 @@ def test_a_new_password_drops_no_call(
         with users.at_work(publish=publish, consume=consume):
             users.go_on()
             for password in ("second-password", "third-password"):
-                before = dict(superuser.execute(CONNECTED).fetchall())
+                before: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
                 given.write(password)
                 superuser.execute(f"alter role app password '{password}'")
                 superuser.execute("select pg_terminate_backend(pid) from pg_stat_activity where usename = 'app'")
                 assert is_let_in(server_url, password)
 
                 def is_back(before: dict[int, str] = before) -> bool:
-                    now = dict(superuser.execute(CONNECTED).fetchall())
+                    now: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
                     return set(now.values()) >= set(before.values()) and not before.keys() & now.keys()
 
                 eventually(is_back, WAIT_S, lambda: f"{superuser.execute(CONNECTED).fetchall()} {node.err}")

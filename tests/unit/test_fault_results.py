@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from tools import fault_results
-from tools.fault_results import HEADER, Results, filled
+from tools.fault_results import HEADER, RESULT, Results, filled, rows
+
+ROOT = Path(__file__).parents[2]
 
 FILE = """
 import pytest
@@ -73,6 +75,12 @@ def test_a_row_has_what_became_of_its_tests(tree: Path, checkers: str, results: 
 def test_a_row_whose_test_has_not_run_stays(tree: Path, checkers: str) -> None:
     before = page("2 passed, 2026-01-01, c0", checkers)
     assert filled(tree, before, {A: ("failed", "2026-02-03", "c2")}) == (before, [B])
+
+
+def test_each_fault_has_its_last_result() -> None:
+    for _, (fault, _, _, last) in rows((ROOT / fault_results.PAGE).read_text()):
+        assert RESULT.fullmatch(last), f"{fault}: {last}. Run its tests, then `python -m tools.fault_results`."
+        assert "failed" not in last, f"{fault}: {last}"
 
 
 def test_a_run_stores_its_results_beside_others(tmp_path: Path) -> None:
