@@ -184,8 +184,10 @@ class Guard:
             detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
         try:
+            if attempt is None:
+                return True  # it was empty
             connection = self._reconnecting.ready()
-            was_committed = None if attempt is None else consumer_progress.was_committed(connection, attempt)
+            was_committed = consumer_progress.was_committed(connection, attempt)
             return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
@@ -238,10 +240,18 @@ class SourceRanges:
             ) from lost
 
     def is_done(self, connection: Connection) -> bool:
-        """Whether progress is behind all of it."""
+        """Whether progress is behind all of it. Raises `UnknownOutcome` where another plan is the last of a stream: on
+        this timeline it may have been the one before, or be one after."""
         plans = self.last_planned(connection)
-        found = [plans.get(one.stream_id) for one in self.ranges]
-        return all(plan is not None and not plan.is_pending for plan in found)
+        for one in self.ranges:
+            plan = plans.get(one.stream_id)
+            if plan is None or not (one.matches(plan.in_doubt) or one.is_put_off(plan.in_doubt)):
+                raise UnknownOutcome(
+                    "the connection to Postgres was lost during the commit, and this server cannot know what became of "
+                    f"it: what it has as planned last of stream {one.stream_id} is another range than "
+                    f"[{one.start}, {one.end}). Start the query again: it finds out."
+                )
+        return not any(plans[one.stream_id].is_pending for one in self.ranges)
 
 
 def _has_written(connection: Connection) -> bool:
