@@ -48,9 +48,10 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(RunCosts(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest, so that of several workers none is left with them at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     for item in items:
         if item.path.parent.name == "spark":
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))

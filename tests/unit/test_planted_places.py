@@ -149,9 +149,9 @@ def test_a_seed_decides_what_is_drawn(tree: Path) -> None:
 
 
 def test_the_nearest_tests_of_a_fault_come_first(tree: Path) -> None:
-    def stages(kind: str) -> list[list[str]]:
+    def runs(kind: str) -> list[list[str]]:
         fault = next(fault for fault in draw(tree, 9, 0) if fault.kind == kind)
-        return [[Path(test).stem for test in tests] for tests in Nearness(tree).stages(fault)]
+        return [[Path(test).stem for test in tests] for tests in Nearness(tree).runs(fault)]
 
-    assert stages("comparison") == [["test_work"], ["test_log"]]
-    assert stages("lock") == [["test_work"], ["test_b", "test_log"], ["test_a", "test_c"]]
+    assert runs("comparison") == [["test_work", "test_log"]]
+    assert runs("lock") == [["test_work", "test_b", "test_log"], ["test_a", "test_c"]]

@@ -87,7 +87,7 @@ def _sample(options: argparse.Namespace, pool: ThreadPoolExecutor, copies: Simpl
     trials = _try_all(
         {
             fault.shown((options.root / fault.file).read_text(encoding="utf-8")): partial(
-                try_fault, fault=fault, stages=nearness.stages(fault)
+                try_fault, fault=fault, runs=nearness.runs(fault)
             )
             for fault in faults
         },

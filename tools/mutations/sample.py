@@ -1,7 +1,8 @@
 """Faults that nobody has thought of: some of all places, by a seed, and the tests that could see each.
 
-Each kind has the same share of a sample. Tests of what is near are run first, from the cheap to the dear, until one is
-red. What is red with the fault must be so twice, and green without it, or it proves nothing.
+Each kind has the same share of a sample. The nearest tests are run first, then the others that are near, each time from
+the cheap to the dear until one is red. What is red with the fault must be so twice, and green without it, or it proves
+nothing.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import random
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
 from pathlib import Path
 
 from tools.mutations.places import KINDS, Fault, find_faults
@@ -19,7 +19,7 @@ from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 from tools.source_path import FOLDERS
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
-STAGES = (
+FOLDER_REACH = (
     ("unit|scenarios", 3),
     ("contract|interleavings", 3),
     ("property", 3),
@@ -29,14 +29,14 @@ STAGES = (
 )
 """Folders of tests, from the cheap to the dear; and how many imports away a test is near: it counts too if it names the
 function or is called like the file."""
-STAGE_S = 150.0
-"""No test of a stage begins later."""
-HANG_S = 600.0
-"""A stage that has not ended by then is stuck."""
+RUN_S = 600.0
+"""No test of a run begins later."""
+HANG_S = 900.0
+"""A run that has not ended by then is stuck."""
 MOST_FILES = 15
-"""Of a stage: the nearest."""
+"""Of a folder: the nearest."""
 NEAREST = 2
-"""So many of each stage come first."""
+"""So many of each folder come first."""
 SEEDS = "100"
 """Of the simulator, fewer than in `make test`."""
 TOLERATED = 0.1
@@ -61,16 +61,16 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     return drawn
 
 
-def try_fault(copy: Copy, fault: Fault, stages: Iterable[Sequence[str]]) -> Trial:
-    """Run the stages of tests with the fault planted, until one is red: it must be so again, and not without."""
+def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
+    """Run the tests with the fault planted, until one is red: it must be so again, and not without."""
     source = (copy.root / fault.file).read_text(encoding="utf-8")
-    limits = ("-m", "not long", f"--session-timeout={STAGE_S}")
+    limits = ("-m", "not long", f"--session-timeout={RUN_S}")
 
     def run(tests: Sequence[str], *options: str) -> Trial:
         return copy.try_tests(tests, *options, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
 
     with copy.changed(fault.file, fault.plant(source)):
-        trials = (run(tests, *limits) for tests in stages)
+        trials = (run(tests, *limits) for tests in runs)
         trial = next((each for each in trials if each.verdict is not Verdict.SURVIVED), UNSEEN)
         if trial.verdict is not Verdict.KILLED or "::" not in trial.detail:
             return trial
@@ -92,8 +92,8 @@ class Nearness:
             for module in _imported(name, text) & modules.keys():
                 self._importers[modules[module]].add(name)
 
-    def stages(self, fault: Fault) -> list[list[str]]:
-        """Return files of tests, those of each stage, and the nearest before all others."""
+    def runs(self, fault: Fault) -> list[list[str]]:
+        """Return files of tests: the nearest, then the others, each from the cheap to the dear."""
         function = _enclosing(self._texts[fault.file][: fault.start])
         distances = self._distances(fault.file, function)
         named = re.compile(rf"\b{function}\b")
@@ -103,13 +103,14 @@ class Nearness:
             text = self._texts[name]
             return -len(words & _words(name)) - bool(named.search(text)), distances[name], len(text)
 
-        stages = []
-        for folders, far in STAGES if "spark" in fault.file else STAGES[:-1]:
+        nearest: list[str] = []
+        others: list[str] = []
+        for folders, far in FOLDER_REACH if "spark" in fault.file else FOLDER_REACH[:-1]:
             tests = [name for name in distances if re.match(rf"tests/(?:{folders})/test_(?!one_seed)", name)]
-            near = [name for name in tests if rank(name)[0] or distances[name] <= far]
-            stages.append(sorted(near, key=rank)[:MOST_FILES])
-        nearest = [tests[:NEAREST] for tests in stages], [tests[NEAREST:] for tests in stages]
-        return [tests for tests in chain(*nearest) if tests]
+            near = sorted((name for name in tests if rank(name)[0] or distances[name] <= far), key=rank)
+            nearest += near[:NEAREST]
+            others += near[NEAREST:MOST_FILES]
+        return [tests for tests in (nearest, others) if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
         """How many imports lead from each file to this one; to a script of SQL, to what calls its function."""
