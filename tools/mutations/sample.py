@@ -8,35 +8,31 @@ nothing.
 from __future__ import annotations
 
 import ast
+import math
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
+from tools import source_path
 from tools.mutations.places import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
-from tools.source_path import FOLDERS
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
-FOLDER_REACH = (
-    ("unit|scenarios", 3),
-    ("contract|interleavings", 3),
-    ("property", 3),
-    ("simulation", 6),
-    ("integration", 3),
-    ("spark", 3),
-)
-"""Folders of tests, from the cheap to the dear; and how many imports away a test is near: it counts too if it names the
-function or is called like the file."""
+FOLDERS = ("unit", "scenarios", "contract", "interleavings", "property", "simulation", "integration", "spark")
+"""Of tests, from the cheap to the dear. Those of Spark are near to what is called so."""
 RUN_S = 600.0
 """No test of a run begins later."""
 HANG_S = 900.0
 """A run that has not ended by then is stuck."""
-MOST_FILES = 15
-"""Of a folder: the nearest."""
-NEAREST = 2
-"""So many of each folder come first."""
+NEAREST = 6
+"""So many files of tests come first."""
+MOST_FILES = 40
+"""And so many are near."""
+SIMULATED = 6
+"""So many imports away the simulator is near too: it names little of what it runs."""
 SEEDS = "100"
 """Of the simulator, fewer than in `make test`."""
 TOLERATED = 0.1
@@ -81,7 +77,8 @@ def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
 
 
 class Nearness:
-    """Which tests are near to a fault: by what they are called and import, and whether they name its function."""
+    """Which tests are near to a fault: what they have in common with the function, of the words that few tests have and
+    above all in their names, and how many imports away they are."""
 
     def __init__(self, root: Path) -> None:
         paths = _sources(root, (*PRODUCT, "tests"))
@@ -91,26 +88,29 @@ class Nearness:
         for name, text in self._texts.items():
             for module in _imported(name, text) & modules.keys():
                 self._importers[modules[module]].add(name)
+        tests = [name for name in self._texts if re.match(r"tests/\w+/test_(?!one_seed)", name)]
+        self._words = {name: _words(f"{_inside(name)} {self._texts[name]}") for name in tests}
+        frequency = Counter(chain.from_iterable(self._words.values()))
+        self._weights = {word: math.log(1 + len(tests) / count) for word, count in frequency.items()}
 
     def runs(self, fault: Fault) -> list[list[str]]:
         """Return files of tests: the nearest, then the others, each from the cheap to the dear."""
-        function = _enclosing(self._texts[fault.file][: fault.start])
+        text = self._texts[fault.file]
+        function, definition = _enclosing(text, fault.start)
         distances = self._distances(fault.file, function)
-        named = re.compile(rf"\b{function}\b")
-        words = _words(fault.file)
+        path = _words(_inside(fault.file))
+        wanted = path | _words(definition)
 
-        def rank(name: str) -> tuple[int, int, int]:
-            text = self._texts[name]
-            return -len(words & _words(name)) - bool(named.search(text)), distances[name], len(text)
+        def rank(name: str) -> float:
+            found, named = self._words[name], _words(_inside(name))
+            weights = (self._weights[word] * (1 + 5 * (word in path & named)) for word in wanted & found)
+            return -sum(weights) / math.sqrt(len(found)) / (2 + distances[name])
 
-        nearest: list[str] = []
-        others: list[str] = []
-        for folders, far in FOLDER_REACH if "spark" in fault.file else FOLDER_REACH[:-1]:
-            tests = [name for name in distances if re.match(rf"tests/(?:{folders})/test_(?!one_seed)", name)]
-            near = sorted((name for name in tests if rank(name)[0] or distances[name] <= far), key=rank)
-            nearest += near[:NEAREST]
-            others += near[NEAREST:MOST_FILES]
-        return [tests for tests in (nearest, others) if tests]
+        costs = {folder: cost for cost, folder in enumerate(FOLDERS if "spark" in fault.file else FOLDERS[:-1])}
+        near = sorted((name for name in self._words if name in distances and _folder(name) in costs), key=rank)
+        simulated = [name for name in near if _folder(name) == "simulation" and distances[name] <= SIMULATED]
+        runs = near[:NEAREST], list(dict.fromkeys(near[NEAREST:MOST_FILES] + simulated))
+        return [sorted(tests, key=lambda name: costs[_folder(name)]) for tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
         """How many imports lead from each file to this one; to a script of SQL, to what calls its function."""
@@ -140,14 +140,23 @@ def _sources(root: Path, folders: Iterable[str]) -> Iterator[Path]:
 
 
 def _module(name: str) -> str:
-    for folder in FOLDERS:
+    for folder in source_path.FOLDERS:
         name = name.removeprefix(f"{folder}/")
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _words(name: str) -> set[str]:
-    """The words of a path below the folder of its package, without their plural."""
-    return {word.removesuffix("s") for word in re.split(r"\W|_", "/".join(name.split("/")[2:]))} - {"test", "py", "sql"}
+def _folder(name: str) -> str:
+    return name.split("/")[1]
+
+
+def _inside(name: str) -> str:
+    """The path below the folder of the package, or of the tests."""
+    return "/".join(name.split("/")[2:])
+
+
+def _words(text: str) -> set[str]:
+    """What names are made of, without their plural."""
+    return {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}", text)} - {"test", "sql"}
 
 
 def _imported(name: str, text: str) -> set[str]:
@@ -164,7 +173,11 @@ def _imported(name: str, text: str) -> set[str]:
     return found
 
 
-def _enclosing(before: str) -> str:
-    """The function, class or name of the module that is being defined at the end of a text."""
-    definitions = [match[1] or match[2] for match in _DEFINITION.finditer(before)]
-    return definitions[-1] if definitions else "nothing"
+def _enclosing(text: str, place: int) -> tuple[str, str]:
+    """The function, class or name of the module that is being defined at a place of a text, and its definition."""
+    definitions = list(_DEFINITION.finditer(text))
+    begun = [match for match in definitions if match.start() <= place]
+    end = next((match.start() for match in definitions if match.start() > place), len(text))
+    if not begun:
+        return "nothing", text[:end]
+    return begun[-1][1] or begun[-1][2], text[begun[-1].start() : end]
