@@ -8,6 +8,7 @@ from textwrap import dedent
 import pytest
 
 from tools.mutations import sample
+from tools.mutations.entries import EQUIVALENT
 from tools.mutations.places import find_faults
 from tools.mutations.sample import Nearness, draw
 
@@ -147,6 +148,18 @@ def test_a_seed_decides_what_is_drawn(tree: Path) -> None:
     assert [fault.kind for fault in drawn] == ["lock", "conjunct", "comparison"]
     assert len({tuple(draw(tree, 3, seed)) for seed in range(20)}) == 2
     assert set(draw(tree, 9, seed=2)) == set(draw(tree, 4, seed=3)), "no more than there are, and none of the demo"
+
+
+def test_what_nobody_could_see_is_not_drawn(tree: Path) -> None:
+    """The others are those that are drawn without it."""
+    for seed in range(5):
+        (tree / EQUIVALENT).unlink(missing_ok=True)
+        drawn = draw(tree, 9, seed)
+        (tree / EQUIVALENT).parent.mkdir(parents=True, exist_ok=True)
+        (tree / EQUIVALENT).write_text(
+            '[[equivalent]]\nfile = "migrations/sql/0101_log.sql"\nfind = " for update"\nreplace = ""\nbecause = "x"\n'
+        )
+        assert draw(tree, 9, seed) == [fault for fault in drawn if fault.kind != "lock"]
 
 
 def test_the_nearest_tests_of_a_fault_come_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from tools.mutations.entries import InvalidList, Mutant, check, load, select
+from tools.mutations.entries import InvalidList, Mutant, check, load, load_equivalent, select
 from tools.mutations.sample import TOLERATED, Nearness, draw, try_fault
 from tools.mutations.trial import Copy, Trial, Verdict
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.list:
             _show_list(mutants)
             return 0
-        check(mutants, options.root)
+        check([*mutants, *load_equivalent(options.root)], options.root)
         return _run([] if options.sample else mutants, options)
     except InvalidList as error:
         print(f"error: {error}", file=sys.stderr)

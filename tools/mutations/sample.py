@@ -17,6 +17,7 @@ from itertools import chain
 from pathlib import Path
 
 from tools import source_path
+from tools.mutations.entries import load_equivalent, planted
 from tools.mutations.places import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
@@ -42,19 +43,24 @@ UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
-    """Return so many faults of the product, each kind in turn, the same for the same seed and sources."""
+    """Return so many faults of the product that somebody could see, each kind in turn, the same for the same seed and
+    sources. Raises `InvalidList`."""
+    unseen = {(each.file, planted(each, (root / each.file).read_text("utf-8"))) for each in load_equivalent(root)}
+    texts: dict[str, str] = {}
     by_kind: dict[str, list[Fault]] = defaultdict(list)
     for path in _sources(root, PRODUCT):
         name = path.relative_to(root).as_posix()
         if "_pb2" not in name and "/demo/" not in name:
-            for fault in find_faults(name, path.read_text(encoding="utf-8")):
+            texts[name] = path.read_text(encoding="utf-8")
+            for fault in find_faults(name, texts[name]):
                 by_kind[fault.kind].append(fault)
     chance = random.Random(seed)
     piles = [chance.sample(by_kind[kind], len(by_kind[kind])) for kind in KINDS]
     drawn: list[Fault] = []
     while any(piles) and len(drawn) < count:
-        drawn += [pile.pop() for pile in piles if pile][: count - len(drawn)]
-    return drawn
+        found = [pile.pop() for pile in piles if pile]
+        drawn += [each for each in found if (each.file, each.plant(texts[each.file])) not in unseen]
+    return drawn[:count]
 
 
 def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
