@@ -22,8 +22,9 @@ from tools.mutations.places import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
-FOLDERS = ("unit", "scenarios", "contract", "interleavings", "property", "simulation", "integration", "spark")
-"""Of tests, from the cheap to the dear. Those of Spark are near to what is called so."""
+FOLDERS = ("unit", "scenarios", "contract", "property", "integration", "interleavings", "simulation", "spark")
+"""Of tests, from the cheap to the dear; a lock is a matter of interleavings first. Those of Spark are near to what is
+called so."""
 RUN_S = 600.0
 """No test of a run begins later."""
 HANG_S = 900.0
@@ -113,6 +114,7 @@ class Nearness:
             return -sum(weights) / math.sqrt(len(found)) / (2 + distances[name])
 
         costs = {folder: cost for cost, folder in enumerate(FOLDERS if "spark" in fault.file else FOLDERS[:-1])}
+        costs |= {"interleavings": 0} if fault.kind == "lock" else {}
         near = sorted((name for name in self._words if name in distances and _folder(name) in costs), key=rank)
         simulated = [name for name in near if _folder(name) == "simulation" and distances[name] <= SIMULATED]
         runs = near[:NEAREST], list(dict.fromkeys(near[NEAREST:MOST_FILES] + simulated))
