@@ -8,6 +8,7 @@ be used as they are.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ SAMPLE = 30
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background, and all of its, would ignore it
     options = _options(arguments)
     try:
         mutants = select(load(options.root), options.only)
