@@ -17,6 +17,7 @@ write what another has written or will.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class Guard:
         self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
         self._credentials = credentials
         self._opened = contextlib.ExitStack()
+        self._in_use = threading.Lock()
         self._reconnecting = ReconnectingConnection(self._connect)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,8 +83,21 @@ class Guard:
         the same or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
         `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
         `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
-        the one that calls, and if the block has ended the transaction.
+        the one that calls, if the block has ended the transaction, and while another block is under way.
         """
+        if not self._in_use.acquire(blocking=False):
+            raise UsageError(
+                f"batch {batch_id}: another block of this guard is under way, in this thread or another. Give each "
+                "query a guard of its own, and let a block end before the next begins."
+            )
+        try:
+            with self._transaction(batch_id) as connection:
+                yield connection
+        finally:
+            self._in_use.release()
+
+    @contextlib.contextmanager
+    def _transaction(self, batch_id: int) -> Iterator[Connection]:
         ranges = self._ranges(batch_id)
         connection, committing = self._reconnecting.ready(), False
         attempt: TransactionIdentity | None = None
