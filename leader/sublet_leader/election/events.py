@@ -66,7 +66,7 @@ class LockAcquired:
 
 @dataclass(frozen=True, slots=True)
 class LockLost:
-    """The connection that held this node's own lock ended at that time, or a little before."""
+    """The connection that held this node's own lock has ended: at that time it was still seen to be there."""
 
     at: float
 

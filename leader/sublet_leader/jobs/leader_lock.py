@@ -131,5 +131,4 @@ class LeaderLockKeeper:
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         if poll.poll(pause_s * 1000):
-            self._used_at = self._clock()
             connection.execute("select 1")

@@ -40,7 +40,7 @@ class Authority:
 
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
-        self.moves = 0
+        self.moves = self.claims_by_lock = self.claims_from_living = 0
         self._cut_short: set[tuple[int, int]] = set()
         self._deposed: dict[tuple[int, int], float] = {}
         self._positions: dict[Key, int] = {}
@@ -77,6 +77,9 @@ class Authority:
         if freed_at == locks.restarted_at and now - freed_at < AGE_S:
             raise Violation(f"claimed from {before} {now - freed_at:.3f} s after a restart of the database")
         self._deposed[before.leadership_id, before.term] = now + before.remaining_s
+        self.claims_by_lock += 1
+        nodes = self._simulation.nodes
+        self.claims_from_living += any(node.alive and node.machine.ref == before.node for node in nodes)
 
     def was_reset(self, key: Key, position: int) -> None:
         """An operator wants it to go on from there."""
