@@ -62,11 +62,11 @@ _RULES = (
         "Lower lock_recheck_delay_s or raise lock_check_interval_s",
     ),
     CrossSettingRule(
-        ("lock_check_interval_s", "lease_margin_s"),
-        "lock_check_interval_s must be at most a quarter of lease_margin_s",
-        lambda s: s.lock_check_interval_s <= s.lease_margin_s / 4 * _SLACK,
-        "a leader without its lock falls silent after four of them, and its lease must not end before",
-        "Lower lock_check_interval_s or raise lease_margin_s",
+        ("lock_check_interval_s", "lease_duration_s"),
+        "lock_check_interval_s must be less than an eighth of lease_duration_s",
+        lambda s: s.lock_watch_age_s < s.lease_duration_s,
+        "only who has looked for eight of them may act on a free lock, and the lease would be over by then",
+        "Lower lock_check_interval_s or raise lease_duration_s",
     ),
     CrossSettingRule(
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),

@@ -23,11 +23,12 @@ from sublet_leader.election.lock_watch import LockWatch
 from sublet_leader.node import events as node_events
 from sublet_leader.node.events import ClaimLeadership, RenewLeaderships
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.borrower_leader import Ping, PingResponse
-from sublet_storage.groups.model.records import LeaderLock, Leadership, LendingStatus
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.messages.borrower_leader import LeaderConnectResponse, Ping, PingResponse
+from sublet_storage.groups.model.records import LeaderLock, Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.unit.leader_bench import granted
-from tests.unit.test_node_machine import Play, leading
+from tests.unit.test_node_machine import SUBSCRIPTION, Play, leading
 
 SETTINGS = LeaderSettings()
 ME, OTHER, THIRD = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("me", "other", "third"))
@@ -159,6 +160,31 @@ def answers(node: Play, at: float) -> bool:
     return bool(node.received(PingResponse))
 
 
+@pytest.mark.conforms("E15")
+def test_who_was_sent_to_a_dead_leader_is_admitted() -> None:
+    """It was sent there before the lock was found free, and need not ask again."""
+    node = Play()
+    group = node.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
+    node.store.claim(group.group_id, OTHER, 10.0, RIVAL.key)
+    node.want()
+    node.settle()
+    assert [each.address for each in node.received(LeaderConnectResponse)] == [OTHER.address]
+    for at in (0.1, 0.3):
+        node.do(look(at, connected_at=-10.0), at=at)
+    node.settle()
+    assert [(each.borrower_id, each.address) for each in node.received(LeaderConnectResponse)] == [("a/1", "")]
+
+
+def test_who_was_sent_to_a_leader_is_soon_forgotten() -> None:
+    node = Play()
+    group = node.store.open_group(Subscription.parse(SUBSCRIPTION), StartingPosition.EARLIEST)
+    node.store.claim(group.group_id, OTHER, 10.0)
+    node.want()
+    node.settle()
+    node.pass_time(3.0)
+    assert node.machine.registry.take_waiters(group.subscription) == ()
+
+
 def test_an_unanswered_renewal_may_have_declared() -> None:
     """That the lock was lost afterwards silences the leader, too."""
     machine = Election(SETTINGS, ME.incarnation)
@@ -180,7 +206,6 @@ def test_grace_begins_when_the_deposed_lease_ends() -> None:
 
 
 def test_settings_leave_a_leader_time_to_lock_again() -> None:
-    """Its lease lasts as long, and whoever looks is older than that."""
-    settings = replace(SETTINGS, lock_check_interval_s=0.2, lock_recheck_delay_s=0.1).check()
-    assert settings.lock_recheck_delay_s < settings.lock_grace_s < settings.lock_watch_age_s
-    assert settings.lock_grace_s <= settings.lease_margin_s
+    """Whoever looks is older than that."""
+    settings = replace(SETTINGS, lock_check_interval_s=1.2).check()
+    assert settings.lock_recheck_delay_s < settings.lock_grace_s < settings.lock_watch_age_s < settings.lease_duration_s

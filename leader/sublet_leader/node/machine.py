@@ -362,7 +362,7 @@ class Node:
 
     def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
         """Everyone who waits for that group's leader, to the node that leads it."""
-        for received, borrower_id in self.registry.take_waiters(subscription):
+        for received, borrower_id in self.registry.send_on(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
     def _apply_desired_state(self, desired_state: NodeDesiredStateRead, now: float) -> None:
