@@ -59,7 +59,7 @@ def test_a_lease_without_a_lock_lasts(world: World) -> None:
 
 
 @pytest.mark.conforms("E7", "E16")
-def test_the_rest_of_a_deposed_lease_is_kept(world: World) -> None:
+def test_a_deposed_lease_counts_for_later_leaders(world: World) -> None:
     """Though the next leader goes soon: the one before may answer pings all that time."""
     world.store.claim(1, ONE, LEASE_S, FIRST.key)
     world.clock.advance(2)

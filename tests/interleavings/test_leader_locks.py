@@ -11,7 +11,7 @@ from sublet_storage.groups.coordinator.leadership import claim, renew
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import LeaderLock, Leadership
 from sublet_storage.node_directory import NodeRef
-from tests.interleavings.harness import Connection, Interleavings, Run
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
 ONE, TWO, THREE = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("n1", "n2", "n3"))
 LEASE_S = 3600.0
@@ -48,7 +48,7 @@ def test_of_two_that_found_a_lock_free_one_leads(orders: Interleavings, stage: S
         nodes = {run.answers[each].node for each in ("two", "three")}
         assert len(nodes) == 1, "one has taken from the other what it saw of a leader before"
 
-    works = {"two": partial(stage.claim, TWO), "three": partial(stage.claim, THREE)}
+    works: dict[str, Work] = {"two": partial(stage.claim, TWO), "three": partial(stage.claim, THREE)}
     assert orders.explore(works, judge) > 1
 
 
@@ -63,7 +63,7 @@ def test_a_renewal_before_a_claim_by_lock_counts(orders: Interleavings, stage: S
         assert (claimed.deposed_s > LEASE_S / 2) == is_renewed
         assert claimed.deposed_s > LEASE_S / 4
 
-    works = {"two": partial(stage.claim, TWO), "renew": stage.renew}
+    works: dict[str, Work] = {"two": partial(stage.claim, TWO), "renew": stage.renew}
     assert orders.explore(works, judge) > 1
 
 

@@ -194,6 +194,18 @@ def test_an_unanswered_renewal_may_have_declared() -> None:
     assert machine.is_silent(1, 4.2)
 
 
+@pytest.mark.conforms("E16")
+def test_a_holder_comes_back_in_the_grace_of_both() -> None:
+    """It may not know for as long that its leader was deposed."""
+    bench = granted()
+    held = bench.held()
+    bench.lead(deposed_until=bench.now + 6.0)
+    bench.pass_time(SETTINGS.reclaim_grace_s + 2.0)
+    bench.join("a/2", reclaim=(held,))
+    bench.pass_time(6.0, "a/2")
+    assert (bench.holders(), bench.grant_id()) == ({1: "a/2"}, held.grant_id)
+
+
 @pytest.mark.conforms("E7", "E16")
 def test_grace_begins_when_the_deposed_lease_ends() -> None:
     """The leader before may be alive and answer pings until then."""

@@ -81,7 +81,7 @@ class LeaderLockKeeper:
                     return False
                 self._use(connection)
         except (SubletError, psycopg.Error) as error:
-            if (before := self._quiet.acquire(type(error))) is not None:
+            if (before := self._quiet.acquire(type(error).__name__)) is not None:
                 log.warning(
                     "the connection of this node's lock has ended%s: %s", format_suppressed_count(before), error
                 )
