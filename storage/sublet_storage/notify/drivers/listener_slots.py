@@ -26,7 +26,7 @@ MAX_LISTENER_SLOTS: Final = 1000
 MAX_ID: Final = 19
 """In digits: of 63 bits."""
 
-_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
+LOCK_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
 """Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
 
 _TAKE = """
@@ -51,7 +51,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     """
     if not is_direct(connection):
         return False
-    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": _CLASS}
+    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
     if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
     start_listening(connection, channel_name(schema_name()))
