@@ -20,6 +20,7 @@ import grpc.aio
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.jobs.access_reader import AccessReader
+from sublet_leader.jobs.leader_lock import LeaderLockKeeper
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
@@ -63,7 +64,7 @@ from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import server_credentials
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.groups.model.records import MAINTENANCE, LeaderLock
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
@@ -189,6 +190,16 @@ class NodeServer:
         observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
         self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, on_failure)
         self._worker.start()
+        lock = LeaderLockKeeper(
+            self._url,
+            LeaderLock.of(ref.incarnation).key,
+            self.settings,
+            self._machine.election.rival_keys,
+            self._event_callback(loop),
+            clock,
+            on_failure,
+        )
+        lock.start()
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
@@ -225,6 +236,7 @@ class NodeServer:
             if self._hub is not None:
                 await run_with_timeout("closing the notification hub", self._hub.close)
             self._worker.stop(self.settings.lease_margin_s)
+            await run_with_timeout("giving back this node's lock", lock.stop)
             # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
             await self._sessions.close()
             await server.stop(grace=0.5)
@@ -332,12 +344,16 @@ class NodeServer:
 
         return answer
 
-    def _desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
-        def on_desired_state(read: NodeDesiredState) -> None:
+    def _event_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
+        def on_event(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
-                loop.call_soon_threadsafe(self._handle, NodeDesiredStateRead(read.is_draining, read.step_down))
+                loop.call_soon_threadsafe(self._handle, event)
 
-        return on_desired_state
+        return on_event
+
+    def _desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
+        on_event = self._event_callback(loop)
+        return lambda read: on_event(NodeDesiredStateRead(read.is_draining, read.step_down))
 
     def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
         if not self._callers.check_message(subscriber_id, message):

@@ -8,6 +8,8 @@ from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
 _SLACK = 1 + 1e-9
 """Scaling may move an exact equality by the last bit."""
+CLOCKS_APART = 0.85
+"""What one clock has counted at least when another has counted 1: they run apart by a seventh at most."""
 
 _RULES = (
     CrossSettingRule(
@@ -51,6 +53,20 @@ _RULES = (
         lambda s: s.lease_renew_interval_s <= s.lease_duration_s / 3 * _SLACK,
         "one failed renewal must not cost the leadership",
         "Lower lease_renew_interval_s or raise lease_duration_s",
+    ),
+    CrossSettingRule(
+        ("lock_recheck_delay_s", "lock_check_interval_s"),
+        "lock_recheck_delay_s must be at most lock_check_interval_s",
+        lambda s: s.lock_recheck_delay_s <= s.lock_check_interval_s * _SLACK,
+        "a lock that was found free is looked at again sooner than others",
+        "Lower lock_recheck_delay_s or raise lock_check_interval_s",
+    ),
+    CrossSettingRule(
+        ("lock_check_interval_s", "lease_duration_s"),
+        "lock_check_interval_s must be less than an eighth of lease_duration_s",
+        lambda s: s.lock_watch_age_s < s.lease_duration_s,
+        "only who has looked for eight of them may act on a free lock, and the lease would be over by then",
+        "Lower lock_check_interval_s or raise lease_duration_s",
     ),
     CrossSettingRule(
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
@@ -126,6 +142,11 @@ class LeaderSettings(SettingsBase):
     """How much earlier than the database a leader believes its lease to end: covers drift and time on the wire."""
     claim_retry_interval_s: float = 1.0
     """Least time between two attempts to claim one group, and before a failed renewal or release is tried again."""
+    lock_check_interval_s: float = 0.25
+    """Between two looks at the locks of leaders that this node would succeed."""
+    lock_recheck_delay_s: float = 0.15
+    """Least time between two looks that find a leader's lock free, after which its group is claimed though its lease
+    runs. A leader whose connection was cut has to have its lock back sooner."""
     statement_timeout_s: float = 0.8
     """After which Postgres cancels a statement of a leader."""
     tcp_timeout_s: float = 0.8
@@ -173,6 +194,17 @@ class LeaderSettings(SettingsBase):
         return (self.statement_timeout_s + self.lease_margin_s) / 2
 
     @property
+    def lock_grace_s(self) -> float:
+        """For how long a leader may be without its lock before it falls silent."""
+        return 4 * self.lock_check_interval_s
+
+    @property
+    def lock_watch_age_s(self) -> float:
+        """How old a connection has to be for a lock that it finds free to mean something: after a restart of the
+        database all are, and leaders need a moment to have theirs back."""
+        return 8 * self.lock_check_interval_s
+
+    @property
     def promise_s(self) -> float:
         """For how long after it has answered a ping no leader gives what its sender has to others by force."""
         return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
@@ -181,4 +213,4 @@ class LeaderSettings(SettingsBase):
     def ping_valid_for_s(self) -> float:
         """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
         leaders' promise does, though their clocks run apart by a seventh."""
-        return 0.85 * self.promise_s
+        return CLOCKS_APART * self.promise_s

@@ -17,6 +17,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
+from sublet_storage.groups.coordinator.leadership import acquire_lock
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
@@ -80,6 +81,10 @@ class World:
 
     def locked(self, group_id: int, stream_id: int) -> AbstractContextManager[object]:
         """Somebody's transaction holds the lending row meanwhile."""
+        raise NotImplementedError
+
+    def leader_lock(self, key: int) -> AbstractContextManager[object]:
+        """Somebody holds that lock meanwhile."""
         raise NotImplementedError
 
     def draw_epoch(self, session: str) -> int:
@@ -195,6 +200,12 @@ class MemoryWorld(World):
         yield
         self.store.locked.discard((group_id, stream_id))
 
+    @contextmanager
+    def leader_lock(self, key: int) -> Iterator[None]:
+        self.store.locks.add(key)
+        yield
+        self.store.locks.discard(key)
+
 
 class PostgresWorld(World):
     def __init__(self, url: str) -> None:
@@ -219,6 +230,12 @@ class PostgresWorld(World):
         with connect(self.url) as user, user.transaction():
             user.execute("select from lending where group_id = %s and stream_id = %s for update", (group_id, stream_id))
             yield user
+
+    @contextmanager
+    def leader_lock(self, key: int) -> Iterator[None]:
+        with connect(self.url) as holder:
+            assert acquire_lock(holder, key)
+            yield
 
     def reset(
         self, group: Group, target: ResetTarget, *streams: int, force: bool = False, reason: str | None = None

@@ -20,7 +20,12 @@ from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.changes import ChangeNotification, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
-from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE, acquire_listener_slot
+from sublet_storage.notify.drivers.listener_slots import (
+    DEFAULT_LISTENER_SLOTS,
+    LOCK_CLASS,
+    VARIABLE,
+    acquire_listener_slot,
+)
 from sublet_storage.notify.drivers.postgres import channel_name, encode_payload
 from sublet_storage.producer import Publisher
 from tests.integration.feed_kit import address_of
@@ -77,8 +82,8 @@ def connections(conn: Connection) -> int:
 
 def holders(conn: Connection) -> list[int]:
     """Server processes that have a place."""
-    taken = "select pid from pg_locks where locktype = 'advisory' and objsubid = 2 and database = (" + OURS + ")"
-    return [pid for (pid,) in conn.execute(taken)]
+    taken = "select pid from pg_locks where locktype = 'advisory' and classid = %s and database = (" + OURS + ")"
+    return [pid for (pid,) in conn.execute(taken, (LOCK_CLASS,))]
 
 
 @pytest.mark.conforms("D1", "D11")

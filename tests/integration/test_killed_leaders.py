@@ -26,6 +26,7 @@ def test_leaders_lost_in_turn_cost_nothing(stage: Stage, frozen: bool) -> None:
             before, leader = stage.leader()
             leader.signal(signal.SIGSTOP if frozen else signal.SIGKILL)
             after = stage.next_leader(before)
+            assert not frozen or after.deposed_s == 0, "a frozen one has its lock"
             if frozen:
                 leader.signal(signal.SIGCONT)
             else:
@@ -70,7 +71,7 @@ def test_who_leaves_without_a_leader_hands_over(stage: Stage) -> None:
     with stage.scene.load(every_s=1.0):
         stage.more()
         before, leader = stage.leader()
-        leader.kill()
+        leader.signal(signal.SIGSTOP)  # one that is killed has a successor at once
         eventually(lambda: stage.scene.claim().remaining_s < LEADER.lease_duration_s / 4, WAIT_S)
         assert stage.scene.claim().term == before.term, "there is a leader again"
         assert stage.fleet.consumers["a"].stop() == 0

@@ -61,7 +61,7 @@ def test_a_killed_leader_costs_those_who_live_nothing(stage: Stage) -> None:
     after = stage.next_leader(before)
     assert after.node.name != before.node.name
     # A term is the database's time of the claim, in microseconds.
-    assert lease_ended_us <= after.term <= lease_ended_us + 2_000_000
+    assert after.term <= lease_ended_us + 2_000_000
     assert stage.verdict().explained == []
     assert grants == {line.grant_id for line in scene.history() if line.event == "grant"}, "a stream changed hands"
 

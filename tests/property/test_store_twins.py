@@ -36,6 +36,7 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     GroupOptions,
     GroupWrites,
+    LeaderLock,
     LendingChange,
     LendingStatus,
     OnDataLoss,
@@ -232,9 +233,17 @@ class Twins(RuleBasedStateMachine):
         assert term >= self.terms.get(group, 0)
         self.terms[group] = term
 
-    @rule(node=st.sampled_from(NODES))
-    def renew_leases(self, node: NodeRef) -> None:
-        self.ask(lambda store: store.renew(node, self.terms, 10.0))
+    @rule(group=st.integers(1, 4), node=st.sampled_from(NODES), rival=st.sampled_from(NODES), declares=st.booleans())
+    def claim_by_lock(self, group: int, node: NodeRef, rival: NodeRef, declares: bool) -> None:
+        """Nobody holds any."""
+        own, other = LeaderLock.of(node.incarnation), LeaderLock.of(rival.incarnation)
+        claimed = self.ask(lambda store: store.claim(group, node, 10.0, own.key if declares else None, other))
+        self.terms[group] = claimed.term
+
+    @rule(node=st.sampled_from(NODES), declares=st.booleans())
+    def renew_leases(self, node: NodeRef, declares: bool) -> None:
+        key = LeaderLock.of(node.incarnation).key if declares else None
+        self.ask(lambda store: store.renew(node, self.terms, 10.0, key))
 
     @rule(node=st.sampled_from(NODES), off=st.sampled_from([0, 0, 1]))
     def release(self, node: NodeRef, off: int) -> None:

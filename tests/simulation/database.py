@@ -24,6 +24,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
+    LeaderLock,
     Leadership,
     LendingStatus,
 )
@@ -81,15 +82,24 @@ class WatchedGroups(MemoryGroupStore):
             self.checkers.deleted(group_id)
         return group_id
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
+    def claim(
+        self,
+        leadership_id: int,
+        node: NodeRef,
+        lease_s: float,
+        lock_key: int | None = None,
+        rival: LeaderLock | None = None,
+    ) -> Leadership:
         before = self.read_leaderships([leadership_id]).get(leadership_id)
         older = self.is_older(leadership_id)
         if before is not None and older:
             self._leaderships[leadership_id].expires_us = 0
-        claim = super().claim(leadership_id, node, lease_s)
+        claim = super().claim(leadership_id, node, lease_s, lock_key, rival)
         self._timelines[leadership_id] = self.timeline
         if self.checkers is not None:
             self.checkers.claimed(before, claim)
+            if before is not None and before.remaining_s > 0 and not older and claim.term != before.term:
+                self.checkers.authority.claimed_by_lock(before)
         if older and leadership_id in self._lives:
             self._seize_all(leadership_id, claim.term)
         return claim
@@ -286,6 +296,11 @@ class Way:
     def down(self, duration_s: float) -> None:
         """For so long nothing is executed, and mostly that is plain to see."""
         self._down_until = self._world.now + duration_s
+
+    def is_open(self) -> bool:
+        """Whether another connection than that of statements works."""
+        world = self._world
+        return world.calm or world.now >= max(self._cut_until, self._down_until, self._deaf_until, self._dumb_until)
 
     def _is_bad(self) -> bool:
         return self._world.now < self._bad_until and not self._world.calm

@@ -89,3 +89,4 @@ class Failover:
         down_s = self._random.uniform(0.1, 4.0)
         for node in simulation.nodes:
             node.way.down(down_s)
+        simulation.lock_troubles.restart()

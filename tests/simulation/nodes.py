@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_leader.node.events import (
@@ -20,6 +21,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.database import Way
+from tests.simulation.leader_locks import NodeLock
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -34,6 +36,7 @@ class SimulatedNode(Process):
         self.simulation, self.settings = simulation, settings
         self.address = f"{name}:1"
         self.way = Way(simulation.world, simulation.store)
+        self.lock = NodeLock(self, simulation.locks, Random(f"the lock of {name}, {simulation.seed}"))
         self.alive = self.stopping = self._again = False
         self.lives = 0
         self.machine = self._new_machine()
@@ -48,6 +51,7 @@ class SimulatedNode(Process):
         if not self.alive:
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
             self.way.begin_life()
+            self.lock.begin_life()
             self.world.say(self.name, "starts")
             self.handle(NodeStarted())
 
@@ -56,6 +60,7 @@ class SimulatedNode(Process):
         if self.alive:
             self.alive = False
             self.world.say(self.name, "CRASHES")
+            self.lock.end_life(killed=True)
             self.simulation.network.node_gone(self.address)
 
     def shut_down(self) -> None:
@@ -103,6 +108,7 @@ class SimulatedNode(Process):
         if outcome.is_stopped:
             self.alive = False
             self.world.say(self.name, "has stopped")
+            self.lock.end_life(killed=False)
             self.simulation.network.node_gone(self.address)
             if self._again:
                 self.start()

@@ -112,6 +112,8 @@ def _run_one(seed: int, figures: Figures) -> None:
         figures.still.append(seed)
     counts = {
         "moves": checkers.authority.moves,
+        "claims by a free lock": checkers.authority.claims_by_lock,
+        "of them from a leader that lived": checkers.authority.claims_from_living,
         "seeds with a crash": simulation.crashes > 0,
         "repeats, all in windows of forced moves": checkers.deliveries.repeats,
         "calls begun unaware of a loss": checkers.deliveries.unaware,

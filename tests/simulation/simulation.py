@@ -15,6 +15,7 @@ from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
 from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.journal import Journal
+from tests.simulation.leader_locks import AdvisoryLocks, LockTroubles
 from tests.simulation.lowered_heads import LoweredHeads
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
@@ -57,6 +58,7 @@ class Simulation:
         self._drift = self.world.random.choice((0.0, 0.001, MAX_DRIFT))
         self.streams = MemoryCatalogue()
         self.store = WatchedGroups(self.streams, self.world)
+        self.locks = AdvisoryLocks(self.store.locks)
         self.journal = Journal(self)
         self.publishing = Publishing(self)
         self.store.meanwhile = self.publishing.intrude
@@ -69,6 +71,7 @@ class Simulation:
         self.network = Network(self.world, {node.address: node for node in self.nodes}, self.agents)
         self.groups = Groups(self)
         self.troubles = Troubles(self)
+        self.lock_troubles = LockTroubles(self)
         self.queries = Queries(self)
         self.users = UsersDatabase(self)
         self.turnover = Turnover(self)
@@ -129,6 +132,7 @@ class Simulation:
         self.publishing.begin()
         self.groups.begin()
         self.troubles.begin(SAFETY_S)
+        self.lock_troubles.begin(SAFETY_S)
         if not self.failover.runs:
             self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)

@@ -163,6 +163,7 @@ class Troubles:
                 self._world.say("database", f"is down for {duration_s:.1f} s")
                 for node in self._simulation.nodes:
                     node.way.down(duration_s)
+                self._simulation.lock_troubles.restart()
             case "rolling":
                 self._world.say("operator", "restarts all nodes, one after the other")
                 for turn, node in enumerate(self._simulation.nodes):

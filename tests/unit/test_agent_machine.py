@@ -131,6 +131,18 @@ def test_a_suspect_node_is_asked_if_there_is_no_other() -> None:
     assert [node for node, _ in play.wanted()] == ["n1:1"]
 
 
+def test_a_node_that_was_not_known_is_asked_soon() -> None:
+    """By one whose leader's node has died, and which could ask no other."""
+    play = Play(("n1:1",))
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.connect(1)
+    play.do(NodeLost("n1:1"), at=0.1)
+    assert [node for node, _ in play.wanted()] == ["n1:1"]
+    play.do(NodesDiscovered(("n1:1", "n2:1")), at=0.2)
+    play.do(Tick(), at=0.2 + SETTINGS.leader_lookup_interval_s / 4)
+    assert [node for node, _ in play.wanted()] == ["n2:1"]
+
+
 def test_without_nodes_it_asks_for_them_and_goes_on() -> None:
     play = Play(())
     play.do(OpenSubscription(1, SUBSCRIPTION))

@@ -40,7 +40,7 @@ def test_a_move_ends_with_the_next_message() -> None:
 
 
 def test_a_pause_is_between_two_batches() -> None:
-    kill = Kill(at=10.0, lease_ended=18.0, claimed=18.5, progressed=19.0)
+    kill = Kill(at=10.0, claimed=18.5, progressed=19.0)
     assert longest_pause(kill, [batch(at) for at in (1.0, 9.5, 10.5, 14.0, 18.75, 19.25, 30.0)]) == 4.75
     assert longest_pause(kill, [batch(at) for at in (9.0, 20.0)]) == 11.0
     assert longest_pause(kill, []) == 9.0

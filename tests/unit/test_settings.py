@@ -24,6 +24,8 @@ BREAKS: dict[str, dict[str, float]] = {
     "lock_timeout_s must be less than statement_timeout_s": {"lock_timeout_s": 0.8},
     "lease_margin_s must be less than lease_duration_s - lease_renew_interval_s": {"lease_margin_s": 7.0},
     "lease_renew_interval_s must be at most a third of lease_duration_s": {"lease_renew_interval_s": 3.4},
+    "lock_recheck_delay_s must be at most lock_check_interval_s": {"lock_recheck_delay_s": 0.3},
+    "lock_check_interval_s must be less than an eighth of lease_duration_s": {"lock_check_interval_s": 1.25},
     "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s": {"eviction_timeout_s": 7.0},
     "reclaim_grace_s must be more than ping_timeout_s + resend_interval_s": {"reclaim_grace_s": 7.0},
     "ping_interval_s must be at most half of ping_timeout_s": {"ping_interval_s": 3.1},

@@ -242,11 +242,10 @@ class Agent:
             self._out.sends.append((address, message))
 
     def _learn(self, nodes: Iterable[str], now: float) -> None:
-        """A first list of nodes sends everyone who waits for one on its way."""
-        waiting = not self._nodes
-        self._nodes = tuple(sorted(set(nodes)))
+        """A node that was not known sends everyone who waits for one on its way."""
+        before, self._nodes = self._nodes, tuple(sorted(set(nodes)))
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
-        if waiting and self._nodes:
+        if not set(self._nodes) <= set(before):
             for handle in tuple(self.borrowers):
                 self._pass(handle, borrower_events.NodeLost(""), now)
 

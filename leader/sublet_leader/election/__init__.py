@@ -7,6 +7,11 @@ The database counts `lease_duration_s` of a claim or renewal from when it receiv
 attempt *started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's
 clock is never compared with the node's. Check `trusted_term` before acting as a leader; no tick is needed for it.
 
+A node holds a lock of its own in the database, which ends with its process, and declares its key with what it leads. A
+leadership held elsewhere is claimed before its lease runs out where that leader's lock was found free twice. A leader
+that has lost its own lock, and has not got it back in a moment, may be succeeded at any time: it is silent until it has
+the lock again, or has renewed its leases without one.
+
 Losing a leadership is no error: a notice reports it, and as long as the node campaigns it claims it again.
 """
 
@@ -17,6 +22,9 @@ from sublet_leader.election.events import (
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
+    LockAcquired,
+    LockEvent,
+    LockLost,
     Notice,
     ReleaseCompleted,
     RenewCompleted,
@@ -25,6 +33,7 @@ from sublet_leader.election.events import (
     StartCampaign,
     Tick,
 )
+from sublet_leader.election.lock_watch import LocksChecked
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
 
@@ -40,6 +49,10 @@ __all__ = [
     "LeadershipAcquired",
     "LeadershipHeldElsewhere",
     "LeadershipLost",
+    "LockAcquired",
+    "LockEvent",
+    "LockLost",
+    "LocksChecked",
     "Notice",
     "ReleaseCompleted",
     "RenewCompleted",

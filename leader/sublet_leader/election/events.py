@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet_storage.groups.model.records import Leadership
+from sublet_leader.election.lock_watch import LocksChecked
+from sublet_storage.groups.model.records import LeaderLock, Leadership
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +58,27 @@ class ReleaseCompleted:
 
 
 @dataclass(frozen=True, slots=True)
+class LockAcquired:
+    """This node holds its own lock, and declares it from now on."""
+
+    lock_key: int
+
+
+@dataclass(frozen=True, slots=True)
+class LockLost:
+    """The connection that held this node's own lock has ended: at that time it was still seen to be there."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
 
-Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | Tick
+LockEvent = LockAcquired | LockLost | LocksChecked
+
+Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | LockEvent | Tick
 
 
 # --- outcomes -------------------------------------------------------------------------------------------------------
@@ -69,10 +86,12 @@ Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | R
 
 @dataclass(frozen=True, slots=True)
 class LeadershipAcquired:
-    """This node leads under `term`: load the rows and begin."""
+    """This node leads under `term`: load the rows and begin. Until `deposed_until` a leader before it may believe that
+    it leads, too."""
 
     leadership_id: int
     term: int
+    deposed_until: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +118,12 @@ Notice = LeadershipAcquired | LeadershipHeldElsewhere | LeadershipLost
 class ElectionOutcome:
     """What to attempt now, and what became true.
 
-    `claims`: leadership ids, one claim each. `sync_streams` and `release`: {leadership id: term}, one statement each,
-    nothing to do where empty. `wake_at`: come back with a `Tick` no later than this; None: nothing to wait for."""
+    `claims`: leadership ids, one claim each; `rivals`: of those, the leaders whose locks were found free. `renew` and
+    `release`: {leadership id: term}, one statement each, nothing to do where empty. `wake_at`: come back with a `Tick`
+    no later than this; None: nothing to wait for."""
 
     claims: tuple[int, ...] = ()
+    rivals: Mapping[int, LeaderLock] = field(default_factory=dict)
     renew: Mapping[int, int] = field(default_factory=dict)
     release: Mapping[int, int] = field(default_factory=dict)
     notices: tuple[Notice, ...] = ()

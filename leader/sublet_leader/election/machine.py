@@ -15,6 +15,9 @@ from sublet_leader.election.events import (
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
+    LockAcquired,
+    LockEvent,
+    LockLost,
     Notice,
     ReleaseCompleted,
     RenewCompleted,
@@ -23,13 +26,16 @@ from sublet_leader.election.events import (
     StartCampaign,
     Tick,
 )
+from sublet_leader.election.lock_watch import LocksChecked, LockWatch
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
-from sublet_leader.settings import LeaderSettings
+from sublet_leader.settings import CLOCKS_APART, LeaderSettings
+from sublet_storage.groups.model.records import LeaderLock
 
 
 @dataclass(slots=True)
 class _Record:
-    """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning."""
+    """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the
+    lock of the node that leads, on standby; `lock_key`, which this node has declared or may have, while led."""
 
     leadership_id: int
     status: ElectionStatus = ElectionStatus.ABSENT
@@ -37,6 +43,8 @@ class _Record:
     attempted_at: float = -math.inf  # when the last claim was decided
     trusted_until: float = -math.inf
     wake_at: float = math.inf  # led: the end of trust; else: when to try again
+    rival: LeaderLock | None = None
+    lock_key: int | None = None
 
 
 class Election:
@@ -48,9 +56,14 @@ class Election:
         self._records: dict[int, _Record] = {}
         self._led: dict[int, int] = {}
         self._timers: list[tuple[float, int]] = []  # a heap; a record's newest wake_at is the one that counts
-        self._renewing: dict[int, int] | None = None  # the batch in flight
+        self._renewing: tuple[dict[int, int], int | None] | None = None  # the batch in flight, and the key it declares
         self._renew_at = math.inf
         self._claims: list[int] = []
+        self._claims_by_lock: dict[int, LeaderLock] = {}
+        self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
+        self._lock_watch = LockWatch(settings)
+        self._silent_from = math.inf
+        self.lock_key: int | None = None
         self._release_now: dict[int, int] = {}
         self._notices: list[Notice] = []
 
@@ -58,6 +71,16 @@ class Election:
         """Return the term under which this node may act as the leader at this moment; None: it may not."""
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._records[leadership_id].trusted_until else None
+
+    def is_silent(self, leadership_id: int, now: float) -> bool:
+        """Whether this node must not answer anybody as the leader, though it may write: its lock is gone, and by that
+        another may lead at any moment."""
+        record = self._records.get(leadership_id)
+        return now >= self._silent_from and record is not None and record.lock_key is not None
+
+    def rival_keys(self) -> tuple[int, ...]:
+        """Return the keys of the locks to look at, on any thread: of the leaders that this node would succeed."""
+        return tuple(self._rivals)
 
     def leaderships(self) -> dict[int, int]:
         """Return {leadership: term} of all that this node leads, to be trusted or not."""
@@ -82,8 +105,9 @@ class Election:
         self._run_timers(now)
         renew = self._renew(now)
         claims, release, notices = tuple(self._claims), self._release_now, tuple(self._notices)
-        self._claims, self._release_now, self._notices = [], {}, []
-        return ElectionOutcome(claims, renew, release, notices, self._wake_at())
+        rivals = self._claims_by_lock
+        self._claims, self._claims_by_lock, self._release_now, self._notices = [], {}, {}, []
+        return ElectionOutcome(claims, rivals, renew, release, notices, self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
@@ -103,8 +127,24 @@ class Election:
                 self._renew_answered(event, now)
             case ReleaseCompleted():
                 self._release_answered(event, now)
+            case LockAcquired() | LockLost() | LocksChecked():
+                self._take_lock_event(event, now)
             case Tick():
                 pass
+            case _:
+                assert_never(event)
+
+    def _take_lock_event(self, event: LockEvent, now: float) -> None:
+        match event:
+            case LockAcquired(lock_key):
+                self.lock_key, self._silent_from = lock_key, math.inf
+            case LockLost(at):
+                self.lock_key, self._silent_from = None, at + self._settings.lock_grace_s
+                self._renew_no_later_than(self._silent_from)
+            case LocksChecked():
+                for lock_key in sorted(self._lock_watch.check(event)):
+                    for leadership_id in sorted(self._rivals.get(lock_key, ())):
+                        self._happen(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
             case _:
                 assert_never(event)
 
@@ -120,11 +160,12 @@ class Election:
         if claim is None:
             self._happen(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
+            record.rival = claim.lock
             self._happen(record, ElectionEventKind.CLAIM_LOST, now, event)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
-            record.term = claim.term
+            record.term, record.lock_key = claim.term, claim.lock_key
             record.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
             self._happen(
                 record,
@@ -136,7 +177,7 @@ class Election:
     def _renew_answered(self, event: RenewCompleted, now: float) -> None:
         if self._renewing is None:
             return
-        attempted, self._renewing = self._renewing, None
+        (attempted, lock_key), self._renewing = self._renewing, None
         if event.renewed is None:
             self._renew_no_later_than(now + self._settings.claim_retry_interval_s)
             return
@@ -145,6 +186,7 @@ class Election:
         for record in self._at_term(attempted, ElectionStatus.LEADING):
             if record.leadership_id in event.renewed:
                 record.trusted_until = max(record.trusted_until, trusted_until)
+                record.lock_key = lock_key
                 self._happen(record, ElectionEventKind.RENEWED, now)
             else:
                 self._happen(record, ElectionEventKind.RENEWAL_REJECTED, now)
@@ -167,12 +209,24 @@ class Election:
             raise AssertionError(f"the table says that this cannot happen to {record}: {kind.value} at {now:.3f}")
         status, action = row[kind]
         was_led, record.status = record.status is ElectionStatus.LEADING, status
+        self._watch_rival(record, status is ElectionStatus.STANDBY)
         if status is ElectionStatus.LEADING:
             self._led[record.leadership_id] = record.term
         elif was_led:
             del self._led[record.leadership_id]
         act: Callable[[_Record, float, ClaimCompleted | None], None] = getattr(self, action.value)
         act(record, now, answer)
+
+    def _watch_rival(self, record: _Record, is_standby: bool) -> None:
+        if record.rival is None:
+            return
+        waiting = self._rivals.setdefault(record.rival.key, set())
+        if is_standby:
+            waiting.add(record.leadership_id)
+        else:
+            waiting.discard(record.leadership_id)
+            if not waiting:
+                del self._rivals[record.rival.key]
 
     # --- actions of the table ---------------------------------------------------------------------------------------
 
@@ -184,6 +238,11 @@ class Election:
         self._sleep(record, math.inf)
         self._claims.append(record.leadership_id)
 
+    def _succeed(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
+        assert record.rival is not None
+        self._claims_by_lock[record.leadership_id] = record.rival
+        self._claim(record, now, answer)
+
     def _claim_sooner(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(record, min(record.wake_at, record.attempted_at + self._settings.claim_retry_interval_s))
 
@@ -191,7 +250,11 @@ class Election:
         self._sleep(record, record.trusted_until)
         start = record.trusted_until + self._settings.lease_margin_s - self._settings.lease_duration_s
         self._renew_no_later_than(start + self._settings.lease_renew_interval_s)
-        self._notices.append(LeadershipAcquired(record.leadership_id, record.term))
+        assert answer is not None
+        assert answer.leadership is not None
+        deposed_s = answer.leadership.deposed_s
+        deposed_until = now + deposed_s / CLOCKS_APART if deposed_s else -math.inf
+        self._notices.append(LeadershipAcquired(record.leadership_id, record.term, deposed_until))
 
     def _wait(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         assert answer is not None
@@ -259,7 +322,10 @@ class Election:
         if self._renewing is not None or now < self._renew_at:
             return {}
         self._renew_at = math.inf
-        self._renewing = dict(self._led) or None
+        if self._led:
+            self._renewing = dict(self._led), self.lock_key
+        for leadership_id in self._led if self.lock_key is not None else ():
+            self._records[leadership_id].lock_key = self.lock_key  # though the answer may be lost
         return dict(self._led)
 
     def _wake_at(self) -> float | None:

@@ -45,6 +45,7 @@ class ElectionEventKind(Enum):
     RELEASE_FAILED = "release failed"
     TRUST_EXPIRED = "trust window ended"
     TIMER_DUE = "time to try again"
+    RIVAL_GONE = "the lock of the node that leads was found free twice"
 
 
 class Action(Enum):
@@ -52,6 +53,7 @@ class Action(Enum):
 
     IGNORE = "_ignore"
     CLAIM = "_claim"
+    SUCCEED = "_succeed"  # claim before the lease of the node that leads has run out
     CLAIM_SOONER = "_claim_sooner"  # claim sooner than planned
     LEAD = "_lead"
     WAIT = "_wait"
@@ -89,6 +91,7 @@ TRANSITIONS: dict[ElectionStatus, dict[ElectionEventKind, Transition]] = {
         ElectionEventKind.CAMPAIGN: (ElectionStatus.STANDBY, Action.CLAIM_SOONER),
         ElectionEventKind.RESIGN: (ElectionStatus.ABSENT, Action.FORGET),
         ElectionEventKind.TIMER_DUE: (ElectionStatus.CLAIMING, Action.CLAIM),
+        ElectionEventKind.RIVAL_GONE: (ElectionStatus.CLAIMING, Action.SUCCEED),
     },
     ElectionStatus.LEADING: {
         ElectionEventKind.CAMPAIGN: (ElectionStatus.LEADING, Action.IGNORE),

@@ -79,13 +79,22 @@ class GroupLeader:
     """Leads one group under one term, from the rows loaded after the claim was committed.
 
     Held streams are reserved for their borrowers to reclaim until the grace period ends; the others are free.
+    `deposed_until`: until then a leader before may go on answering their pings.
     """
 
-    def __init__(self, group: Group, term: int, rows: Iterable[Lending], settings: LeaderSettings, now: float) -> None:
+    def __init__(
+        self,
+        group: Group,
+        term: int,
+        rows: Iterable[Lending],
+        settings: LeaderSettings,
+        now: float,
+        deposed_until: float = float("-inf"),
+    ) -> None:
         self.group, self.term, self.settings = group, term, settings
         self.members = Members()
-        self.streams = StreamTable(rows, term, now, settings)
-        self.schedule = GroupTimers(settings, now)
+        self.streams = StreamTable(rows, term, now, settings, deposed_until)
+        self.schedule = GroupTimers(settings, now, deposed_until)
         self.epochs: tuple[GroupFrontier, ...] = ()
         self.desired_state = group.desired_state
         self.members.set_weights(group.desired_state.weights)

@@ -11,13 +11,13 @@ class GroupTimers:
     """Due times, each taken once. Joins and leaves are debounced: the allocation runs when they have been quiet for the
     debounce time, or at its cap; a stream that became free is given away at once unless that is pending."""
 
-    def __init__(self, settings: LeaderSettings, now: float) -> None:
+    def __init__(self, settings: LeaderSettings, now: float, deposed_until: float = -_NEVER) -> None:
         self._settings = settings
         self._allocate_at = _NEVER
         self._changing_since: float | None = None
         self._renew_at = now
         self._renewed_at = _NEVER
-        self._grace_end = now + settings.reclaim_grace_s
+        self._grace_end = max(now, deposed_until) + settings.reclaim_grace_s
         self._sweep_at = now + settings.resend_interval_s / 2
         self._reallocate_at = now + settings.rebalance_interval_s
         self._idle_since: float | None = now

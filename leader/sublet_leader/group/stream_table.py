@@ -108,11 +108,18 @@ class StreamEntry:
 class StreamTable:
     """All unfinished streams of a group by id."""
 
-    def __init__(self, rows: Iterable[Lending], term: int, now: float, settings: LeaderSettings) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Lending],
+        term: int,
+        now: float,
+        settings: LeaderSettings,
+        deposed_until: float = float("-inf"),
+    ) -> None:
         self._streams: dict[int, StreamEntry] = {}
         self._by_session: dict[str, set[int]] = {}
         self._ready: set[int] = set()
-        self._term, self._settings = term, settings
+        self._term, self._settings, self._deposed_until = term, settings, deposed_until
         for row in rows:
             self.update_row(row, now)
 
@@ -253,8 +260,8 @@ class StreamTable:
         lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
         if is_of_former_timeline(row.grant_id, self._term):  # its leader may not know yet, and have granted it last
             return now + lease_s + promise_s
-        if row.status is LendingStatus.HELD:  # the leader before may have answered its ping till now
-            return now + promise_s
+        if row.status is LendingStatus.HELD:  # a leader before may have answered its ping till now, or may yet
+            return max(now, self._deposed_until) + promise_s
         if row.session is None and row.reserved_s:  # or till its lease was over, though who took it had ended that
             since = now + min(row.reserved_s, 0.0)  # above 0 where the database's clock was set back
             return since + lease_s + promise_s

@@ -16,6 +16,7 @@ from sublet_storage.groups.model.records import (
     Group,
     GroupWriteResult,
     GroupWrites,
+    LeaderLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -40,18 +41,22 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLeadership:
-    """Try to lead; `attempt_started` goes back with the answer."""
+    """Try to lead; `attempt_started` goes back with the answer. `lock_key`: what this node declares; None: its lock is
+    not held. `rival`: who leads, and is succeeded before its lease has run out if its lock is free."""
 
     leadership_id: int
     attempt_started: float
+    lock_key: int | None = None
+    rival: LeaderLock | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RenewLeaderships:
-    """All leases of this node in one statement."""
+    """All leases of this node in one statement. `lock_key`: as of a claim."""
 
     terms: Mapping[int, int]
     attempt_started: float
+    lock_key: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +68,11 @@ class ReleaseLeaderships:
 
 @dataclass(frozen=True, slots=True)
 class LoadGroup:
-    """The rows of a group just claimed."""
+    """The rows of a group just claimed. `deposed_until`: until then a leader before may believe that it leads."""
 
     group: Group
     term: int
+    deposed_until: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,6 +314,7 @@ NodeEvent = (
     | StreamsChanged
     | NodeDesiredStateRead
     | ShutdownRequested
+    | el.LockEvent
     | Tick
     | DatabaseAnswer
 )

@@ -140,8 +140,10 @@ class Node:
         is_stopped = self._wind_down(now)
         return self._out.build(self._wake_at(), is_stopped)
 
-    def _database_answered(self, event: DatabaseAnswer, now: float) -> None:
+    def _database_answered(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
+            case el.LockAcquired() | el.LockLost() | el.LocksChecked():
+                self._elect(event, now)
             case GroupOpenCompleted():
                 self._opened(event, now)
             case LeadershipClaimCompleted() | LeadershipRenewalCompleted() | LeadershipReleaseCompleted():
@@ -332,9 +334,12 @@ class Node:
 
     def _elect(self, event: el.Event, now: float) -> None:
         outcome = self.election.decide(event, now)
-        self._out.requests.extend(ClaimLeadership(claimed, now) for claimed in outcome.claims)
+        lock_key = self.election.lock_key
+        self._out.requests.extend(
+            ClaimLeadership(claimed, now, lock_key, outcome.rivals.get(claimed)) for claimed in outcome.claims
+        )
         if outcome.renew:
-            self._out.requests.append(RenewLeaderships(outcome.renew, now))
+            self._out.requests.append(RenewLeaderships(outcome.renew, now, lock_key))
         if outcome.release:
             self._out.requests.append(ReleaseLeaderships(outcome.release))
         self._election_wake = _NEVER if outcome.wake_at is None else outcome.wake_at
@@ -346,7 +351,7 @@ class Node:
         match notice:
             case el.LeadershipAcquired():
                 if group is not None:
-                    self._out.requests.append(LoadGroup(group, notice.term))
+                    self._out.requests.append(LoadGroup(group, notice.term, notice.deposed_until))
             case el.LeadershipHeldElsewhere():
                 if group is not None:
                     self._send_elsewhere(group.subscription, notice.leadership_id, notice.address)
@@ -357,7 +362,7 @@ class Node:
 
     def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
         """Everyone who waits for that group's leader, to the node that leads it."""
-        for received, borrower_id in self.registry.take_waiters(subscription):
+        for received, borrower_id in self.registry.send_on(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
     def _apply_desired_state(self, desired_state: NodeDesiredStateRead, now: float) -> None:
@@ -383,7 +388,8 @@ class Node:
                 problem = f"group {group.group_id} is deleted"
                 self._refuse(self.registry.remove_group(group), group.group_id, BorrowerEndReason.DELETED, problem, now)
             return
-        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now)
+        deposed_until = answer.request.deposed_until
+        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, deposed_until)
         self.leaders[group.group_id] = leader
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._give(leader, group_events.Tick(), now)
@@ -414,7 +420,8 @@ class Node:
             self._step_down(group_id, "its leader broke a rule of its own")
             self._elect(el.Resign(group_id), now)
             return
-        self._out.sends.extend(outcome.sends)
+        if not self.election.is_silent(group_id, now):
+            self._out.sends.extend(outcome.sends)
         self._out.violations.extend(f"group {group_id}: {violation}" for violation in outcome.invariant_violations)
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at

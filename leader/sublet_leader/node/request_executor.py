@@ -44,9 +44,10 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
         case OpenGroup():
             return _open(request, store)
         case ClaimLeadership():
-            return LeadershipClaimCompleted(request, store.claim(request.leadership_id, ref, lease_s), jitter_s)
+            claimed = store.claim(request.leadership_id, ref, lease_s, request.lock_key, request.rival)
+            return LeadershipClaimCompleted(request, claimed, jitter_s)
         case RenewLeaderships():
-            return LeadershipRenewalCompleted(request, store.renew(ref, request.terms, lease_s))
+            return LeadershipRenewalCompleted(request, store.renew(ref, request.terms, lease_s, request.lock_key))
         case ReleaseLeaderships():
             return LeadershipReleaseCompleted(request, store.release(ref, request.terms))
         case LoadGroup():

@@ -10,6 +10,9 @@ from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
+SENT_ON_S = 1.0
+"""How long those are remembered that were sent to another node; then they have found its leader, or ask again."""
+
 BorrowerKey = tuple[str, str]
 """(agent, borrower id): no agent can name another's borrower."""
 
@@ -22,6 +25,7 @@ class _Known:
     opening: bool = False
     asked_at: float = 0.0
     waiting: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
+    sent_on: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
 class RequestedGroups:
@@ -49,12 +53,14 @@ class RequestedGroups:
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
         known.waiting[received.agent, borrower_id] = received, now
+        known.sent_on.pop((received.agent, borrower_id), None)
         self._check_at = min(self._check_at, now + 1.0)
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
         for known in self._known.values():
             known.waiting.pop((agent, borrower_id), None)
+            known.sent_on.pop((agent, borrower_id), None)
 
     def remove_group(self, group: Group) -> tuple[AgentMessageReceived, ...]:
         """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
@@ -83,13 +89,24 @@ class RequestedGroups:
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
     ) -> tuple[tuple[AgentMessageReceived, str], ...]:
-        """Return all that wait, once; not those whose last request is older than `since`: they are gone, or will repeat
-        it."""
+        """Return all that wait, once, and those that were sent on just now; not those whose last request is older than
+        `since`: they are gone, or will repeat it."""
         known = self._known.get(subscription)
         if known is None:
             return ()
-        taken, known.waiting = tuple((h, b) for (_, b), (h, at) in known.waiting.items() if at >= since), {}
-        return taken
+        asked = known.sent_on | known.waiting
+        known.sent_on, known.waiting = {}, {}
+        return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
+
+    def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
+        """Return all that wait, once: another node leads. If it is dead, and this one leads in a moment, they need not
+        ask again."""
+        known = self._known.get(subscription)
+        if known is None:
+            return ()
+        asked, known.waiting = known.waiting, {}
+        known.sent_on |= asked
+        return tuple((h, b) for (_, b), (h, _) in asked.items())
 
     def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
         """The borrower's messages go to that group's leader."""
@@ -109,6 +126,8 @@ class RequestedGroups:
         if now < self._check_at:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
+        for known in self._known.values():
+            known.sent_on = {b: asked for b, asked in known.sent_on.items() if asked[1] > now - SENT_ON_S}
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
         dropped = [self._known.pop(subscription) for subscription in stale]
         self._check_at = now + 1.0 if self._known else float("inf")

@@ -90,6 +90,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def is_direct(connection: psycopg.Connection[Any]) -> bool:
+    """Whether it leads to the server itself. Through a pooler that shares the server's connections the server's process
+    is another than the one that the connection began with, and what a session holds there is not this client's."""
+    return connection.execute("select pg_backend_pid()").fetchall() == [(connection.info.backend_pid,)]
+
+
 def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
     """Return the timeline of its server; None where it is not known."""
     return connection.timeline if isinstance(connection, BoundedConnection) else None

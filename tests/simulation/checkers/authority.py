@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ChangeOutcome,
@@ -13,6 +14,7 @@ from sublet_storage.groups.model.records import (
     GrantStream,
     GroupWriteResult,
     GroupWrites,
+    Leadership,
     Lending,
     LendingStatus,
     ReclaimStream,
@@ -21,6 +23,7 @@ from sublet_storage.groups.model.records import (
     UnreserveStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
+from tests.simulation.process import MAX_DRIFT
 
 if TYPE_CHECKING:
     from tests.simulation.nodes import SimulatedNode
@@ -28,13 +31,18 @@ if TYPE_CHECKING:
     from tests.simulation.work import Work
 
 
+APART_S = LeaderSettings().lock_recheck_delay_s / (1 + MAX_DRIFT)
+AGE_S = LeaderSettings().lock_watch_age_s / (1 + MAX_DRIFT)
+
+
 class Authority:
     """Remembers what was said and answered, and compares."""
 
     def __init__(self, simulation: Simulation, lives: Lives) -> None:
         self._simulation, self._lives = simulation, lives
-        self.moves = 0
+        self.moves = self.claims_by_lock = self.claims_from_living = 0
         self._cut_short: set[tuple[int, int]] = set()
+        self._deposed: dict[tuple[int, int], float] = {}
         self._positions: dict[Key, int] = {}
         self._grants: dict[Key, int] = {}
         self._in_force: dict[Key, int] = {}
@@ -58,6 +66,21 @@ class Authority:
         """An operator has ended this term."""
         self._cut_short.add((group_id, term))
 
+    def claimed_by_lock(self, before: Leadership) -> None:
+        """Somebody leads by the free lock of the leader before, whose lease runs: that lock was free twice, some time
+        apart, and not only since the database was restarted. Until its lease ends that leader may not know."""
+        assert before.lock_key is not None
+        locks, now = self._simulation.locks, self._simulation.world.now
+        freed_at = locks.first_freed_at.get(before.lock_key, now)
+        if now - freed_at < APART_S:
+            raise Violation(f"claimed from {before}, whose lock was held {now - freed_at:.3f} s ago")
+        if freed_at == locks.restarted_at and now - freed_at < AGE_S:
+            raise Violation(f"claimed from {before} {now - freed_at:.3f} s after a restart of the database")
+        self._deposed[before.leadership_id, before.term] = now + before.remaining_s
+        self.claims_by_lock += 1
+        nodes = self._simulation.nodes
+        self.claims_from_living += any(node.alive and node.machine.ref == before.node for node in nodes)
+
     def was_reset(self, key: Key, position: int) -> None:
         """An operator wants it to go on from there."""
         self._positions[key] = position
@@ -78,6 +101,8 @@ class Authority:
         for group_id in node.machine.leaders:
             term = election.trusted_term(group_id, now)
             if term is None or self._lives.is_deleted(group_id) or (group_id, term) in self._cut_short:
+                continue
+            if self._simulation.world.now < self._deposed.get((group_id, term), 0.0):
                 continue
             if not self._simulation.store.is_led(group_id, node.machine.ref.incarnation, term):
                 claim = self._simulation.store.read_leaderships([group_id])[group_id]

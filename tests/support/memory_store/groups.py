@@ -56,6 +56,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
+    LeaderLock,
     Leadership,
     Lending,
     LendingChange,
@@ -73,6 +74,8 @@ class _Leadership:
     node: NodeRef
     term: int
     expires_us: int
+    lock_key: int | None = None
+    deposed_until_us: int = 0
 
 
 @dataclass(slots=True)
@@ -92,6 +95,7 @@ class MemoryGroupStore:
     def __init__(self, streams: MemoryCatalogue, clock: Callable[[], int]) -> None:
         self.streams = streams
         self.locked: set[tuple[int, int]] = set()
+        self.locks: set[int] = set()  # keys of leaders' advisory locks that somebody holds
         self.meanwhile: Callable[[], None] = lambda: None
         self.timeline = 0
         self._clock = clock
@@ -186,23 +190,41 @@ class MemoryGroupStore:
         now = self._clock()
         return {i: self._claim(i, now) for i in sorted(set(leadership_ids)) if i in self._leaderships}
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
+    def claim(
+        self,
+        leadership_id: int,
+        node: NodeRef,
+        lease_s: float,
+        lock_key: int | None = None,
+        rival: LeaderLock | None = None,
+    ) -> Leadership:
         now = self._clock()
         held = self._leaderships.get(leadership_id)
-        if held is None or held.expires_us <= now:
+        if held is None or held.expires_us <= now or self._is_gone(held, rival):
             term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
-            self._leaderships[leadership_id] = _Leadership(node, term, now + round(lease_s * MICROSECONDS))
+            deposed = held.deposed_until_us if held else 0
+            if held is not None and held.expires_us > now:
+                deposed = max(deposed, held.expires_us)
+            expires = now + round(lease_s * MICROSECONDS)
+            self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, deposed)
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
                 self._history.append(
                     takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
                 )
         return self._claim(leadership_id, now)
 
-    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+    def _is_gone(self, held: _Leadership, rival: LeaderLock | None) -> bool:
+        declared = None if held.lock_key is None else LeaderLock(held.node.incarnation, held.lock_key)
+        return rival is not None and declared == rival and rival.key not in self.locks
+
+    def renew(
+        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+    ) -> frozenset[int]:
         now = self._clock()
         retained = [i for i in self._own(node, terms) if self._leaderships[i].expires_us > now]
         for leadership_id in retained:
             self._leaderships[leadership_id].expires_us = now + round(lease_s * MICROSECONDS)
+            self._leaderships[leadership_id].lock_key = lock_key
         return frozenset(retained)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
@@ -423,7 +445,10 @@ class MemoryGroupStore:
 
     def _claim(self, leadership_id: int, now: int) -> Leadership:
         held = self._leaderships[leadership_id]
-        return Leadership(leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS)
+        deposed_s = max(held.deposed_until_us - now, 0) / MICROSECONDS
+        return Leadership(
+            leadership_id, held.node, held.term, (held.expires_us - now) / MICROSECONDS, held.lock_key, deposed_s
+        )
 
     def _own(self, node: NodeRef, terms: Mapping[int, int]) -> list[int]:
         rows = {i: self._leaderships[i] for i in terms if i in self._leaderships}

@@ -29,6 +29,7 @@ from sublet_storage.groups.model.records import (
     ForceRelease,
     GroupWriteResult,
     GroupWrites,
+    LeaderLock,
     Leadership,
     LendingChange,
     LendingStatus,
@@ -109,12 +110,20 @@ def _find(
     return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
 
 
-def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
+def elect(
+    connection: Connection,
+    leadership_id: int,
+    node: NodeRef,
+    lease_s: float,
+    now_us: int | None,
+    lock_key: int | None,
+    rival: LeaderLock | None,
+) -> Leadership:
     """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
     holders have read up to their positions may have been followed, on this one, by other messages at lower offsets. The
     last grants may be missing here: all rows that there should be are made, and count as granted before; and the last
     progress, so that what follows on any position may be seen twice."""
-    claim = leadership.claim(connection, leadership_id, node, lease_s, now_us)
+    claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
         older = leadership.older_grants(connection, leadership_id)
         ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)

@@ -4,15 +4,20 @@ A leadership row is inserted once and never deleted, so a term cannot come back.
 losers of a race then neither lock the row nor write to the database's log. A node that takes a group over from another,
 or leads it first, is recorded in its history, by the statement that claims it.
 
+A leader that has declared an advisory lock may be succeeded sooner: when its lock was found free, and is free in the
+very statement that claims. That it is gone is only likely then. What it writes is refused as after any claim, and for
+how long it may still answer its borrowers is written down for those who lead after it.
+
 A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
 committed last, grants among it, may be missing. Nothing in a leader's memory of the former one is trusted.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import psycopg
 
@@ -20,8 +25,11 @@ from sublet_protocol.domain.errors import StaleTerm
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
-from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, Leadership, OnDataLoss
+from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLock, Leadership, OnDataLoss
 from sublet_storage.node_directory import NodeRef
+
+LOCK_CLASS: Final = zlib.crc32(b"sublet leader locks") & 0x7FFFFFFF
+"""The first half of the keys of leaders' advisory locks; the second is that of an incarnation."""
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
 IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
@@ -29,21 +37,26 @@ IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
 
 _READ = f"""
 select leadership_id, node, incarnation, address, term,
-       case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end
+       case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end,
+       lock_key, greatest({in_microseconds("deposed_until")} - {in_microseconds(NOW)}, 0)
   from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
 
 _CLAIM = f"""
 with claimed as (
-insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline)
+insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline, lock_key)
 values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)} + timeline_ahead(),
-        {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now())
+        {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now(), %(lock_key)s)
 on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
        term = greatest(l.term + 1, excluded.term),
        expires_at = {NOW} + %(lease_us)s * interval '1 microsecond',
        previous_node = l.node, previous_incarnation = l.incarnation,
-       timeline = excluded.timeline, previous_timeline = l.timeline
+       timeline = excluded.timeline, previous_timeline = l.timeline, lock_key = excluded.lock_key,
+       deposed_until = case when l.expires_at > {NOW} then greatest(l.deposed_until, l.expires_at)
+                            else l.deposed_until end
  where l.expires_at <= {NOW} or not coalesce(l.timeline = excluded.timeline, true)
+    or case when l.incarnation = %(rival)s::text and l.lock_key = %(rival_key)s::integer
+            then pg_try_advisory_xact_lock_shared({LOCK_CLASS}, l.lock_key) end
 returning *)
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
 select {NOW}, leadership_id, 0, '{TAKEOVER}',
@@ -66,12 +79,17 @@ _WAIT = _LOCK.format(skip="")
 _SKIP = _LOCK.format(skip="skip locked")
 
 _RENEW = f"""
-update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond'
+update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecond', lock_key = %(lock_key)s
  where leadership_id = any(%(ids)s::bigint[])"""
 
 # Not only at this moment: a clock that is set back must not bring back to life what was ended.
 _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
 
+
+_FREE_LOCKS = f"""
+select key from unnest(%s::integer[]) key where pg_try_advisory_xact_lock_shared({LOCK_CLASS}, key)"""
+
+_ACQUIRE_LOCK = f"select pg_try_advisory_lock({LOCK_CLASS}, %s::integer)"
 
 _FIRST_HERE = """
 select l.timeline <> coalesce(l.previous_timeline, g.created_timeline)
@@ -102,8 +120,17 @@ def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | N
     return {row[0]: _claim(row) for row in rows}
 
 
-def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
-    """Take the row if its lease has run out or it is new; the row as it then is."""
+def claim(
+    connection: Connection,
+    leadership_id: int,
+    node: NodeRef,
+    lease_s: float,
+    now_us: int | None,
+    lock_key: int | None = None,
+    rival: LeaderLock | None = None,
+) -> Leadership:
+    """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; the row as it
+    then is. The lock is held to the end of the transaction."""
     parameters = {
         "id": leadership_id,
         "node": node.name,
@@ -111,6 +138,9 @@ def claim(connection: Connection, leadership_id: int, node: NodeRef, lease_s: fl
         "address": node.address,
         "lease_us": round(lease_s * MICROSECONDS),
         "now_us": now_us,
+        "lock_key": lock_key,
+        "rival": None if rival is None else rival.incarnation,
+        "rival_key": None if rival is None else rival.key,
     }
     connection.execute(_CLAIM, parameters)
     return read_leaderships(connection, (leadership_id,), now_us)[leadership_id]
@@ -120,6 +150,18 @@ def is_first_here(connection: Connection, leadership_id: int) -> bool:
     """Whether the leader before was elected on another timeline; or the group, if it had none, created on one: then it
     may have had a leader there that is not known here."""
     return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
+
+
+def find_free_locks(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
+    """Return those of the keys whose locks nobody holds at this moment."""
+    return frozenset(key for (key,) in connection.execute(_FREE_LOCKS, (list(keys),)).fetchall())
+
+
+def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
+    """Hold the lock as long as this connection lives; False where somebody has it. Once for a connection: the server
+    counts."""
+    ((is_held,),) = connection.execute(_ACQUIRE_LOCK, (key,)).fetchall()
+    return bool(is_held)
 
 
 def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
@@ -144,13 +186,21 @@ def fetch_locked(cursor: psycopg.Cursor[Any]) -> dict[int, LockedLeadership]:
 
 
 def renew(
-    connection: Connection, node: NodeRef, terms: Mapping[int, int], lease_s: float, now_us: int | None, *, wait: bool
+    connection: Connection,
+    node: NodeRef,
+    terms: Mapping[int, int],
+    lease_s: float,
+    now_us: int | None,
+    lock_key: int | None = None,
+    *,
+    wait: bool,
 ) -> frozenset[int]:
-    """Extend what is this incarnation's, at its term and unexpired. Without `wait`, rows locked by others are left."""
+    """Extend what is this incarnation's, at its term and unexpired, and declare its lock. Without `wait`, rows that
+    others have locked are left."""
     rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
     retained = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
-    connection.execute(_RENEW, {"ids": retained, "lease_us": lease_us, "now_us": now_us})
+    connection.execute(_RENEW, {"ids": retained, "lease_us": lease_us, "now_us": now_us, "lock_key": lock_key})
     return frozenset(retained)
 
 
@@ -178,5 +228,6 @@ def _is_own(row: LockedLeadership, node: NodeRef, term: int) -> bool:
 
 
 def _claim(row: Sequence[Any]) -> Leadership:
-    leadership_id, name, incarnation, address, term, remaining_us = row
-    return Leadership(leadership_id, NodeRef(name, incarnation, address), term, remaining_us / MICROSECONDS)
+    leadership_id, name, incarnation, address, term, remaining_us, lock_key, deposed_us = row
+    node = NodeRef(name, incarnation, address)
+    return Leadership(leadership_id, node, term, remaining_us / MICROSECONDS, lock_key, deposed_us / MICROSECONDS)

@@ -32,6 +32,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
+    LeaderLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -167,21 +168,32 @@ class PostgresGroupStore:
         now_us = self._now_us()
         return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
+    def claim(
+        self,
+        leadership_id: int,
+        node: NodeRef,
+        lease_s: float,
+        lock_key: int | None = None,
+        rival: LeaderLock | None = None,
+    ) -> Leadership:
         """See `GroupStore`."""
         now_us = self._now_us()
-        seen = self._channel.read(lambda connection: leadership.read_leaderships(connection, (leadership_id,), now_us))
-        if leadership_id in seen and seen[leadership_id].remaining_s > 0:
-            return seen[leadership_id]
-        return self._channel.write(lambda connection: elect(connection, leadership_id, node, lease_s, now_us))
+        seen = self.read_leaderships((leadership_id,)).get(leadership_id)
+        if seen is not None and seen.remaining_s > 0 and (rival is None or rival != seen.lock):
+            return seen
+        return self._channel.write(
+            lambda connection: elect(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
+        )
 
-    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
+    def renew(
+        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+    ) -> frozenset[int]:
         """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
         now_us = self._now_us()
 
         def attempt(wait: bool) -> frozenset[int]:
             return self._channel.write(
-                lambda connection: leadership.renew(connection, node, terms, lease_s, now_us, wait=wait)
+                lambda connection: leadership.renew(connection, node, terms, lease_s, now_us, lock_key, wait=wait)
             )
 
         try:

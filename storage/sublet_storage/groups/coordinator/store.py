@@ -14,6 +14,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     HistoryRecord,
+    LeaderLock,
     Leadership,
     Lending,
     StartingPosition,
@@ -67,16 +68,29 @@ class GroupStore(Protocol):
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """Return who leads, without a lock; ids never claimed are absent."""
 
-    def claim(self, leadership_id: int, node: NodeRef, lease_s: float) -> Leadership:
+    def claim(
+        self,
+        leadership_id: int,
+        node: NodeRef,
+        lease_s: float,
+        lock_key: int | None = None,
+        rival: LeaderLock | None = None,
+    ) -> Leadership:
         """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
+
+        Taken over, too, where the leader is the `rival`, has declared its lock, and nobody holds that at this moment:
+        then `deposed_s` of the row lasts to the end of its lease. `lock_key`: what this node declares.
 
         Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
         that this very incarnation holds unexpired changes nothing and returns it. The first claim of a group, and one
         that takes it from another incarnation, are an event `takeover` of its history, in the same transaction.
         """
 
-    def renew(self, node: NodeRef, terms: Mapping[int, int], lease_s: float) -> frozenset[int]:
-        """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired."""
+    def renew(
+        self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
+    ) -> frozenset[int]:
+        """Extend the leases of {leadership_id: term} that are this incarnation's, at that term and unexpired, and
+        declare its lock, or with None that it has none."""
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """Expire (never delete) those rows that are still this incarnation's at that term."""

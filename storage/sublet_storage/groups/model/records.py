@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -79,13 +80,39 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaderLock:
+    """The advisory lock that a leader of this incarnation holds as long as its process lives."""
+
+    incarnation: str
+    key: int
+
+    @classmethod
+    def of(cls, incarnation: str) -> LeaderLock:
+        """Return the lock of that incarnation."""
+        digest = hashlib.sha256(incarnation.encode()).digest()
+        return cls(incarnation, int.from_bytes(digest[:4], signed=True))
+
+
+@dataclass(frozen=True, slots=True)
 class Leadership:
-    """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out."""
+    """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out.
+
+    `lock_key`: of the lock that its leader has declared; None: its lease alone decides. `deposed_s`: for how long a
+    leader from which it was claimed by its free lock may still believe that it leads.
+    """
 
     leadership_id: int
     node: NodeRef
     term: int
     remaining_s: float
+    lock_key: int | None = None
+    deposed_s: float = 0.0
+
+    @property
+    def lock(self) -> LeaderLock | None:
+        """The lock of its leader. The key of another incarnation was left by a release that knows no locks."""
+        lock = LeaderLock.of(self.node.incarnation)
+        return lock if lock.key == self.lock_key else None
 
 
 @dataclass(frozen=True, slots=True)

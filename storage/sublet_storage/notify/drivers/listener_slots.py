@@ -14,6 +14,7 @@ from typing import Any, Final
 import psycopg
 
 from sublet_protocol.domain.settings_base import parse_number
+from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import schema_name
 from sublet_storage.notify.changes import STREAM, ChangeNotification, MalformedNotification
 from sublet_storage.notify.codec import decode
@@ -25,7 +26,7 @@ MAX_LISTENER_SLOTS: Final = 1000
 MAX_ID: Final = 19
 """In digits: of 63 bits."""
 
-_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
+LOCK_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
 """Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
 
 _TAKE = """
@@ -48,10 +49,9 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     Never through a pooler that shares the server's connections: the server's process is another there than the one that
     the connection began with.
     """
-    row = connection.execute("select pg_backend_pid()").fetchone()
-    if row != (connection.info.backend_pid,):
+    if not is_direct(connection):
         return False
-    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": _CLASS}
+    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
     if connection.execute(_TAKE, wanted).fetchone() is None:
         return False
     start_listening(connection, channel_name(schema_name()))

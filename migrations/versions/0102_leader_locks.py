@@ -1,0 +1,27 @@
+"""Leaders that hold an advisory lock, by which others find out that they are gone before their leases run out."""
+
+from alembic import op
+
+revision = "0102"
+down_revision = "0101"
+branch_labels = None
+depends_on = None
+
+compatible_from = "0101"
+"""A leader of that release leaves another's key in the row that it claims: a key counts with its own incarnation."""
+
+
+def upgrade() -> None:
+    op.execute("alter table leadership add column lock_key integer, add column deposed_until timestamptz")
+    op.execute(
+        "comment on column leadership.lock_key is "
+        "'of the advisory lock that the leader holds as long as its process lives; null: its lease alone decides'"
+    )
+    op.execute(
+        "comment on column leadership.deposed_until is "
+        "'until then a leader from which it was claimed by its free lock may believe that it leads'"
+    )
+
+
+def downgrade() -> None:
+    op.execute("alter table leadership drop column lock_key, drop column deposed_until")

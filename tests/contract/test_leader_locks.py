@@ -1,0 +1,92 @@
+"""A group is claimed from a leader whose lease runs, when nobody holds the lock that it has declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet_storage.db.bounded_connection import is_direct
+from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import LeaderLock
+from sublet_storage.node_directory import NodeRef
+from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
+from tests.kit import eventually
+
+FIRST, SECOND = LeaderLock.of(ONE.incarnation), LeaderLock.of(TWO.incarnation)
+THREE = NodeRef("three", "incarnation-3", "127.0.0.1:3")
+WAIT_S = 30.0
+
+
+@pytest.mark.conforms("E13")
+def test_a_held_lock_keeps_its_leader(world: World) -> None:
+    first = world.store.claim(1, ONE, LEASE_S, FIRST.key)
+    with world.leader_lock(FIRST.key):
+        assert world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST) == first
+        world.clock.advance(LEASE_S)
+        assert world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST).node == TWO, "a frozen one has its lock"
+
+
+@pytest.mark.conforms("E13", "E15")
+def test_a_free_lock_ends_a_lease(world: World) -> None:
+    """What the leader before wrote is over, and the row says how long its lease would have lasted."""
+    first = world.store.claim(1, ONE, LEASE_S, FIRST.key)
+    world.clock.advance(4)
+    second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
+    assert (second.node, second.lock, second.remaining_s, second.deposed_s) == (TWO, SECOND, LEASE_S, LEASE_S - 4)
+    assert second.term > first.term
+    assert world.store.renew(ONE, {1: first.term}, LEASE_S, FIRST.key) == frozenset()
+    assert world.store.release(ONE, {1: first.term}) == frozenset()
+    assert world.store.read_leaderships([1]) == {1: second}
+
+
+def test_a_free_lock_counts_for_its_leader_alone(world: World) -> None:
+    """Whoever looked saw that of another, or one that is not declared."""
+    world.store.claim(1, ONE, LEASE_S, FIRST.key)
+    second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
+    assert world.store.claim(1, THREE, LEASE_S, None, FIRST) == second
+    assert world.store.claim(1, THREE, LEASE_S, None, replace(SECOND, key=FIRST.key)) == second
+    for undeclared in (None, FIRST.key):
+        assert world.store.renew(TWO, {1: second.term}, LEASE_S, undeclared) == {1}
+        assert world.store.claim(1, THREE, LEASE_S, None, SECOND).node == TWO
+
+
+def test_a_lease_without_a_lock_lasts(world: World) -> None:
+    first = world.store.claim(1, ONE, LEASE_S)
+    assert first.lock is None
+    assert world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST) == first
+
+
+@pytest.mark.conforms("E7", "E16")
+def test_a_deposed_lease_counts_for_later_leaders(world: World) -> None:
+    """Though the next leader goes soon: the one before may answer pings all that time."""
+    world.store.claim(1, ONE, LEASE_S, FIRST.key)
+    world.clock.advance(2)
+    second = world.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
+    world.store.release(TWO, {1: second.term})
+    world.clock.advance(1)
+    third = world.store.claim(1, THREE, LEASE_S)
+    assert (third.node, third.deposed_s) == (THREE, LEASE_S - 3)
+    world.clock.advance(LEASE_S)
+    assert world.store.claim(1, ONE, LEASE_S).deposed_s == 0
+
+
+def test_a_lock_is_free_when_its_connection_ends(postgres: PostgresWorld) -> None:
+    """It is one connection's at a time; who looks holds nothing afterwards."""
+    keys = (FIRST.key, SECOND.key)
+    with connect(postgres.url) as holder:
+        assert is_direct(holder)
+        assert leadership.acquire_lock(holder, FIRST.key)
+        assert leadership.find_free_locks(postgres.connection, keys) == {SECOND.key}
+        assert not leadership.acquire_lock(postgres.connection, FIRST.key)
+    eventually(lambda: leadership.find_free_locks(postgres.connection, keys) == set(keys), WAIT_S)
+    with connect(postgres.url) as holder:
+        assert leadership.acquire_lock(holder, FIRST.key)
+
+
+def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
+    """The lock of the leader before is free again, for that one to take."""
+    postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
+    postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
+    assert leadership.acquire_lock(postgres.connection, FIRST.key)

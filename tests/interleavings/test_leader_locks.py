@@ -1,0 +1,71 @@
+"""Claims by a leader's free lock, against each other and against that leader."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from functools import partial
+
+import pytest
+
+from sublet_storage.groups.coordinator.leadership import claim, renew
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.records import LeaderLock, Leadership
+from sublet_storage.node_directory import NodeRef
+from tests.interleavings.harness import Connection, Interleavings, Run, Work
+
+ONE, TWO, THREE = (NodeRef(name, f"{name}-1", f"{name}:1") for name in ("n1", "n2", "n3"))
+LEASE_S = 3600.0
+
+
+class Stage:
+    """A leader whose lock nobody holds."""
+
+    def __init__(self, url: str) -> None:
+        with closing(PostgresGroupStore(url)) as store:
+            self.term = store.claim(1, ONE, LEASE_S / 2, _lock(ONE).key).term
+
+    def claim(self, node: NodeRef, conn: Connection) -> Leadership:
+        """That leader's lock was found free."""
+        with conn.transaction():
+            return claim(conn, 1, node, LEASE_S, None, _lock(node).key, _lock(ONE))
+
+    def renew(self, conn: Connection) -> frozenset[int]:
+        with conn.transaction():
+            return renew(conn, ONE, {1: self.term}, LEASE_S, None, _lock(ONE).key, wait=True)
+
+
+@pytest.fixture
+def stage(conn: Connection, database: str) -> Stage:
+    return Stage(database)
+
+
+@pytest.mark.conforms("E12", "E13")
+def test_of_two_that_found_a_lock_free_one_leads(orders: Interleavings, stage: Stage) -> None:
+    """Nobody holds the lock of the first to claim, either: it has just been cut off."""
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        nodes = {run.answers[each].node for each in ("two", "three")}
+        assert len(nodes) == 1, "one has taken from the other what it saw of a leader before"
+
+    works: dict[str, Work] = {"two": partial(stage.claim, TWO), "three": partial(stage.claim, THREE)}
+    assert orders.explore(works, judge) > 1
+
+
+@pytest.mark.conforms("E7", "E13")
+def test_a_renewal_before_a_claim_by_lock_counts(orders: Interleavings, stage: Stage) -> None:
+    """A leader that has renewed may answer pings for as long; one that has not, was deposed."""
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        claimed, is_renewed = run.answers["two"], run.answers["renew"] == {1}
+        assert claimed.node == TWO
+        assert (claimed.deposed_s > LEASE_S / 2) == is_renewed
+        assert claimed.deposed_s > LEASE_S / 4
+
+    works: dict[str, Work] = {"two": partial(stage.claim, TWO), "renew": stage.renew}
+    assert orders.explore(works, judge) > 1
+
+
+def _lock(node: NodeRef) -> LeaderLock:
+    return LeaderLock.of(node.incarnation)

@@ -1,0 +1,220 @@
+"""Advisory locks of leaders in the simulated database, and each node's connection that holds one and looks at others.
+
+As `sublet_leader.jobs.leader_lock` has it: the connection of a process that dies is closed, mostly at once and now and
+then late; that of a living one is cut, or dead to the node alone, and it begins another; a restart of the database
+closes all. By chances of their own, in most runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from sublet_leader.election import LockAcquired, LockLost, LocksChecked
+from sublet_leader.node.events import NodeEvent
+from sublet_storage.groups.model.records import LeaderLock
+
+if TYPE_CHECKING:
+    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.simulation import Simulation
+
+_TROUBLE_EVERY_S = 6.0
+_RETRY_S = 0.02
+_NO_ANSWER_S = 0.9
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One connection, as the server has it. `opened_at`: by the node's clock."""
+
+    opened_at: float
+    is_open: bool = True
+    key: int | None = None
+
+
+@dataclass(slots=True)
+class AdvisoryLocks:
+    """The server: who holds which key, and since when each was free for the first time after it was taken."""
+
+    held: set[int]
+    first_freed_at: dict[int, float] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+    restarted_at: float = float("-inf")
+
+    def acquire(self, session: Session, key: int) -> bool:
+        if not session.is_open or key in self.held:
+            return False
+        self.held.add(key)
+        session.key = key
+        return True
+
+    def close(self, session: Session, now: float) -> None:
+        """The server has noticed that it is over."""
+        if session.is_open and session.key is not None:
+            self.held.discard(session.key)
+            self.first_freed_at.setdefault(session.key, now)
+        session.is_open = False
+        if session in self.sessions:
+            self.sessions.remove(session)
+
+    def restart(self, now: float) -> None:
+        self.restarted_at = now
+        for session in tuple(self.sessions):
+            self.close(session, now)
+
+
+class NodeLock:
+    """A node's thread with its connection, in each of its lives; nothing, if a pooler is in the way."""
+
+    def __init__(self, node: SimulatedNode, locks: AdvisoryLocks, random: Random) -> None:
+        self._node, self._locks, self._random, self._world = node, locks, random, node.world
+        self._settings = node.settings
+        self._is_pooled = random.random() < 0.1
+        self._session: Session | None = None
+        self._turns = itertools.count()
+        self._turn = 0
+        self._is_held = False
+        self._used_at = self._lost_at = float("-inf")
+
+    def begin_life(self) -> None:
+        self._is_held, self._lost_at = False, float("-inf")
+        self._key = LeaderLock.of(self._node.machine.ref.incarnation).key
+        if not self._is_pooled:
+            self._after(self._random.uniform(0.002, 0.05), self._connect)
+
+    def end_life(self, *, killed: bool) -> None:
+        """The server notices when the process is dead, or later if its machine is."""
+        self._turn = next(self._turns)
+        session, self._session = self._session, None
+        if session is not None:
+            late = killed and self._random.random() < 0.15
+            self._close_after(session, self._random.uniform(1.0, 12.0) if late else self._random.uniform(0.001, 0.02))
+
+    def cut(self) -> None:
+        """The server ends the connection; the node sees that at once, unless it is paused."""
+        if self._session is not None:
+            self._locks.close(self._session, self._world.now)
+            self._lose(self._random.uniform(0.0005, 0.01))
+
+    def break_off(self) -> None:
+        """The connection is dead to the node, and the server does not know it yet."""
+        if self._session is not None:
+            self._close_after(self._session, self._random.uniform(1.0, 8.0))
+            self._lose(self._random.uniform(0.0005, 0.01))
+
+    def _close_after(self, session: Session, delay_s: float) -> None:
+        self._world.after(delay_s, lambda: self._locks.close(session, self._world.now))
+
+    def _lose(self, delay_s: float) -> None:
+        session, self._session = self._session, None
+        self._after(delay_s, lambda: self._lost(session))
+
+    def _lost(self, session: Session | None) -> None:
+        was_held, self._is_held = self._is_held, False
+        if was_held:
+            self._lost_at = self._used_at
+            self._say(LockLost(self._used_at))
+        self._after(self._random.uniform(0.003, 0.12) if was_held else self._pause_s(frozenset()), self._connect)
+
+    def _connect(self) -> None:
+        self._used_at = self._node.now
+        if not self._node.way.is_open():
+            self._after(self._settings.lock_check_interval_s, self._connect)
+            return
+        self._session = Session(self._node.now)
+        self._locks.sessions.append(self._session)
+        self._use(frozenset())
+
+    def _use(self, before: frozenset[int]) -> None:
+        """One turn of the loop: take the lock, look at those of others, wait."""
+        session = self._session
+        if session is None:
+            return
+        if not session.is_open or not self._node.way.is_open():
+            self._close_after(session, self._random.choice((0.01, 0.01, 5.0)))
+            self._lose(_NO_ANSWER_S if session.is_open else 0.001)
+            return
+        self._used_at = self._node.now
+        if not self._is_held and self._locks.acquire(session, self._key):
+            self._is_held = True
+            self._say(LockAcquired(self._key))
+        keys = self._node.machine.election.rival_keys()
+        if not (keys or before):
+            self._after(self._pause_s(frozenset()), lambda: self._use(frozenset()))
+            return
+        sent_at = self._node.now
+        self._after(self._random.uniform(0.0005, 0.003), lambda: self._look(session, sent_at, keys, before))
+
+    def _look(self, session: Session, sent_at: float, keys: tuple[int, ...], before: frozenset[int]) -> None:
+        free = frozenset(key for key in keys if key not in self._locks.held)
+        self._after(self._random.uniform(0.0005, 0.003), lambda: self._looked(session, sent_at, free, before))
+
+    def _looked(self, session: Session, sent_at: float, free: frozenset[int], before: frozenset[int]) -> None:
+        if session is not self._session:
+            return
+        if free or before:
+            self._say(LocksChecked(session.opened_at, sent_at, self._node.now, free))
+        self._after(self._pause_s(free), lambda: self._use(free))
+
+    def _pause_s(self, free: frozenset[int]) -> float:
+        settings = self._settings
+        if not self._is_held and self._node.now < self._lost_at + settings.lock_grace_s:
+            return _RETRY_S
+        return settings.lock_recheck_delay_s if free else settings.lock_check_interval_s
+
+    def _say(self, event: NodeEvent) -> None:
+        self._node.handle(event)
+
+    def _after(self, delay_s: float, happening: object) -> None:
+        """By the node's clock, when it is not paused, in this life and as long as nothing else has begun since."""
+        self._turn = turn = next(self._turns)
+
+        def if_due() -> None:
+            if self._turn == turn and self._node.alive:
+                happening()  # type: ignore[operator]
+
+        self._world.after(delay_s / self._node.rate, lambda: self._node.awake(if_due))
+
+
+class LockTroubles:
+    """What happens to these connections while the safety phase lasts."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._random = Random(f"the locks of {simulation.seed}")
+
+    def begin(self, until: float) -> None:
+        self._until = until
+        if self._random.random() < 0.8:
+            self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+
+    def restart(self) -> None:
+        """The database has: all connections are over."""
+        self._simulation.locks.restart(self._world.now)
+        for node in self._simulation.nodes:
+            node.lock.cut()
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+        node = self._random.choice(self._simulation.nodes)
+        match self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart")):
+            case "cut":
+                self._world.say(node.name, "has the connection of its lock cut")
+                node.lock.cut()
+            case "flap":
+                self._world.say(node.name, "has the connection of its lock cut again and again")
+                for turn in range(self._random.randint(3, 20)):
+                    self._world.after(turn * self._random.uniform(0.02, 0.15), node.lock.cut)
+            case "break off":
+                self._world.say(node.name, "has lost the connection of its lock, which the database does not know")
+                node.lock.break_off()
+            case "restart":
+                down_s = self._random.uniform(0.05, 3.0)
+                self._world.say("database", f"restarts, for {down_s:.1f} s")
+                for each in self._simulation.nodes:
+                    each.way.down(down_s)
+                self.restart()
