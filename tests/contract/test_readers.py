@@ -11,6 +11,8 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.errors import InsufficientPrivilege
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
@@ -25,10 +27,17 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
+from sublet_storage.log.partition_reads import partition_name
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
-from tests.integration.log_kit import go_over_to_another_timeline, put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import (
+    generation_of,
+    go_over_to_another_timeline,
+    put,
+    stream_of,
+    with_a_short_lived_space,
+)
 from tests.kit import GRANT_KEY, eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -157,6 +166,32 @@ def test_pages_follow_one_another_to_the_head(world: World, reader: GrantedStrea
         assert each.fetch(granted, always) == LogPage((), 30, 30, 30, False), "there is nothing more"
     assert len(found) == 9, "the limit was one block"
     small.close()
+
+
+def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connection) -> None:
+    """Its last statement names the newest partition, as the second read of a generation does."""
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"never read")
+    with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
+        reader.warm_up()
+        ((last, state),) = conn.execute(
+            "select query, state from pg_stat_activity"
+            " where application_name = 'sublet reader' and datname = current_database()"
+        ).fetchall()
+    assert (f"from {partition_name(generation_of(conn, stream))}" in last, state) == (True, "idle")
+
+
+def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connection) -> None:
+    put(conn, stream := stream_of(conn, "default"), b"1")
+    conn.execute("create role unread login; grant usage on schema sublet to unread")
+    try:
+        stranger = make_conninfo(database, user="unread")
+        with contextlib.closing(DatabaseReader(stranger, BATCH_BYTES, WAIT_S)) as reader:
+            reader.warm_up()
+            with pytest.raises(InsufficientPrivilege):
+                reader.fetch(granted_of(conn, stream), always)
+    finally:
+        conn.execute("drop owned by unread; drop role unread")
 
 
 @pytest.mark.conforms("P3")

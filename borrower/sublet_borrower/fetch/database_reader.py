@@ -40,10 +40,10 @@ class DatabaseReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Prepare the first read before anything is granted: connect, and make the first Arrow scalar, for which
-        pyarrow loads pandas where it is installed."""
+        """Prepare the first read before anything is granted, as all streams that are granted at once wait for it:
+        connect, and read once. The first Arrow scalar loads pandas where it is installed."""
         pa.scalar(0)
-        self.query(lambda connection: connection)
+        self.query(message_log.warm_up)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
