@@ -38,9 +38,9 @@ _MAX_CAUSE: Final = 300
 _ESTIMATED: Final = 256 << 10
 """Up to so many bytes the size of an expanded column is estimated from above, which costs less than to compute it."""
 
-_START: Final = datetime(1970, 1, 1, tzinfo=UTC)
-FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - _START) // timedelta(microseconds=1)
-LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - _START) // timedelta(microseconds=1)
+START: Final = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - START) // timedelta(microseconds=1)
+LAST_US: Final = (datetime.max.replace(tzinfo=UTC) - START) // timedelta(microseconds=1)
 """Timestamps that a Python datetime can have, in microseconds since 1970."""
 
 Stored: TypeAlias = bytes | memoryview | pa.Buffer

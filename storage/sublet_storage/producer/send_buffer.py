@@ -25,8 +25,6 @@ from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.message_accumulator import (
-    Header,
-    Message,
     PendingArrowBatch,
     PendingBlock,
     PendingMessageBuilder,
@@ -35,6 +33,7 @@ from sublet_storage.producer.batches.message_accumulator import (
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.small_block import Header, Message
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
@@ -448,7 +447,7 @@ class SendBuffer:
                 count = size = 0
             if piece.count:
                 pieces.append(piece)
-            count, size, room = count - piece.count, size - piece.size, room - piece.batch.nbytes
+            count, size, room = count - piece.count, size - piece.size, room - piece.nbytes
         if queue:
             self._queues[stream_id] = queue
         self._queued -= sum(piece.count for piece in pieces)
