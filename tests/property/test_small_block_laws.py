@@ -14,7 +14,9 @@ from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.record_batch_decoder import FIRST_US, LAST_US, decode_block
 from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
 
-TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(st.characters(exclude_characters="+#\0"), max_size=6)
+TOPIC = st.sampled_from(["a", "b/ü", "c/d"]) | st.text(
+    st.characters(codec="utf-8", exclude_characters="+#\0"), max_size=6
+)
 BYTES = st.none() | st.sampled_from([b"", b"a", b"\0"]) | st.binary(max_size=12)
 HEADERS = st.none() | st.lists(st.tuples(st.text(max_size=3), BYTES), max_size=3)
 TIMESTAMP = st.integers(0, 3) | st.integers(FIRST_US, LAST_US)
