@@ -45,6 +45,10 @@ PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_DECODED_BYTES: Final = 64 << 20
 """What the blocks of a page come to in memory, at most, if they are several."""
 
+NEXT_BLOCKS: Final = 16
+NEXT_BLOCK_BYTES: Final = 1 << 16
+"""What `fetch_next` reads has fewer blocks, of at most so many bytes each, as they are stored."""
+
 MATCH_ALL = TopicFilter("#")
 
 UNKNOWN: Final = MAX_OFFSET
@@ -71,6 +75,10 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
  where s.stream_id = %(stream)s
  order by b.end_offset"""
+
+_NEXT = """
+select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end
+  from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
 _WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
@@ -181,6 +189,25 @@ def fetch(
     read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
     page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
+
+
+def fetch_next(
+    conn: psycopg.Connection[Any], stream_id: int, offset: int, generation_id: int, filter: TopicFilter = MATCH_ALL
+) -> LogPage | None:
+    """Return what follows on `offset`, where it follows directly, is all there is, and is little: by a statement that
+    takes half the time of `fetch`, which says what there is where this is None. Raises `PoisonBlock`.
+
+    A stream ends where its last block does. Whether it is closed is not asked.
+    """
+    parameters = (Int8(NEXT_BLOCK_BYTES), Int8(generation_id), Int8(stream_id), Int8(offset), Int8(NEXT_BLOCKS))
+    rows = read_blocks(conn, _NEXT, parameters, generation_id)
+    spans = [(offset, offset), *((row[0] - row[1], row[0]) for row in rows)]
+    if not 0 < len(rows) < NEXT_BLOCKS or count_contiguous(spans) < len(spans) or any(row[4] is None for row in rows):
+        return None
+    blocks = _decoded(stream_id, rows)
+    read = (_batch(stream_id, offset, filter, None, None, [block]) for block in blocks)
+    batches = tuple(batch for batch in read if batch is not None)
+    return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
 
 
 def warm_up(conn: BoundedConnection) -> None:
