@@ -67,7 +67,8 @@ class PackedBlock:
 def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raises `ValueTooLarge` for one that no reader would
     decode."""
-    if batch.num_rows > MAX_BLOCK_MESSAGES or batch.nbytes > MAX_PACKED_BYTES:
+    is_large = batch.get_total_buffer_size() > MAX_PACKED_BYTES  # of all that it is a part of, which is known at once
+    if batch.num_rows > MAX_BLOCK_MESSAGES or (is_large and batch.nbytes > MAX_PACKED_BYTES):
         raise ValueTooLarge(
             f"a block of {batch.num_rows} messages and {batch.nbytes} bytes: it may have {MAX_BLOCK_MESSAGES} and "
             f"{MAX_PACKED_BYTES}. Publish smaller messages."

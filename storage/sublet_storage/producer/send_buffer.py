@@ -30,6 +30,7 @@ from sublet_storage.producer.batches.message_accumulator import (
     PendingMessageBuilder,
     count_fitting,
     count_packable,
+    count_slice_bytes,
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
@@ -469,9 +470,13 @@ class SendBuffer:
 
 def _parts(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
     """Return the piece by stream."""
+    routed = routes.partition_rows(piece.batch, piece.rows)
+    if len(routed) == 1:
+        return [(routed[0][0], piece)]
+    sizes = count_slice_bytes([batch for _, batch, _ in routed])
     return [
-        (stream_id, piece if batch is piece.batch else PendingArrowBatch(batch, rows, piece.ticket))
-        for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)
+        (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
+        for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
     ]
 
 

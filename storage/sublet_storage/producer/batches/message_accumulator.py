@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Final
 
 import pyarrow as pa
@@ -21,15 +22,19 @@ _MAX_OVERHEAD_BYTES: Final = 1024
 """What a message takes in Arrow at most beyond its values: it has few headers, and an epoch of few numbers."""
 
 
+_FIXED_BYTES: Final = 34
+"""Of a message in Arrow: its timestamp, and for five columns an offset and whether it is there."""
+
+
 class PendingArrowBatch:
     """Consecutive messages of one stream, in Arrow already. `nbytes`: how large the batch is at most."""
 
     __slots__ = ("_batch", "nbytes", "packed", "rows", "size", "ticket")
 
-    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState) -> None:
+    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState, nbytes: int | None = None) -> None:
         self._batch, self.rows, self.ticket = batch, rows, ticket
         self.packed: PackedBlock | None = None
-        self.nbytes: int = batch.nbytes
+        self.nbytes: int = batch.nbytes if nbytes is None else nbytes
         self.size: int = self.nbytes + MESSAGE_OVERHEAD_BYTES * batch.num_rows
 
     @property
@@ -149,6 +154,27 @@ class PendingBlock:
         """Fail every ticket."""
         for piece in self.pieces:
             piece.ticket.fail(piece.count, error)
+
+
+def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
+    """Return how large these slices of a batch in `BLOCK_SCHEMA` are, each of which begins where the one before ends,
+    or somewhat more. To ask Arrow for the size of each takes as long as to route them."""
+    counts = [each.num_rows for each in slices]
+    sizes = [count * _FIXED_BYTES + _FIXED_BYTES for count in counts]
+    for index, field in enumerate(BLOCK_SCHEMA):
+        if field.name == "timestamp":
+            continue
+        column = slices[0].column(index)
+        offsets = memoryview(column.buffers()[1]).cast("i")
+        ends = [offsets[end] for end in accumulate(counts, initial=column.offset)]
+        if not pa.types.is_list(field.type):
+            more = [end - start for start, end in pairwise(ends)]
+        elif ends[0] < ends[-1]:
+            more = [each.column(index).nbytes for each in slices]
+        else:
+            continue
+        sizes = [size + held for size, held in zip(sizes, more, strict=True)]
+    return sizes
 
 
 def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: int, size: int) -> int:
