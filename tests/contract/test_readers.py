@@ -5,17 +5,20 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import make_conninfo
+from psycopg.errors import InsufficientPrivilege
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.node_reader import NodeReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, TimelineChanged, ValueTooLarge
 from sublet_protocol.domain.keys import TIMELINE_US
@@ -25,10 +28,17 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
+from sublet_storage.log.partition_reads import partition_name
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
-from tests.integration.log_kit import go_over_to_another_timeline, put, stream_of, with_a_short_lived_space
+from tests.integration.log_kit import (
+    generation_of,
+    go_over_to_another_timeline,
+    put,
+    stream_of,
+    with_a_short_lived_space,
+)
 from tests.kit import GRANT_KEY, eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -157,6 +167,77 @@ def test_pages_follow_one_another_to_the_head(world: World, reader: GrantedStrea
         assert each.fetch(granted, always) == LogPage((), 30, 30, 30, False), "there is nothing more"
     assert len(found) == 9, "the limit was one block"
     small.close()
+
+
+@pytest.mark.conforms("P2", "P3")
+@pytest.mark.parametrize("filter", ["#", "t/2"])
+def test_what_was_waited_for_is_read(world: World, reader: GrantedStreamReader, conn: Connection, filter: str) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"0", topic="t/0")
+    granted = granted_of(conn, stream, filter=filter)
+    pages(reader, granted)
+    with contextlib.closing(world.reader(max_batch_bytes=1)) as small:
+        for count in (1, 2, 5, 20, 100):
+            start, matching = granted.next_read_offset, [b"%d" % n for n in range(count) if filter == "#" or n % 3 == 2]
+            for number in range(count):
+                head = put(conn, stream, b"%d" % number, topic=f"t/{number % 3}")
+            one_by_one = replace(granted, outstanding={})
+            one_by_one.head_hint = granted.head_hint = head
+            found = pages(reader, granted)
+            assert values(found) == matching
+            assert (found[0].start, found[-1].position, found[-1].head) == (start, head, head)
+            assert values(pages(small, one_by_one)) == matching
+            if filter == "#" and isinstance(small, DatabaseReader):
+                page = small.fetch(replace(granted, next_read_offset=start, outstanding={}), always)
+                assert page is not None
+                assert page.position == start + 1
+
+
+def last_statement(conn: Connection) -> str:
+    """Of the reader of this database, which waits for the next."""
+    ((last, state),) = conn.execute(
+        "select query, state from pg_stat_activity"
+        " where application_name = 'sublet reader' and datname = current_database()"
+    ).fetchall()
+    assert state == "idle"
+    return str(last)
+
+
+def test_little_that_was_waited_for_is_asked_for_alone(database: str, conn: Connection) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"0")
+    with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
+        granted = granted_of(conn, stream)
+        assert values(pages(reader, granted)) == [b"0"]
+        assert "from stream" in last_statement(conn)
+        granted.head_hint = put(conn, stream, b"1")
+        assert values(pages(reader, granted)) == [b"1"]
+        assert "from stream" not in last_statement(conn)
+        granted.head_hint = put(conn, stream, *(b"2" for _ in range(MAX_AWAITED + 1)))
+        assert len(values(pages(reader, granted))) == MAX_AWAITED + 1
+        assert "from stream" in last_statement(conn)
+
+
+def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connection) -> None:
+    """Its last statement names the newest partition, as the second read of a generation does."""
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"never read")
+    with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
+        reader.warm_up()
+        assert f"from {partition_name(generation_of(conn, stream))}" in last_statement(conn)
+
+
+def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connection) -> None:
+    put(conn, stream := stream_of(conn, "default"), b"1")
+    conn.execute("create role unread login; grant usage on schema sublet to unread")
+    try:
+        stranger = make_conninfo(database, user="unread")
+        with contextlib.closing(DatabaseReader(stranger, BATCH_BYTES, WAIT_S)) as reader:
+            reader.warm_up()
+            with pytest.raises(InsufficientPrivilege):
+                reader.fetch(granted_of(conn, stream), always)
+    finally:
+        conn.execute("drop owned by unread; drop role unread")
 
 
 @pytest.mark.conforms("P3")

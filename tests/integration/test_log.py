@@ -8,21 +8,30 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import psycopg
 import pyarrow as pa
 import pytest
 
-from sublet_protocol.domain.errors import PositionGone, Unavailable, UnknownOutcome
+from sublet_protocol.domain.errors import PoisonBlock, PositionGone, Unavailable, UnknownOutcome
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerStamp, append, register_producer
-from sublet_storage.log.fetch import fetch, offset_at_time, read_heads
+from sublet_storage.log.fetch import (
+    MATCH_ALL,
+    NEXT_BLOCK_BYTES,
+    NEXT_BLOCKS,
+    fetch,
+    fetch_next,
+    offset_at_time,
+    read_heads,
+)
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import rollover
 from sublet_storage.spaces.space_queries import open_streams
-from tests.integration.log_kit import block, in_epochs, put, read, stamped, waiting_for_locks
+from tests.integration.log_kit import block, generation_of, in_epochs, put, read, stamped, waiting_for_locks
 from tests.kit import eventually
 
 
@@ -317,3 +326,40 @@ def _tail(database: str, stream: int, finished: threading.Event, seen: list[dict
 
 class _Regret(Exception):
     """The writer rolls back."""
+
+
+# --- what follows directly --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.conforms("P2", "P3")
+@pytest.mark.parametrize("filter", [MATCH_ALL, TopicFilter("t/1")])
+def test_little_that_follows_is_read_alike(conn: psycopg.Connection[Any], stream: int, filter: TopicFilter) -> None:
+    chosen, generation = random.Random(27), generation_of(conn, stream)
+    ends = [0]
+    for count in (chosen.choice((1, 1, 2, 70)) for _ in range(2 * NEXT_BLOCKS)):
+        ends.append(put(conn, stream, *(b"%d" % number for number in range(count)), topic=f"t/{count}"))
+    found = {offset: fetch_next(conn, stream, offset, generation, filter) for offset in range(ends[-1] + 1)}
+    for offset, page in found.items():
+        assert page is None or page == fetch(conn, stream, offset, filter=filter)
+    assert [offset for offset, page in found.items() if page is not None] == ends[-NEXT_BLOCKS:-1]
+
+
+@pytest.mark.conforms("P2", "P3")
+def test_all_else_that_follows_is_for_the_other_read(conn: psycopg.Connection[Any], stream: int) -> None:
+    generation = generation_of(conn, stream)
+    next_page = partial(fetch_next, conn, stream, generation_id=generation)
+    assert next_page(offset=0) is None, "there is nothing"
+    put(conn, stream, b"0", b"1")
+    assert next_page(offset=1) is None, "it begins in a block"
+    assert next_page(offset=7) is None, "it is beyond the head"
+    put(conn, stream, bytes(NEXT_BLOCK_BYTES))
+    assert next_page(offset=2) is None, "it is large"
+    assert next_page(offset=0) is None, "what comes behind it is large"
+    put(conn, stream, b"3")
+    conn.execute("update block set payload = '' where end_offset = 4")
+    with pytest.raises(PoisonBlock, match="begins at offset 3 "):
+        next_page(offset=3)
+    conn.execute("delete from block where end_offset <= 3")
+    assert next_page(offset=0) is None, "there is a hole"
+    conn.execute("update block set uri = 'elsewhere', uri_bytes = 1, payload = null where end_offset = 4")
+    assert next_page(offset=3) is None, "it is not here"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
+
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import COMPRESSIONS, add_position_columns, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.record_batch_decoder import decode_block
+from sublet_storage.producer.batches.message_accumulator import count_slice_bytes
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,
@@ -117,3 +120,12 @@ def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: by
         for shards in (before, after)
     ]
     assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])
+
+
+@given(MESSAGES, st.lists(st.integers(1, 20), min_size=1), st.integers(0, 5))
+def test_slices_are_as_large_as_arrow_says(messages: list[dict[str, object]], counts: list[int], skipped: int) -> None:
+    entire = batch([*messages, *messages]).slice(skipped)
+    ends = [end for end in accumulate(counts) if end < entire.num_rows]
+    slices = [entire.slice(start, end - start) for start, end in pairwise([0, *ends, entire.num_rows])]
+    for each, size in zip(slices, count_slice_bytes(slices), strict=True):
+        assert each.nbytes <= size <= each.nbytes + 34 * (each.num_rows + 1)

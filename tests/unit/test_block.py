@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock
+from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_storage.log.block import (
     DELIVERED_SCHEMA,
     MAX_INDEXED_TOPICS,
@@ -19,7 +20,7 @@ from sublet_storage.log.block import (
     pack,
 )
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import decode_block
+from sublet_storage.log.record_batch_decoder import FEW, decode_block
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -72,6 +73,15 @@ def test_delivered_batches_carry_stream_and_offset() -> None:
     assert found.column("offset").to_pylist() == [40, 41, 42]
     assert drop_before(found, 40, 42).column("topic").to_pylist() == ["c"]
     assert drop_before(found, 40, 40).num_rows == 3
+
+
+@pytest.mark.parametrize("count", [1, FEW - 1, FEW, 500])
+def test_positions_are_the_same_for_few_and_many(count: int) -> None:
+    first = MAX_OFFSET - count
+    found = add_position_columns(batch(["a"] * count), MAX_OFFSET, first)
+    assert found.column("stream").to_pylist() == [MAX_OFFSET] * count
+    assert found.column("offset").to_pylist() == list(range(first, MAX_OFFSET))
+    found.validate(full=True)
 
 
 def test_the_skip_index_has_few_topics_or_none() -> None:

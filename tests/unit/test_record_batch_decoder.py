@@ -15,6 +15,7 @@ from sublet_storage.log import column_encoding, record_batch_decoder
 from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
 from sublet_storage.log.record_batch_decoder import (
+    FEW,
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
@@ -91,6 +92,16 @@ NOTHING = pa.array([[None]] * 3, HEADERS)
 def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str) -> None:
     with pytest.raises(PoisonBlock, match=said):
         decode(0, message(batch(**columns)), 3)
+
+
+@pytest.mark.parametrize("count", [FEW - 1, FEW])
+def test_one_time_of_many_is_refused(count: int) -> None:
+    good = [record_batch_decoder.FIRST_US, *range(count - 2), record_batch_decoder.LAST_US]
+    assert decode(0, message(batch(count, timestamp=good)), count).column("timestamp").cast("int64").to_pylist() == good
+    for index, wrong in ((0, good[0] - 1), (count - 1, good[-1] + 1)):
+        times = [*good[:index], wrong, *good[index + 1 :]]
+        with pytest.raises(PoisonBlock, match="outside of the years"):
+            decode(0, message(batch(count, timestamp=times)), count)
 
 
 def test_columns_at_their_limits_are_read() -> None:

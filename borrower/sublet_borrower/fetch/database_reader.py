@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import psycopg
 import pyarrow as pa
@@ -26,6 +27,8 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries
 
 log = logging.getLogger(__name__)
 
+_NEXT_BYTES: Final = message_log.NEXT_BLOCKS * message_log.NEXT_BLOCK_BYTES
+
 _T = TypeVar("_T")
 
 
@@ -40,10 +43,10 @@ class DatabaseReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Prepare the first read before anything is granted: connect, and make the first Arrow scalar, for which
-        pyarrow loads pandas where it is installed."""
+        """Prepare the first read before anything is granted, as all streams that are granted at once wait for it:
+        connect, and read once. The first Arrow scalar loads pandas where it is installed."""
         pa.scalar(0)
-        self.query(lambda connection: connection)
+        self.query(message_log.warm_up)
 
     def fetch(self, granted: GrantedStream, allowed: Callable[[GrantedStream], bool]) -> message_log.LogPage | None:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
@@ -52,17 +55,7 @@ class DatabaseReader:
         is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`,
         `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
-        page = self._query_granted(
-            granted,
-            lambda connection: message_log.fetch(
-                connection,
-                granted.stream_id,
-                granted.next_read_offset,
-                filter=granted.filter,
-                generation_id=granted.generation_id,
-                limit_bytes=min(self._batch_bytes, granted.max_bytes or self._batch_bytes),
-            ),
-        )
+        page = self._query_granted(granted, partial(self._fetch, granted))
         taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if taken else None
 
@@ -88,6 +81,24 @@ class DatabaseReader:
     def close(self) -> None:
         """Close the connection."""
         self._reconnecting.close()
+
+    def _fetch(self, granted: GrantedStream, connection: BoundedConnection) -> message_log.LogPage:
+        """Little that was waited for is read by a statement that is for that; whatever is not as expected by the
+        other."""
+        stream_id, offset, limit_bytes = granted.stream_id, granted.next_read_offset, self._batch_bytes
+        limit_bytes = min(limit_bytes, granted.max_bytes or limit_bytes)
+        if granted.is_awaited and limit_bytes >= _NEXT_BYTES:
+            page = message_log.fetch_next(connection, stream_id, offset, granted.generation_id, granted.filter)
+            if page is not None:
+                return page
+        return message_log.fetch(
+            connection,
+            stream_id,
+            offset,
+            filter=granted.filter,
+            generation_id=granted.generation_id,
+            limit_bytes=limit_bytes,
+        )
 
     def _query_granted(self, granted: GrantedStream, read: Callable[[BoundedConnection], _T]) -> _T | None:
         def check_and_read(connection: BoundedConnection) -> _T:

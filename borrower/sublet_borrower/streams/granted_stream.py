@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Final
 
 from sublet_borrower.machine.events import StreamConsumed
 from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
+
+MAX_AWAITED: Final = 64
+"""As many messages more are little."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +65,11 @@ class GrantedStream:
     def has_more(self) -> bool:
         """There may be more than was read."""
         return self.head is None or max(self.head, self.head_hint) > self.next_read_offset
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether it was read to its end, and little has come since by what is known."""
+        return self.head is not None and max(self.head, self.head_hint) - self.next_read_offset <= MAX_AWAITED
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
         """Move on behind what lies at [start, end) of a stream that ends at `head`.

@@ -8,6 +8,7 @@ Stream and offset are not stored but implied by the row that holds the payload. 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES
+from sublet_storage.log.record_batch_decoder import FEW, MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)
@@ -66,7 +67,8 @@ class PackedBlock:
 def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     """Encode a non-empty batch in `BLOCK_SCHEMA` and describe it. Raises `ValueTooLarge` for one that no reader would
     decode."""
-    if batch.num_rows > MAX_BLOCK_MESSAGES or batch.nbytes > MAX_PACKED_BYTES:
+    is_large = batch.get_total_buffer_size() > MAX_PACKED_BYTES  # of all that it is a part of, which is known at once
+    if batch.num_rows > MAX_BLOCK_MESSAGES or (is_large and batch.nbytes > MAX_PACKED_BYTES):
         raise ValueTooLarge(
             f"a block of {batch.num_rows} messages and {batch.nbytes} bytes: it may have {MAX_BLOCK_MESSAGES} and "
             f"{MAX_PACKED_BYTES}. Publish smaller messages."
@@ -94,6 +96,11 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
 def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows
+    if count < FEW:
+        last = first_offset + count
+        columns = [struct.pack("<q", stream_id) * count, struct.pack(f"<{count}q", *range(first_offset, last))]
+        added = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
+        return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=DELIVERED_SCHEMA)
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
     offsets = pc.add(_counting(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
     return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)

@@ -34,6 +34,8 @@ _FLAGS = [("absent", name) for name in _OPTIONAL] + [("runs", name) for name in 
 _VERSION_BIT = 2 + len(_FLAGS)
 _WORTHWHILE = 4
 """Messages per run, on average, from which a column is stored as runs."""
+MIN_EPOCH_RUN = _WORTHWHILE
+"""Messages from which one epoch that all of them have is stored once."""
 _SAMPLE = 64
 """A column whose first messages have no runs is not looked at further."""
 
@@ -138,17 +140,21 @@ def round_up(count: int) -> int:
 def _repeats(column: pa.Array) -> bool:
     """True if the column has few runs: neighbours are compared, which costs less than encoding in vain."""
     count = len(column)
-    if count < 2 * _WORTHWHILE or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
+    if not is_few_runs(count, 1) or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
         return False
     changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
-    runs: int = changes + column.null_count + 1
-    return runs * _WORTHWHILE <= count
+    return is_few_runs(count, changes + column.null_count + 1)
+
+
+def is_few_runs(count: int, runs: int) -> bool:
+    """Whether a column with so many runs is stored as runs."""
+    return count >= 2 * _WORTHWHILE and runs * _WORTHWHILE <= count
 
 
 def _is_one(epochs: pa.Array) -> bool:
     """True if all have one and the same; those that are there have as many numbers."""
     count, numbers = len(epochs), epochs.flatten()
-    if count < _WORTHWHILE or epochs.null_count or len(numbers) % count:
+    if count < MIN_EPOCH_RUN or epochs.null_count or len(numbers) % count:
         return False
     of_each = len(numbers) // count
     dimensions = [numbers] if of_each == 1 else [pc.list_element(epochs, dimension) for dimension in range(of_each)]
@@ -157,6 +163,16 @@ def _is_one(epochs: pa.Array) -> bool:
 
 def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:
     return column.values.take(pa.repeat(pa.scalar(0, pa.int32()), len(column)))
+
+
+def absent_flag(name: str) -> int:
+    """Return the flag of a column that is null throughout, and is not stored."""
+    return _bit("absent", name)
+
+
+def runs_flag(name: str) -> int:
+    """Return the flag of a column that is stored as runs."""
+    return _bit("runs", name)
 
 
 @lru_cache

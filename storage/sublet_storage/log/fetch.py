@@ -7,6 +7,7 @@ filter skipped. It is one statement: the head, the state of the generation and t
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache, partial
@@ -16,24 +17,37 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 import pyarrow.compute as pc
+from psycopg.errors import InsufficientPrivilege
 from psycopg.types.numeric import Int8
 
-from sublet_protocol.domain.errors import NotFound, PayloadDamaged, PoisonBlock, PositionBeyondHead, PositionGone
+from sublet_protocol.domain.errors import (
+    NotFound,
+    PayloadDamaged,
+    PoisonBlock,
+    PositionBeyondHead,
+    PositionGone,
+    SubletError,
+)
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.log.block import add_position_columns, drop_before, filter_by_topic
-from sublet_storage.log.column_encoding import has_one_epoch
+from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
+from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
-from sublet_storage.log.record_batch_decoder import MAX_PAYLOAD_BYTES, restore, validate_block
+from sublet_storage.log.record_batch_decoder import MAX_PAYLOAD_BYTES, decode_block, restore, validate_block
 from sublet_storage.objects.remote_reads import attach_payloads
 
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_DECODED_BYTES: Final = 64 << 20
 """What the blocks of a page come to in memory, at most, if they are several."""
+
+NEXT_BLOCKS: Final = 16
+NEXT_BLOCK_BYTES: Final = 1 << 16
+"""What `fetch_next` reads has fewer blocks, of at most so many bytes each, as they are stored."""
 
 MATCH_ALL = TopicFilter("#")
 
@@ -61,6 +75,10 @@ select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.co
            order by end_offset limit %(blocks)s) found) sized) b on b.before < %(bytes)s
  where s.stream_id = %(stream)s
  order by b.end_offset"""
+
+_NEXT = """
+select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end
+  from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
 _WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
@@ -171,6 +189,38 @@ def fetch(
     read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
     page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
+
+
+def fetch_next(
+    conn: psycopg.Connection[Any], stream_id: int, offset: int, generation_id: int, filter: TopicFilter = MATCH_ALL
+) -> LogPage | None:
+    """Return what follows on `offset`, where it follows directly, is all there is, and is little: by a statement that
+    takes half the time of `fetch`, which says what there is where this is None. Raises `PoisonBlock`.
+
+    A stream ends where its last block does. Whether it is closed is not asked.
+    """
+    parameters = (Int8(NEXT_BLOCK_BYTES), Int8(generation_id), Int8(stream_id), Int8(offset), Int8(NEXT_BLOCKS))
+    rows = read_blocks(conn, _NEXT, parameters, generation_id)
+    spans = [(offset, offset), *((row[0] - row[1], row[0]) for row in rows)]
+    if not 0 < len(rows) < NEXT_BLOCKS or count_contiguous(spans) < len(spans) or any(row[4] is None for row in rows):
+        return None
+    blocks = _decoded(stream_id, rows)
+    read = (_batch(stream_id, offset, filter, None, None, [block]) for block in blocks)
+    batches = tuple(batch for batch in read if batch is not None)
+    return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
+
+
+def warm_up(conn: BoundedConnection) -> None:
+    """Do what the first read of a connection and of a process takes longest for: the server loads its catalogs and
+    plans, and Arrow its functions. No message is read, which may be large, elsewhere or damaged."""
+    newest = "select stream_id, head, generation_id from stream order by stream_id desc limit 1"
+    with suppress(SubletError, InsufficientPrivilege):  # what hinders is for the reads to say
+        conn.timeline_number()
+        for stream_id, head, generation_id in conn.execute(newest).fetchall() * 2:  # the second names the partition
+            fetch(conn, stream_id, head, generation_id=generation_id)
+    message = {"topic": "t", "key": b"", "value": b"", "timestamp": 0}
+    codec, payload = encode(pa.RecordBatch.from_pylist([message] * 8, schema=BLOCK_SCHEMA))
+    add_position_columns(decode_block(codec, payload, 0, 8, 8), 0, 0)
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:

@@ -7,7 +7,7 @@ time, and for a partition it keeps the plan.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -27,7 +27,7 @@ def partition_name(generation_id: int) -> str:
 
 
 def read_blocks(
-    conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any], generation_id: int
+    conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any] | Sequence[Any], generation_id: int
 ) -> list[tuple[Any, ...]]:
     """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
     if _names_partition(conn, generation_id):

@@ -10,8 +10,12 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-_HEADER, _CUSTOM_METADATA, _LENGTH, _BUFFERS, _COMPRESSION = 2, 4, 0, 2, 3
+_HEADER, _BODY_LENGTH, _CUSTOM_METADATA = 2, 3, 4
+_LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3
 """Where the fields stand in the tables `Message` and `RecordBatch` of Arrow's Message.fbs."""
+
+_PREFIX = 8
+"""Bytes before the header of a message: a mark, and how long the header is."""
 
 _UNCOMPRESSED = -1
 """In place of the length of a buffer of a compressed batch that is stored as it is."""
@@ -24,6 +28,34 @@ class ArrowHeader:
     count: int
     decoded_bytes: int
     is_compressed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeaderOffsets:
+    """Where in a stored message the numbers are that differ between batches of one schema: how many messages, how long
+    the body is, from where on the lengths of arrays and of buffers are; and where the body begins."""
+
+    count: int
+    body: int
+    nodes: int
+    node_count: int
+    buffers: int
+    buffer_count: int
+    end: int
+
+
+def locate_numbers(stored: bytes) -> HeaderOffsets:
+    """Return where they are in a message of our own that has a body. Raises `ValueError` where one is absent."""
+    metadata = stored[_PREFIX:]
+    root = _offset(metadata, 0)
+    table = _offset(metadata, _present(metadata, root, _HEADER))
+    vectors: list[tuple[int, int]] = []
+    for index in (_NODES, _BUFFERS):
+        vector = _offset(metadata, _present(metadata, table, index))
+        vectors.append((_PREFIX + vector + 4, struct.unpack_from("<I", metadata, vector)[0]))
+    count, body = _present(metadata, table, _LENGTH), _present(metadata, root, _BODY_LENGTH)
+    end = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
+    return HeaderOffsets(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
 
 
 def envelope(message: pa.ipc.Message) -> ArrowHeader:
@@ -86,3 +118,10 @@ def _field(data: bytes, table: int, index: int) -> int | None:
         return None
     offset = struct.unpack_from("<H", data, vtable + 4 + 2 * index)[0]
     return table + offset if offset else None
+
+
+def _present(data: bytes, table: int, index: int) -> int:
+    found = _field(data, table, index)
+    if found is None:
+        raise ValueError(f"a record batch without the field {index}")
+    return found

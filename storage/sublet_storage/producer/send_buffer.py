@@ -25,16 +25,16 @@ from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.input_conversion import size_of
 from sublet_storage.producer.batches.message_accumulator import (
-    Header,
-    Message,
     PendingArrowBatch,
     PendingBlock,
     PendingMessageBuilder,
     count_fitting,
     count_packable,
+    count_slice_bytes,
     split_into_blocks,
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.batches.small_block import Header, Message
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
@@ -448,7 +448,7 @@ class SendBuffer:
                 count = size = 0
             if piece.count:
                 pieces.append(piece)
-            count, size, room = count - piece.count, size - piece.size, room - piece.batch.nbytes
+            count, size, room = count - piece.count, size - piece.size, room - piece.nbytes
         if queue:
             self._queues[stream_id] = queue
         self._queued -= sum(piece.count for piece in pieces)
@@ -470,9 +470,13 @@ class SendBuffer:
 
 def _parts(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
     """Return the piece by stream."""
+    routed = routes.partition_rows(piece.batch, piece.rows)
+    if len(routed) == 1:
+        return [(routed[0][0], piece)]
+    sizes = count_slice_bytes([batch for _, batch, _ in routed])
     return [
-        (stream_id, piece if batch is piece.batch else PendingArrowBatch(batch, rows, piece.ticket))
-        for stream_id, batch, rows in routes.partition_rows(piece.batch, piece.rows)
+        (stream_id, PendingArrowBatch(batch, rows, piece.ticket, nbytes))
+        for (stream_id, batch, rows), nbytes in zip(routed, sizes, strict=True)
     ]
 
 

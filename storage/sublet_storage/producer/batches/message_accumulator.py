@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TypeAlias
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import Final
 
 import pyarrow as pa
 
-from sublet_protocol.domain.epochs import Epoch
 from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.producer.batches.input_conversion import MESSAGE_OVERHEAD_BYTES
+from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pack_messages
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, Rows
 
-Header = tuple[str, bytes | None]
+MAX_ESTIMATED_BYTES: Final = 1 << 20
+"""Up to so many bytes the size of messages in Arrow is estimated from above."""
 
-Message: TypeAlias = tuple[str, bytes | None, bytes | None, list[Header] | None, int, Epoch | None]
-"""As it was published, in the order of `BLOCK_SCHEMA`."""
+_MAX_UTF8_BYTES: Final = 4
+_MAX_OVERHEAD_BYTES: Final = 1024
+"""What a message takes in Arrow at most beyond its values: it has few headers, and an epoch of few numbers."""
+
+
+_FIXED_BYTES: Final = 34
+"""Of a message in Arrow: its timestamp, and for five columns an offset and whether it is there."""
 
 
 class PendingArrowBatch:
-    """Consecutive messages of one stream, in Arrow already."""
+    """Consecutive messages of one stream, in Arrow already. `nbytes`: how large the batch is at most."""
 
-    __slots__ = ("batch", "packed", "rows", "size", "ticket")
+    __slots__ = ("_batch", "nbytes", "packed", "rows", "size", "ticket")
 
-    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState) -> None:
-        self.batch, self.rows, self.ticket = batch, rows, ticket
+    def __init__(self, batch: pa.RecordBatch, rows: Rows, ticket: DeliveryState, nbytes: int | None = None) -> None:
+        self._batch, self.rows, self.ticket = batch, rows, ticket
         self.packed: PackedBlock | None = None
-        self.size: int = batch.nbytes + MESSAGE_OVERHEAD_BYTES * batch.num_rows
+        self.nbytes: int = batch.nbytes if nbytes is None else nbytes
+        self.size: int = self.nbytes + MESSAGE_OVERHEAD_BYTES * batch.num_rows
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The messages."""
+        return self._batch
 
     @property
     def count(self) -> int:
         """Messages in it."""
         return len(self.rows)
+
+    def pack(self, compression: str) -> PackedBlock:
+        """Return them as a block, which the caller may have encoded already."""
+        return self.packed or pack(self.batch, compression)
 
     def split(self, count: int) -> tuple[PendingArrowBatch, PendingArrowBatch]:
         """Return the first `count` messages, and the rest."""
@@ -43,6 +60,33 @@ class PendingArrowBatch:
     def seal(self) -> PendingArrowBatch:
         """Itself: the counterpart of `PendingMessageBuilder.seal`."""
         return self
+
+
+class PendingMessages(PendingArrowBatch):
+    """Consecutive messages of one stream that are made Arrow when they are asked for: few are packed without."""
+
+    __slots__ = ("_messages",)
+
+    def __init__(self, messages: Sequence[Message], rows: range, ticket: DeliveryState, size: int) -> None:
+        self._messages, self.rows, self.ticket, self.size = messages, rows, ticket, size
+        self._batch, self.packed = None, None
+        self.nbytes = _MAX_UTF8_BYTES * size + _MAX_OVERHEAD_BYTES * len(messages)
+        if self.nbytes > MAX_ESTIMATED_BYTES:
+            self.nbytes = self.batch.nbytes
+
+    @property
+    def batch(self) -> pa.RecordBatch:
+        """The messages."""
+        if self._batch is None:
+            fields = zip(*self._messages, strict=True)
+            columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
+            self._batch = pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
+        return self._batch
+
+    def pack(self, compression: str) -> PackedBlock:
+        """Return them as a block."""
+        is_small = self.count < SMALL_BLOCK and self._batch is None
+        return pack_messages(self._messages) if is_small else super().pack(compression)
 
 
 class PendingMessageBuilder:
@@ -68,15 +112,9 @@ class PendingMessageBuilder:
         self.count, self.size = count, size
         self.ticket.expect(count)
 
-    def seal(self) -> PendingArrowBatch:
-        """Return the messages in Arrow."""
-        fields = zip(*self._messages, strict=True)
-        columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
-        piece = PendingArrowBatch(
-            pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA), range(self.count), self.ticket
-        )
-        piece.size = self.size
-        return piece
+    def seal(self) -> PendingMessages:
+        """Return the messages, to which none can be added."""
+        return PendingMessages(self._messages, range(self.count), self.ticket, self.size)
 
 
 class PendingBlock:
@@ -94,9 +132,9 @@ class PendingBlock:
         return sum(piece.count for piece in self.pieces)
 
     def pack(self, compression: str) -> PackedBlock:
-        """Return the block, which the caller may have encoded already."""
-        if len(self.pieces) == 1 and self.pieces[0].packed is not None:
-            return self.pieces[0].packed
+        """Return the block."""
+        if len(self.pieces) == 1:
+            return self.pieces[0].pack(compression)
         return pack(self.to_batch(), compression)
 
     def to_batch(self) -> pa.RecordBatch:
@@ -118,6 +156,27 @@ class PendingBlock:
             piece.ticket.fail(piece.count, error)
 
 
+def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
+    """Return how large these slices of a batch in `BLOCK_SCHEMA` are, each of which begins where the one before ends,
+    or somewhat more. To ask Arrow for the size of each takes as long as to route them."""
+    counts = [each.num_rows for each in slices]
+    sizes = [count * _FIXED_BYTES + _FIXED_BYTES for count in counts]
+    for index, field in enumerate(BLOCK_SCHEMA):
+        if field.name == "timestamp":
+            continue
+        column = slices[0].column(index)
+        offsets = memoryview(column.buffers()[1]).cast("i")
+        ends = [offsets[end] for end in accumulate(counts, initial=column.offset)]
+        if not pa.types.is_list(field.type):
+            more = [end - start for start, end in pairwise(ends)]
+        elif ends[0] < ends[-1]:
+            more = [each.column(index).nbytes for each in slices]
+        else:
+            continue
+        sizes = [size + held for size, held in zip(sizes, more, strict=True)]
+    return sizes
+
+
 def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: int, size: int) -> int:
     """Return how many messages of the piece fit into a number of messages and bytes, by their average size."""
     return min(messages, piece.count, piece.count * max(0, size) // piece.size)
@@ -126,7 +185,7 @@ def count_fitting(piece: PendingArrowBatch | PendingMessageBuilder, messages: in
 def count_packable(piece: PendingArrowBatch, count: int, room: int = MAX_PACKED_BYTES) -> int:
     """Return how many of the first `count` messages have no more bytes than there is room for: less than half of them,
     if not all. Their average says little where few are large."""
-    while count and piece.batch.slice(0, count).nbytes > room:
+    while count and piece.nbytes > room and piece.batch.slice(0, count).nbytes > room:
         count //= 2
     return count
 

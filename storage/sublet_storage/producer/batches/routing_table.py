@@ -104,19 +104,21 @@ class RoutingTable:
             return self.stream_of(topics[0].as_py(), keys[0].as_py())
         topics = topics.dictionary_encode()
         names = topics.dictionary.to_pylist()
-        by_topic = [self.stream_of(name, None) for name in names]
-        if len(self._space_of_stream) == 1:
-            return by_topic[0]
-        without_key = pa.array(by_topic, pa.int64()).take(topics.indices)
-        if keyless:
-            return without_key
-        keys = keys.dictionary_encode()
-        by_key = self._by_key(names, topics.indices, keys.dictionary.to_pylist(), keys.indices)
-        return pc.coalesce(by_key, without_key) if keys.null_count else by_key
-
-    def _by_key(self, names: list[str], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
-        """Look every distinct key up in the ring of each space concerned; null where there is no key."""
         spaces = [self._space_id(name) for name in names]
+        if len(self._space_of_stream) == 1:
+            return self.stream_of(names[0], None)
+        by_key = None
+        if not keyless:
+            keys = keys.dictionary_encode()
+            by_key = self._by_key(spaces, topics.indices, keys.dictionary.to_pylist(), keys.indices)
+            if not keys.null_count:
+                return by_key
+        by_topic = pa.array([self.stream_of(name, None) for name in names], pa.int64()).take(topics.indices)
+        return by_topic if by_key is None else pc.coalesce(by_key, by_topic)
+
+    def _by_key(self, spaces: list[int], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
+        """Look every distinct key up in the ring of each space concerned, which are those of the distinct topics; null
+        where there is no key."""
         hashes = hash_keys(keys)
         found: pa.Array | None = None
         for space_id in sorted(set(spaces)):

@@ -1,0 +1,193 @@
+"""Packs a block of few messages from Python's values: Arrow's functions take longer for a few messages than for many,
+and most of all where nothing was published for some milliseconds.
+
+What is stored is what `sublet_storage.log.block.pack` stores. The header of a record batch of one schema differs in
+numbers alone: it is made by Arrow once, and the numbers are written over.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from functools import lru_cache
+from itertools import accumulate, chain, groupby, pairwise
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBounds, PackedBlock
+from sublet_storage.log.column_encoding import (
+    BLOCK_SCHEMA,
+    MIN_EPOCH_RUN,
+    absent_flag,
+    encode_codec,
+    is_few_runs,
+    runs_flag,
+    stored_schema,
+)
+from sublet_storage.log.record_batch_decoder import START
+from sublet_storage.log.record_batch_header import HeaderOffsets, locate_numbers
+
+Header: TypeAlias = tuple[str, bytes | None]
+
+Message: TypeAlias = tuple[str, bytes | None, bytes | None, list[Header] | None, int, Epoch | None]
+"""As it was published, in the order of `BLOCK_SCHEMA`."""
+
+SMALL_BLOCK: Final = MIN_COMPRESSED
+"""Messages from which on Arrow is faster, and blocks are compressed."""
+
+_PADDING: Final = tuple(bytes(-size % 8) for size in range(8))
+
+
+def pack_messages(messages: Sequence[Message]) -> PackedBlock:
+    """Encode fewer than `SMALL_BLOCK` messages, at least one, and describe them."""
+    topics, keys, values, headers, timestamps, epochs = zip(*messages, strict=True)
+    columns = _Columns(len(messages))
+    columns.add_repeating("topic", topics, lambda topics: columns.add_bytes([topic.encode() for topic in topics]))
+    columns.add_repeating("key", keys, columns.add_bytes)
+    columns.add_bytes(values)
+    columns.add_optional("headers", headers, columns.add_headers)
+    columns.add_repeating("timestamp", timestamps, columns.add_integers)
+    columns.add_epochs(epochs)
+    distinct = list(dict.fromkeys(topics))
+    return PackedBlock(
+        len(messages),
+        START + timedelta(microseconds=min(timestamps)),
+        START + timedelta(microseconds=max(timestamps)),
+        distinct if len(distinct) <= MAX_INDEXED_TOPICS else None,
+        encode_codec(0, columns.flags),
+        columns.to_payload(),
+        _bounds(epochs),
+    )
+
+
+class _Columns:
+    """The columns of a record batch as they are added: `nodes` has the length and the number of nulls of each array,
+    `buffers` its buffers."""
+
+    def __init__(self, count: int) -> None:
+        self._count, self.flags = count, 0
+        self._nodes: list[int] = []
+        self._buffers: list[bytes] = []
+
+    def add_optional(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
+        """Add the column, unless it is null throughout."""
+        if values.count(None) == self._count:
+            self.flags |= absent_flag(name)
+        else:
+            add(values)
+
+    def add_repeating(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
+        """Add the column, as runs where there are few."""
+        if name == "key" and values.count(None) == self._count:
+            self.flags |= absent_flag(name)
+        elif self._repeats(values):
+            runs = [(value, sum(1 for _ in group)) for value, group in groupby(values)]
+            self._add_runs(name, [length for _, length in runs])
+            add([value for value, _ in runs])
+        else:
+            add(values)
+
+    def add_epochs(self, epochs: Sequence[Epoch | None]) -> None:
+        """Add the epochs, of which one that is for all is stored once."""
+        if self._count >= MIN_EPOCH_RUN and None not in epochs and epochs.count(epochs[0]) == self._count:
+            self._add_runs("epoch", [self._count])
+            self._add_lists(epochs[:1])
+            self.add_integers([number for epoch in epochs[:1] for number in epoch or ()])
+        else:
+            self.add_optional("epoch", epochs, self._add_each_epoch)
+
+    def add_bytes(self, values: Sequence[bytes | None]) -> None:
+        """Add an array of bytes or text."""
+        self._add_lists(values)
+        self._buffers.append(b"".join(filter(None, values)))
+
+    def add_integers(self, values: Sequence[int]) -> None:
+        """Add an array of integers without nulls."""
+        self._nodes += (len(values), 0)
+        self._buffers += (b"", struct.pack(f"<{len(values)}q", *values))
+
+    def add_headers(self, headers: Sequence[list[Header] | None]) -> None:
+        """Add lists of pairs."""
+        self._add_lists(headers)
+        pairs = list(chain.from_iterable(filter(None, headers)))
+        self._nodes += (len(pairs), 0)
+        self._buffers.append(b"")
+        self.add_bytes([name.encode() for name, _ in pairs])
+        self.add_bytes([value for _, value in pairs])
+
+    def to_payload(self) -> pa.Buffer:
+        """Return the record batch message."""
+        template, offsets = _template(self.flags)
+        head, spans, parts, end = bytearray(template), list[int](), list[bytes](), 0
+        for buffer in self._buffers:
+            spans += (end, len(buffer))
+            padding = _PADDING[len(buffer) % 8]
+            parts += (buffer, padding)
+            end += len(buffer) + len(padding)
+        assert (offsets.node_count, offsets.buffer_count) == (len(self._nodes) // 2, len(self._buffers)), self.flags
+        struct.pack_into("<q", head, offsets.count, self._count)
+        struct.pack_into("<q", head, offsets.body, end)
+        struct.pack_into(f"<{len(self._nodes)}q", head, offsets.nodes, *self._nodes)
+        struct.pack_into(f"<{len(spans)}q", head, offsets.buffers, *spans)
+        return pa.py_buffer(b"".join((head, *parts)))
+
+    def _repeats(self, values: Sequence[Any]) -> bool:
+        if is_few_runs(self._count, 1):  # long enough for runs
+            nulls = values.count(None)
+            changes = sum(one != other for one, other in pairwise(values) if None not in (one, other))
+            return is_few_runs(self._count, changes + nulls + 1)
+        return False
+
+    def _add_runs(self, name: str, lengths: Iterable[int]) -> None:
+        """Begin a column of runs, whose values follow."""
+        self.flags |= runs_flag(name)
+        ends = list(accumulate(lengths))
+        self._nodes += (self._count, 0, len(ends), 0)
+        self._buffers += (b"", struct.pack(f"<{len(ends)}i", *ends))
+
+    def _add_lists(self, values: Sequence[Any]) -> None:
+        """Begin an array of lists, bytes or text, whose elements follow."""
+        nulls, count = values.count(None), len(values)
+        self._nodes += (count, nulls)
+        self._buffers.append(_bitmap(values) if nulls else b"")
+        ends = accumulate(map(len, values) if not nulls else (len(value or b"") for value in values))
+        self._buffers.append(struct.pack(f"<{count + 1}i", 0, *ends))
+
+    def _add_each_epoch(self, epochs: Sequence[Epoch | None]) -> None:
+        self._add_lists(epochs)
+        self.add_integers(list(chain.from_iterable(filter(None, epochs))))
+
+
+def _bitmap(values: Sequence[object]) -> bytes:
+    """Return which are not null, a bit for each."""
+    bits = sum(1 << index for index, value in enumerate(values) if value is not None)
+    return bits.to_bytes((len(values) + 7) // 8, "little")
+
+
+@lru_cache
+def _template(flags: int) -> tuple[bytes, HeaderOffsets]:
+    """Return a record batch message of that schema without its body, and where its numbers are in it."""
+    one = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
+    columns = []
+    for field in stored_schema(flags):
+        column = pa.array([one[field.name]], BLOCK_SCHEMA.field(field.name).type)
+        if isinstance(field.type, pa.RunEndEncodedType):
+            column = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), column)
+        columns.append(column)
+    stored = pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags)).serialize().to_pybytes()
+    offsets = locate_numbers(stored)
+    return stored[: offsets.end], offsets
+
+
+def _bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
+    distinct = set(epochs)
+    has_unset = None in distinct
+    distinct.discard(None)
+    given = [epoch for epoch in distinct if epoch is not None]
+    if not given:
+        return None
+    least, greatest = LowerFrontier.from_epochs(given).least, UpperFrontier.from_epochs(given).greatest
+    return EpochBounds(least, greatest, has_unset)
