@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import psycopg
 import pytest
@@ -24,11 +23,14 @@ from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
 from tests.leftovers import SERVERS, Leftovers
 from tests.run_costs import RunCosts
+from tests.run_results import RunResults
 from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"
 LONGEST = ("spark", "simulation")
 """Folders whose tests take the longest. A file's tests stay with one worker: they share a JVM, or a thousand seeds."""
+SPARK_TIMEOUT_S = 1200.0
+"""For a test of Spark, if it has no limit of its own: some start five JVMs."""
 _numbers = itertools.count(1)
 
 settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
@@ -37,17 +39,24 @@ settings.load_profile("untimed")
 
 def pytest_configure(config: pytest.Config) -> None:
     """A worker of pytest-xdist has its own sys.path in PYTHONPATH, where every process that a test starts would get it
-    from: they get the folders of this checkout instead."""
+    from: they get the folders of this checkout instead. What runs in the background ignores SIGINT, and so would all
+    that tests start and interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         os.environ["PYTHONPATH"] = source_path(Path(__file__).parents[1])
     else:
         config.pluginmanager.register(Leftovers())
         config.pluginmanager.register(RunCosts(config))
+        config.pluginmanager.register(RunResults(config))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the longest, so that of several workers none is left with them at the end."""
-    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    for item in items:
+        if item.path.parent.name == "spark":
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_S))
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]
@@ -142,14 +151,21 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def _no_publisher_is_left() -> Iterator[None]:
+    """A process has one publisher of notifications for each URL, and would end them one after another."""
+    before = set(publisher._shared)
+    yield
+    for url in publisher._shared.keys() - before:
+        publisher._shared.pop(url).close(0)
+
+
 def _database(server_url: str, template: str) -> Iterator[str]:
     name = f"test_{next(_numbers)}"
     with psycopg.connect(server_url, autocommit=True) as conn:
         conn.execute(f"create database {name} template {template}")
         url = database_of(server_url, name)
         yield url
-        for each in [each for each in publisher._shared if urlsplit(each).path == f"/{name}"]:  # whoever connected
-            publisher._shared.pop(each).close(0)
         conn.execute(f"drop database {name} with (force)")
 
 

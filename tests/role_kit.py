@@ -14,7 +14,6 @@ from psycopg.conninfo import make_conninfo
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import make_roles, migrate
 from sublet_storage.db.roles import Role
-from sublet_storage.notify import publisher
 from tests.kit import database_of, server_directory
 from tests.leftovers import SERVERS
 
@@ -58,8 +57,5 @@ def a_role_world(*, migrated: bool = True) -> Iterator[RoleWorld]:
                 for role in Role:
                     world.execute(f"create role user_of_{role} login; grant {role} to user_of_{role}")
             yield world
-            for url in [world.admin, world.owner, *map(world.of, Role)]:
-                if (shared := publisher._shared.pop(url, None)) is not None:
-                    shared.close(0)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "tutorial.md"
 PICTURES = ROOT / "docs" / "pictures"
 GROUP = Subscription.parse("$share/billing/orders/#")
-WAIT_S = 200.0
+WAIT_S = 600.0
 POLL_INTERVAL_S = 0.2
 
 _PART = re.compile(r"^(?:`(?P<file>\w+\.py)`[^\n]*:\n\n)?```(?P<kind>python|console)\n(?P<text>.*?)^```$"

@@ -371,7 +371,7 @@ class NodeServer:
     async def _open_gate(self) -> None:
         """Read the rights before anybody may call. Raises what hinders that."""
         if self._access is not None:
-            self._gate = Gate(await self._loop.run_in_executor(None, self._access.open))
+            self._gate = Gate(await self._loop.run_in_executor(None, self._access.open), self._access.read_anew)
 
     def _follow_access(self) -> None:
         if self._access is not None:

@@ -31,6 +31,27 @@ create table access_history (
   principal text not null,
   object text not null                                 -- the rule, or the token's id
 );
+create index access_history_at on access_history (at);
+
+-- Raise where there is no room for one more change. Who takes a right away is not asked.
+create function check_access_history() returns void language plpgsql as $$
+begin
+  if (select max(number) - min(number) >= 299999 from access_history)
+     and (select count(*) >= 300000 from access_history) then
+    perform reject_message('table access_history has 300000 rows', 'that is the limit, and no more rights are given',
+      'Taking one away goes on. Those older than SUBLET_HISTORY_RETENTION_S are deleted by nodes.');
+  end if;
+end $$;
+
+-- For housekeeping: changes that are older than that, and than a day; never the last, by whose number nodes go.
+create function forget_access_history(p_older_than interval) returns bigint
+language sql security definer set search_path from current as $$
+  with forgotten as (
+    delete from access_history where at < clock_timestamp() - greatest(p_older_than, interval '1 day')
+       and number < (select max(number) from access_history)
+    returning 1)
+  select count(*) from forgotten
+$$;
 
 -- For housekeeping, which has no other right to delete a token: those that have been over for so long.
 create function forget_tokens(p_older_than interval) returns bigint
@@ -53,6 +74,7 @@ begin
   end if;
   -- One after the other, so that the numbers become visible in their order.
   lock table access_history in share row exclusive mode;
+  if tg_op = 'INSERT' then perform check_access_history(); end if;
   if tg_op = 'DELETE' then a := old; else a := new; end if;
   if tg_table_name = 'access' then
     what := a.may || ' ' || a.filter || ' ' || a.group_name;
@@ -126,6 +148,7 @@ declare
   owned text;
 begin
   lock table access_history in share row exclusive mode; -- as each change of rights does
+  perform check_access_history();
   select principal into owned from session_epoch where subscription = p_subscription and session = p_session for update;
   if owned is not null then
     update session_epoch set principal = null where subscription = p_subscription and session = p_session;

@@ -101,6 +101,7 @@ create table session_epoch (
   primary key (subscription, session)
 ) with (fillfactor = 50);
 create index session_epoch_drawn on session_epoch (drawn_at);
+create index session_epoch_principal on session_epoch (principal) where principal is not null;
 
 create function next_session_epoch(p_subscription text, p_session text) returns bigint
 language plpgsql security definer set search_path from current as $$

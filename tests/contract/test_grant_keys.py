@@ -178,12 +178,25 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
 
 
+def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session_names, "MAX_SESSION_NAMES_OF_PRINCIPAL", 1)
+    first = session_names.draw_epoch(postgres.connection, SHARE, "etl", "user:a")
+    with pytest.raises(PermissionDenied, match=r"session 'other': user:a has .*the limit"):
+        session_names.draw_epoch(postgres.connection, SHARE, "other", "user:a")
+    assert postgres.connection.execute("select session from session_epoch").fetchall() == [("etl",)]
+    assert session_names.draw_epoch(postgres.connection, SHARE, "etl", "user:a") > first
+
+
 def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
     next_session_epoch(postgres.connection, SHARE, "etl")
 
     def bind(number: int) -> bool:
         with connect(postgres.url) as connection:
-            return session_names.bind(connection, SHARE, "etl", f"user:{number}")
+            try:
+                session_names.bind(connection, SHARE, "etl", f"user:{number}")
+            except PermissionDenied:
+                return False
+        return True
 
     with ThreadPoolExecutor(6) as pool:
         assert sorted(pool.map(bind, range(6))) == [False] * 5 + [True]

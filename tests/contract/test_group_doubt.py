@@ -21,7 +21,7 @@ from sublet_storage.groups.model.records import (
     ReleaseStream,
     UnreserveStream,
 )
-from tests.contract.group_world import FINISHED, FREE, HELD, INVALID, REFUSED, World
+from tests.contract.group_world import FINISHED, FREE, HELD, INVALID, REFUSED, TWO, PostgresWorld, World, granted
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
@@ -227,3 +227,27 @@ def test_a_closed_stream_ends_in_spite_of_a_plan(world: World) -> None:
     etl = Etl(world)
     world.rollover(1)
     assert etl.apply(AdvancePosition(etl.stream, etl.grant_id, 10)).status is FINISHED
+
+
+@pytest.mark.conforms("E11", "P10")
+def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> None:
+    """Of what nobody holds, too: on the former timeline it may have been consumed."""
+    group, term, (held, planned, free, never, empty) = postgres.led(5)
+    for stream in (held, planned, free, never):
+        postgres.append(stream, 10)
+    granted(postgres, group, term, held)
+    grant_id = postgres.applied(group, term, grant_to(planned)).grant_id
+    doubt = InDoubtRange(grant_id, 2, 5, HOLD_S)
+    postgres.applied(group, term, AdvancePosition(planned, grant_id, 2, in_doubt=doubt))
+    grant_id = granted(postgres, group, term, free).grant_id
+    postgres.applied(group, term, ReleaseStream(free, grant_id, 4, "leave"))
+    postgres.connection.execute("update leadership set timeline = 'the former'")
+    term = postgres.lead(group, TWO)
+    announced = [
+        (line.stream_id, line.position, line.redelivery_end)
+        for line in postgres.store.history(group.group_id)
+        if line.is_forced and line.term == term
+    ]
+    assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
+    assert postgres.row(group, term, planned).status is RESERVED
+    assert postgres.row(group, term, empty).status is FREE

@@ -6,7 +6,10 @@ import math
 
 import pytest
 
+from sublet_protocol.domain.errors import PermissionDenied
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator import session_names
+from sublet_storage.groups.model import group_errors
 from sublet_storage.groups.model.records import (
     TAKEOVER,
     AdvancePosition,
@@ -35,6 +38,7 @@ from tests.contract.group_world import (
     granted,
     outcome,
 )
+from tests.support.memory_store import groups as memory_groups
 
 OTHER = Subscription.parse("$share/other/#")
 
@@ -127,13 +131,29 @@ def test_what_ends_for_good_is_not_reserved(world: World) -> None:
 
 @pytest.mark.conforms("X5")
 def test_a_sessions_name_is_its_first_principals(world: World) -> None:
-    assert world.store.bind_session(SHARE, "etl", "user:b"), "of a name for which nothing is drawn nobody is told"
+    world.store.bind_session(SHARE, "etl", "user:b")  # nothing is drawn for it: it stays nobody's
     epoch = world.draw_epoch("etl")
-    for principal, is_theirs in (("user:a", True), ("user:b", False), ("user:a", True)):
-        assert world.store.bind_session(SHARE, "etl", principal) is is_theirs
-    assert world.store.bind_session(OTHER, "etl", "user:b"), "a name is a group's"
-    assert world.draw_epoch("etl") > epoch
-    assert not world.store.bind_session(SHARE, "etl", "user:b")
+    world.store.bind_session(SHARE, "etl", "user:a")
+    world.store.bind_session(OTHER, "etl", "user:b")  # a name is a group's
+    for _ in range(2):
+        with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's"):
+            world.store.bind_session(SHARE, "etl", "user:b")
+        world.store.bind_session(SHARE, "etl", "user:a")
+        assert world.draw_epoch("etl") > epoch
+
+
+@pytest.mark.conforms("X4")
+def test_a_principal_has_so_many_session_names(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (session_names, memory_groups, group_errors):
+        monkeypatch.setattr(module, "MAX_SESSION_NAMES_OF_PRINCIPAL", 2)
+    for name in ("a", "b", "c"):
+        world.draw_epoch(name)
+    for name in ("a", "b", "a"):
+        world.store.bind_session(SHARE, name, "user:a")
+    with pytest.raises(PermissionDenied, match="session 'c': user:a has 2 names of sessions, which is the limit"):
+        world.store.bind_session(SHARE, "c", "user:a")
+    world.store.bind_session(SHARE, "b", "user:a")
+    world.store.bind_session(SHARE, "c", "user:b")
 
 
 @pytest.mark.conforms("E16")

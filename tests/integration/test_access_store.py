@@ -9,13 +9,14 @@ from typing import Any
 import psycopg
 import pytest
 
+from sublet_leader.jobs.maintenance import _forget_history
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.access.token import digest_of
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules
-from sublet_storage.groups.admin.access_rules import allow, list_rules, revoke
+from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, revoke
 from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
 
@@ -100,6 +101,41 @@ def test_an_expired_token_is_not_valid(conn: psycopg.Connection[Any]) -> None:
     assert not list_tokens(conn)[0].is_valid
     make_token(conn, "user:etl", YEAR_S)
     make_token(conn, "user:etl", YEAR_S)
+
+
+@pytest.mark.conforms("X4")
+def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]) -> None:
+    """What takes one away it has room for."""
+    allow(conn, RULE)
+    token, _ = make_token(conn, "user:etl", YEAR_S)
+    fill = "insert into access_history (event, principal, object) select 'allow', 'x', 'y' from generate_series(3, %s)"
+    conn.execute(fill, (300_000 - 1,))
+    other = AccessRule("user:etl", Right.READ, TopicFilter("#"))
+    allow(conn, other)
+    with pytest.raises(Conflict, match=r"access_history has 300000 rows: that is the limit.*HISTORY_RETENTION_S"):
+        allow(conn, AccessRule("user:etl", Right.WATCH, TopicFilter("#")))
+    with pytest.raises(Conflict, match="access_history has 300000 rows"):
+        make_token(conn, "user:etl", YEAR_S)
+    revoke(conn, other)
+    assert revoke_token(conn, token.token_id)
+    assert [each.rule for each in list_rules(conn)] == [RULE]
+
+
+def test_old_changes_of_rights_are_deleted(conn: psycopg.Connection[Any]) -> None:
+    """But the last, by whose number nodes go, and those of the last day."""
+    rights = [Right.READ, Right.JOIN, Right.WATCH, Right.PUBLISH]
+    for right in rights:
+        allow(conn, AccessRule("user:etl", right, TopicFilter("#")))
+    first = read_version(conn) - len(rights) + 1
+    conn.execute("update access_history set at = at - interval '2 days' where number <= %s", (first + 1,))
+    assert delete_past_changes(conn, 3 * 86_400.0) == 0
+    assert delete_past_changes(conn, 0.0) == 2
+    assert len(history(conn)) == 2
+    conn.execute("update access_history set at = at - interval '2 days'")
+    version = read_version(conn)
+    _forget_history(conn, 86_400.0)  # as a node does
+    assert read_version(conn) == version
+    assert len(history(conn)) == 1
 
 
 def test_tokens_that_are_over_are_deleted_in_time(conn: psycopg.Connection[Any]) -> None:

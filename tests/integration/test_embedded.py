@@ -210,6 +210,13 @@ def test_a_long_path_gets_a_short_private_socket(home: Path) -> None:
         assert len(os.fsencode(socket)) < 90
         assert stat.S_IMODE(socket.stat().st_mode) == 0o700
     assert not socket.exists()
+    socket.touch()  # the name is taken
+    try:
+        with EmbeddedPostgres(data_dir) as server, EmbeddedPostgres(data_dir) as other:
+            assert server.url == other.url
+            assert answers(server.url)
+    finally:
+        socket.unlink()
 
 
 def test_a_path_with_odd_characters_works(home: Path) -> None:

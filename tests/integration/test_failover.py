@@ -8,6 +8,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,9 @@ from sublet_storage.spaces.space_queries import open_streams
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import block, kill_postgres
+from tests.integration.query_kit import Checkpoint, Died
+from tests.integration.test_guard import Guarded
+from tests.integration.test_stream_reader import publish
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -352,3 +356,30 @@ def test_a_lost_transaction_is_not_taken_for_done(pair: Pair, tmp_path: Path) ->
         with pytest.raises(GrantLost), batch.transaction():
             pass
         assert not batch.committed
+
+
+@pytest.mark.conforms("P10", "E27")
+@pytest.mark.long
+def test_a_guards_lost_commit_is_not_taken_for_done(pair: Pair, tmp_path: Path) -> None:
+    """The standby lacks the plan of the batch, too, and has the one before, which is done."""
+    (nodes := tmp_path / "nodes").mkdir()
+    checkpoint, fleet = Checkpoint(), Fleet(pair.primary.url, nodes)
+    fleet.node("n1")
+    with contextlib.closing(fleet), connect(pair.url) as conn:
+        reshard(conn, "default", 1)
+        conn.execute("create table public.sunk (value bytea)")
+        run = Guarded(checkpoint, pair.url, tmp_path)
+        publish(pair.url, 0, 10)
+        run.until(10)
+        publish(pair.url, 10, 10)
+        pair.part()
+        with pytest.raises(Died):
+            run.until(20, die="read")
+        pair.clients.cut_commit(resume=False)
+        with ThreadPoolExecutor(1) as pool:
+            written = pool.submit(run.sink, *checkpoint.runs[-1])
+            assert pair.clients.was_cut.wait(WAIT_S)
+            pair.fail_over()
+            with pytest.raises(UnknownOutcome, match=r"another range than \[10, 20\)"):
+                written.result(WAIT_S)
+        run.stop()

@@ -271,11 +271,18 @@ def test_every_page_bears_its_call_and_place(server: Serving, conn: psycopg.Conn
     stream = stream_of(conn, "default")
     put(conn, stream, b"0", b"1")
     with stub(server.address) as service:
-        pages = service.Follow(follow_request(starting_position="earliest", subscription="mine"), timeout=20)
+        pages = service.Follow(follow_request(starting_position="earliest", subscription="mine"), timeout=90)
         first, second = next(pages), next(pages)
         put(conn, stream, b"2")
         third = next(page for page in pages if page.stream_id)
+        rollover(conn, "default")
+        child = stream_of(conn, "default")
+        put(conn, child, b"0")
+        named: set[int] = set()
+        while (later := next(pages)).stream_id != child:
+            named |= {each.stream_id for each in later.bookmark.positions}
         pages.cancel()
+    assert child in named, "a reader begins anew where it gets a page of a stream that it does not know"
     assert {page.subscription_id for page in (first, second, third)} == {"mine"}
     assert [(each.stream_id, each.offset) for each in first.bookmark.positions] == [(stream, 0)]
     assert [(page.stream_id, page.start, page.position) for page in (second, third)] == [(stream, 0, 2), (stream, 2, 3)]

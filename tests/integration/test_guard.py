@@ -140,6 +140,14 @@ def fail(connection: object) -> None:
     raise ZeroDivisionError
 
 
+def test_a_block_within_another_is_refused(unwritten: Checkpoint, guard: Guard, conn: psycopg.Connection[Any]) -> None:
+    with pytest.raises(UsageError, match="another block of this guard is under way"):
+        write(guard, VALUES[0], lambda _: write(guard))
+    assert not sunk(conn)
+    write(guard)
+    assert len(sunk(conn)) == 1
+
+
 def sunk(conn: psycopg.Connection[Any]) -> list[bytes]:
     return [bytes(value) for (value,) in conn.execute("select value from public.sunk order by value")]
 
@@ -212,8 +220,10 @@ def test_of_two_checkpoint_copies_one_writes(
     one.sink(number, rows)
     with pytest.raises(MicroBatchFenced, match="all of it was done before"):
         other.sink(number, rows)
-    guarded(copy, "newer").step()
+    last = guarded(copy, "newer")
+    last.step()
     assert copy.runs[-1] == (number, [])
+    go_on(conn, len(values), last)
     assert sunk(conn) == values
 
 

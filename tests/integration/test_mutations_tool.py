@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools.mutations.__main__ import main
-from tools.mutations.entries import LISTS, check, load
+from tools.mutations.entries import EQUIVALENT, LISTS, check, load, load_equivalent
 from tools.mutations.trial import Copy
 
 CODE = '''
@@ -243,10 +243,23 @@ def test_a_package_from_elsewhere_is_an_error(
 
 def test_our_own_lists_fit_the_code() -> None:
     root = Path(__file__).resolve().parents[2]
-    check(load(root), root)
+    check([*load(root), *load_equivalent(root)], root)
 
 
 def test_a_broken_list_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tree / LISTS / "bad.toml").write_text("[[mutant]\n")
     assert run(tree) == 2
     assert "bad.toml is not TOML" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        ('find = "number / 2"\nreplace = "2"', "entry 1, needs exactly ['because', 'file', 'find', 'replace']"),
+        ('find = "number / 7"\nreplace = "2"\nbecause = "none"', "'none': its text occurs 0 times"),
+    ],
+)
+def test_an_invalid_reason_is_an_error(tree: Path, capsys: pytest.CaptureFixture[str], entry: str, why: str) -> None:
+    (tree / EQUIVALENT).write_text(f'[[equivalent]]\nfile = "leader/sublet_leader/numbers.py"\n{entry}\n')
+    assert run(tree, "--sample", "1") == 2
+    assert why in capsys.readouterr().err

@@ -65,9 +65,9 @@ class Stage:
     def publish(self, conn: Connection) -> Any:
         return self.append(2, 2)(conn)
 
-    def take(self, conn: Connection) -> LowerFrontier:
-        """Another producer begins at epoch 1."""
-        return epoch_capabilities.hold(conn, self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
+    def take(self, conn: Connection) -> epoch_capabilities.AdvanceResult:
+        """Another producer begins at epoch 1, in a transaction as that of an advance."""
+        return epoch_capabilities.append_and_advance(conn, [], self.space, ProducerIdentity("other", 1), [(1,)], LONG_S)
 
     def live_anew(self, conn: Connection) -> LowerFrontier:
         """Its next life begins, and goes on with what the former held."""

@@ -49,14 +49,21 @@ def is_stored(answers: list[AppendResult]) -> bool:
 
 
 @pytest.mark.conforms("W2", "S9")
-@pytest.mark.parametrize("advances", [False, True], ids=["append", "append and advance"])
-def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, advances: bool) -> None:
-    """Neither waits for the other for ever."""
+@pytest.mark.parametrize(
+    ("advances", "before"),
+    [(False, 0), (False, 1), (True, 0)],
+    ids=["append", "append after another", "append and advance"],
+)
+def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, advances: bool, before: int) -> None:
+    """Neither waits for the other for ever. `before`: so many blocks of the producer are stored already."""
     space, stream = find_space(conn, "eu").space_id, stream_of(conn, "eu")
+    if before:
+        append(conn, [stamped(stream, ProducerStamp("p", 1, before), b"before")])
 
     def attempt(conn: Connection) -> list[AppendResult]:
         if not advances:
-            blocks = [stamped(stream, ProducerStamp("p", 1, number), b"%d" % number) for number in (1, 2)]
+            stamps = [ProducerStamp("p", 1, number) for number in (before + 1, before + 2)]
+            blocks = [stamped(stream, stamp, b"%d" % stamp.sequence) for stamp in stamps]
             return append(conn, blocks)
         one = BlockAppend(stream, in_epochs((1,)), ProducerStamp("p", 1, 1))
         moved = epoch_capabilities.append_and_advance(conn, [one], space, WHO, [(5,)], 60)
@@ -66,7 +73,7 @@ def test_an_append_and_its_retry_store_it_once(conn: Connection, database: str, 
     def judge(run: Run) -> None:
         assert not run.errors
         assert all(is_stored(answers) for answers in run.answers.values())
-        assert len(values(run)) == (1 if advances else 2)
+        assert len(values(run)) == (1 if advances else before + 2)
         assert not advances or epoch_capabilities.read_lower_frontier(run.conn, space) == LowerFrontier(((5,),))
 
     if advances:

@@ -40,7 +40,8 @@ Notified = tuple[int, Outcome, tuple[int, int] | None]
 class Origin:
     """Draws messages under growing numbers, and writes down what is asked and told. For one thread.
 
-    Numbers begin at the time, so that those of the next publisher of a name are above.
+    Numbers begin at the time, so that those of the next publisher of a name are above. Made once the name is
+    registered: of two processes the one that registers last is the next, whichever was started first.
     """
 
     def __init__(self, record: Record, name: str) -> None:
@@ -137,13 +138,13 @@ class Publishing:
 
     def _publish(self, kind: str, again: int) -> None:
         named = f"{self._name}-named" if kind == "named" else None
-        origin = Origin(self._record, named or f"{self._name}-{kind}.{self._life}.{again}")
+        name = named or f"{self._name}-{kind}.{self._life}.{again}"
         if kind == "sql":
             with psycopg.connect(self._url, autocommit=True) as connection:
-                self._repeat(by_sql, connection, origin)
+                self._repeat(by_sql, connection, Origin(self._record, name))
             return
         with Publisher(self._url, producer=named) as publisher:
-            self._repeat(by_columns if kind == "batch" else one_by_one, publisher, origin)
+            self._repeat(by_columns if kind == "batch" else one_by_one, publisher, Origin(self._record, name))
 
     def _repeat(self, publish: Callable[[Any, Origin], None], through: Any, origin: Origin) -> None:
         while not self.over.is_set():

@@ -51,7 +51,7 @@ BOUNDS = {
     "memory": Bound("MiB", 12.0),
     "descriptors": Bound("", 8.0),
     "threads": Bound("", 8.0),
-    "connections": Bound("", 8.0),
+    "connections": Bound("", 8.0, 0.5),
     "rows": Bound("", 30.0),
     "size": Bound("MiB", 1.0),
     "bytes per message": Bound("", 0.0, 0.25),

@@ -13,7 +13,8 @@ from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
-from sublet_storage.groups.model.lending_row import LendingRow
+from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
@@ -136,7 +137,7 @@ class WatchedGroups(MemoryGroupStore):
             if not row.grant_id and row.status is not LendingStatus.FINISHED:
                 rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
-                entry = ForceRelease(row.stream_id, row.grant_id, "the database has gone over to another timeline")
+                entry = ForceRelease(row.stream_id, row.grant_id, FAILED_OVER)
                 self._keep(
                     apply_change(
                         entry,
@@ -152,6 +153,11 @@ class WatchedGroups(MemoryGroupStore):
                 )
                 if self.checkers is not None:
                     self.checkers.authority.was_seized((group_id, row.stream_id))
+            if row.status is LendingStatus.HELD and rows[row.stream_id].status is not LendingStatus.RESERVED:
+                continue
+            event = failover_event(rows[row.stream_id], self._facts(row.stream_id))
+            if event is not None and row.status is not LendingStatus.FINISHED:
+                self._history.append(to_history_record(rows[row.stream_id], event, term, now))
 
     # --- what operators do, which the twin has no door for ----------------------------------------------------------
 

@@ -93,7 +93,6 @@ def test_vanished_application_is_evicted(stage: Stage, other: Process, start: St
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)  # five JVMs
 @pytest.mark.conforms("E25")
 def test_speculative_attempt_repeats_nothing(stage: Stage, tmp_path: Path) -> None:
     """Both attempts at a task have a session and streams of their own."""

@@ -111,7 +111,6 @@ def java(words: str, under: psutil.Process) -> psutil.Process:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(800)
 @pytest.mark.conforms("E25")
 def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
     """Workers have only what the job brings; an executor is killed, then a worker."""
@@ -137,7 +136,6 @@ def test_job_on_a_cluster_survives_kills(stage: Stage, tmp_path: Path) -> None:
             assert job.values() == list(range(900))
 
 
-@pytest.mark.timeout(400)
 @pytest.mark.conforms("E25", "E27")
 @pytest.mark.long
 def test_killed_executor_costs_nothing(stage: Stage, tmp_path: Path) -> None:

@@ -16,7 +16,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 COUNT = 300
 
 
-@pytest.mark.timeout(300)
 def test_everything_works_through_spark_connect(stage: Stage, tmp_path: Path) -> None:
     stage.serve("n1")
     stage.publish(COUNT)

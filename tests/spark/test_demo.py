@@ -49,7 +49,6 @@ def nothing_runs(home: Path) -> None:
 
 
 @pytest.mark.conforms("E5", "E10", "E16", "E25")
-@pytest.mark.timeout(240)
 @pytest.mark.long
 def test_kills_lose_nothing(server_home: Path) -> None:
     """A worker and a leader are killed; every message is consumed, and every repeat was announced."""

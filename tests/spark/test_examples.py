@@ -45,7 +45,6 @@ def played(place: Path, name: str, *arguments: str) -> str:
     return said
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "arguments", "wanted"),
     [

@@ -48,7 +48,6 @@ def command_lines() -> Iterator[set[bytes]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_no_planted_secret_is_anywhere(database: str, tmp_path: Path) -> None:
     url = make_conninfo(database, password=f"{PLANTED}-p@ss", sslpassword=f"{PLANTED}-ssl")
     extra = {"SUBLET_DATABASE_URL": url, "SUBLET_ADMIN_TOKEN": f"{PLANTED}-0123456789", "PGPASSWORD": f"{PLANTED}-env"}

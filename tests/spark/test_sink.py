@@ -125,7 +125,7 @@ def is_in_doubt(conn: Connection, place: Path) -> bool:
 
 @pytest.mark.long
 @pytest.mark.conforms("W2")
-@pytest.mark.timeout(90 * (2 + MAX_KILLS))
+@pytest.mark.timeout(200 * (2 + MAX_KILLS))
 def test_killed_query_stores_each_batch_once(database: str, conn: Connection, tmp_path: Path) -> None:
     in_doubt = 0
     for number, die in enumerate(KILLS[:MAX_KILLS]):

@@ -112,7 +112,6 @@ def test_what_cannot_be_is_said_by_name(
 
 
 @pytest.mark.conforms("W10")
-@pytest.mark.timeout(600)
 @pytest.mark.long
 def test_broken_block_fails_a_query_once(stage: Stage, tmp_path: Path) -> None:
     """The next life goes on as the group's policy says: here without the block."""
@@ -319,7 +318,6 @@ def test_dead_query_frees_its_streams_at_once(stage: Stage, tmp_path: Path, what
 
 @pytest.mark.long
 @pytest.mark.conforms("E27", "E30")
-@pytest.mark.timeout(300)
 def test_frozen_driver_writes_nothing_twice(stage: Stage, tmp_path: Path) -> None:
     """It wakes beside a driver that goes on with a copy of its checkpoint."""
     stage.serve("n1")

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.long]
 ORDERS = 20_000
 
 
-@pytest.mark.timeout(500)
 @pytest.mark.conforms("E26", "E27")
 def test_the_tutorial_ends_with_every_order_there_once(server_home: Path) -> None:
     text = PAGE.read_text()

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from prometheus_client import CollectorRegistry
 
-from sublet_leader.observe.event_counters import reason_category
+from sublet_leader.group.transient_events import JOIN, GroupWatchEvent, transient_record
+from sublet_leader.observe.event_counters import OTHERS, NodeCounters, reason_category
 from sublet_leader.observe.metric_definitions import FAMILIES
 from tools import metrics_doc
 
@@ -49,6 +51,21 @@ def test_names_are_by_convention() -> None:
 
 def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> None:
     assert metrics_doc.main(["--check"]) == 0, capsys.readouterr().out
+
+
+def test_groups_beyond_the_limit_are_one_series() -> None:
+    registry = CollectorRegistry()
+    counters = NodeCounters(registry, most_groups=2)
+    for name in ("a", "b", "c", "d", "a"):
+        joined = transient_record(1, 1, JOIN, "joined", "a/1", "a")
+        counters.record_history([GroupWatchEvent(f"$share/{name}/#", joined)])
+    counted = {
+        sample.labels["group"]: sample.value
+        for metric in registry.collect()
+        for sample in metric.samples
+        if sample.name == "sublet_member_events_total"
+    }
+    assert counted == {"$share/a/#": 2, "$share/b/#": 1, OTHERS: 2}
 
 
 @pytest.mark.parametrize(

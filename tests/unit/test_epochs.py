@@ -90,6 +90,8 @@ def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert one.intersect(alien) in (one, alien)
     assert one.meet_within(1_000, (alien,)) is None
     assert one.meet_within(200_000, (later,)) == one
+    first, *rest = (LowerFrontier(((number,),)) for number in range(3))
+    assert [first.meet_within(comparisons, rest) for comparisons in (2, 3)] == [None, first]
     assert made < 6 * count**2
 
 

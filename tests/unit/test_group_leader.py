@@ -193,6 +193,18 @@ def test_a_stream_closed_after_its_end_was_reported() -> None:
     assert losses(bench) == [GrantOutcome.FINISHED]
 
 
+def test_a_closed_stream_being_read_is_not_written() -> None:
+    """Until its holder reports."""
+    bench = granted()
+    bench.streams.rollover(1)
+    bench.tick(bench.settings.stream_sync_interval_s + 0.01)
+    bench.commit()
+    entry = bench.leader.streams.get(1)
+    assert entry is not None
+    assert entry.lending.is_closed
+    assert bench.entries == []
+
+
 @pytest.mark.conforms("W4")
 @pytest.mark.parametrize(
     ("on_data_loss", "status", "holders"),

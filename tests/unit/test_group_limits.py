@@ -15,6 +15,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, LendingChange
 from tests.unit.leader_bench import BORROWER, HEAD, Bench
 
 pytestmark = pytest.mark.conforms("P10", "X4")
@@ -73,6 +74,20 @@ def test_a_report_beyond_the_head_ends_its_sender(kind: int, beyond: int) -> Non
     bench.pass_time(60.0, OTHER)
     assert bench.holders() == {stream_id: OTHER, other: OTHER}, "it goes on with who is left"
     assert bench.stories == []
+
+
+def test_a_grant_that_ends_anyway_ends_once() -> None:
+    """Its holder was silent for too long while what it had sent was judged."""
+    bench = shared()
+    stream_id = stream_of(bench, BORROWER)
+    bench.receive(reports(bench, stream_id, HEAD + 1)[0])
+    judged, bench.entries = bench.entries, []
+    bench.tick(bench.settings.eviction_timeout_s + 1)
+    written, bench.entries = list[LendingChange](), [*judged, *bench.entries]
+    while bench.entries:
+        written += bench.entries
+        bench.commit()
+    assert [type(change) for change in written if change.stream_id == stream_id] == [AdvancePosition, ForceRelease]
 
 
 def test_a_report_at_the_head_is_good() -> None:

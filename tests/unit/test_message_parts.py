@@ -92,6 +92,7 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
             message = LeaderWanted("a/1", "$share/g/#", reclaim=part) if is_held else Disconnect("a/1", 1, part)
             assert fits(message)
             assert len(part) <= MAX_STREAMS
+    assert [len(part) for part in split_into_parts(epochs)] == [MAX_ITEMS // 1_000] * 4 + [9], "as few as they fit into"
     assert list(split_into_parts(())) == []
 
 

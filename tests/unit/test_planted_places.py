@@ -7,6 +7,8 @@ from textwrap import dedent
 
 import pytest
 
+from tools.mutations import sample
+from tools.mutations.entries import EQUIVALENT
 from tools.mutations.places import find_faults
 from tools.mutations.sample import Nearness, draw
 
@@ -148,10 +150,24 @@ def test_a_seed_decides_what_is_drawn(tree: Path) -> None:
     assert set(draw(tree, 9, seed=2)) == set(draw(tree, 4, seed=3)), "no more than there are, and none of the demo"
 
 
-def test_the_nearest_tests_of_a_fault_come_first(tree: Path) -> None:
-    def stages(kind: str) -> list[list[str]]:
-        fault = next(fault for fault in draw(tree, 9, 0) if fault.kind == kind)
-        return [[Path(test).stem for test in tests] for tests in Nearness(tree).stages(fault)]
+def test_what_nobody_could_see_is_not_drawn(tree: Path) -> None:
+    """The others are those that are drawn without it."""
+    for seed in range(5):
+        (tree / EQUIVALENT).unlink(missing_ok=True)
+        drawn = draw(tree, 9, seed)
+        (tree / EQUIVALENT).parent.mkdir(parents=True, exist_ok=True)
+        (tree / EQUIVALENT).write_text(
+            '[[equivalent]]\nfile = "migrations/sql/0101_log.sql"\nfind = " for update"\nreplace = ""\nbecause = "x"\n'
+        )
+        assert draw(tree, 9, seed) == [fault for fault in drawn if fault.kind != "lock"]
 
-    assert stages("comparison") == [["test_work"], ["test_log"]]
-    assert stages("lock") == [["test_work"], ["test_b", "test_log"], ["test_a", "test_c"]]
+
+def test_the_nearest_tests_of_a_fault_come_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def runs(kind: str) -> list[list[str]]:
+        fault = next(fault for fault in draw(tree, 9, 0) if fault.kind == kind)
+        return [[Path(test).stem for test in tests] for tests in Nearness(tree).runs(fault)]
+
+    assert runs("comparison") == [["test_work", "test_log"]]
+    assert runs("lock") == [["test_work", "test_log", "test_b", "test_a", "test_c"]]
+    monkeypatch.setattr(sample, "NEAREST", 2)
+    assert runs("lock") == [["test_log", "test_b"], ["test_work", "test_a", "test_c"]]

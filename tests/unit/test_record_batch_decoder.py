@@ -136,6 +136,14 @@ def test_no_headers_begin_within_their_data(name: str, first: int) -> None:
         decode(0, bytes(payload), 3)
 
 
+@pytest.mark.parametrize(("start", "size"), [(-8, 1234), (0, -8), (1 << 40, 1234)])
+def test_a_buffer_lies_within_the_body(start: int, size: int) -> None:
+    payload = bytearray(message(batch(1, value=[b"x" * 1234])))
+    struct.pack_into("<qq", payload, payload.index(struct.pack("<q", 1234)) - 8, start, size)
+    with pytest.raises(PoisonBlock, match=f"a buffer of {size} bytes at {start}, in a body of"):
+        decode(0, bytes(payload), 1)
+
+
 def test_an_epoch_for_all_is_small_and_one() -> None:
     """A million numbers, a hundred thousand times, would be all the memory there is."""
     many = batch(MAX_BLOCK_MESSAGES)

@@ -138,6 +138,17 @@ def test_overflow_turns_into_one_gap_at_its_place() -> None:
     assert deliveries[1].predecessor == gaps[0].sequence  # nobody can overlook it
 
 
+def test_a_gap_that_is_sent_again_counts_once() -> None:
+    """Also where nothing comes behind it."""
+    node = publisher(bytes=100)
+    subscribed(node, "a", ("news", None))
+    node.publish("news", "k", "x" * 200)
+    first = taken(node, "a")
+    assert [type(one.body) for one in first] == [MailboxOverflow]
+    assert taken(node, "a") == first
+    assert (node.counters.gaps, node.counters.redeliveries) == (1, 1)
+
+
 @pytest.mark.conforms("R10", "X4")
 def test_a_reply_is_bounded_and_the_next_one_goes_on() -> None:
     node = publisher(reply_messages=3, reply_bytes=100)

@@ -296,10 +296,12 @@ def test_only_a_gap_stands_for_what_is_missing(
 
 @pytest.mark.conforms("R11")
 def test_a_refused_subscription_is_not_declared_again() -> None:
+    """A refusal of what was not sent is none."""
     harness = connected()
     bad = Subscribe("news", "bad")
     harness.do(bad)
-    assert harness.batch_ok(errors=(CommandError(0, "no such key"),))[0] == CommandsRejected(((bad, "no such key"),))
+    errors = (CommandError(0, "no such key"), CommandError(1, "never sent"))
+    assert harness.batch_ok(errors=errors)[0] == CommandsRejected(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
 

@@ -17,6 +17,6 @@ the collection has proved nothing and is reported as *broken*.
 
 What nobody has thought of is drawn: thirty faults a run, by a seed (the date, unless `--seed` says another), from all
 `places` of the product where a lock, a part of a condition, a boundary, the order of two reads or a guard could be
-wrong. Tests of what is near are run until one is red; what survives is shown, and needs a test or a reason.
-`--sample 30` leaves the lists out.
+wrong. Tests of what is near are run until one is red; what survives is shown, and needs a test or, where nobody could
+see it, a reason in `equivalent.toml`: it is not drawn any more. `--sample 30` leaves the lists out.
 """

@@ -8,6 +8,7 @@ be used as they are.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 
-from tools.mutations.entries import InvalidList, Mutant, check, load, select
+from tools.mutations.entries import InvalidList, Mutant, check, load, load_equivalent, select
 from tools.mutations.sample import TOLERATED, Nearness, draw, try_fault
 from tools.mutations.trial import Copy, Trial, Verdict
 
@@ -28,13 +29,14 @@ SAMPLE = 30
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background, and all of its, would ignore it
     options = _options(arguments)
     try:
         mutants = select(load(options.root), options.only)
         if options.list:
             _show_list(mutants)
             return 0
-        check(mutants, options.root)
+        check([*mutants, *load_equivalent(options.root)], options.root)
         return _run([] if options.sample else mutants, options)
     except InvalidList as error:
         print(f"error: {error}", file=sys.stderr)
@@ -87,7 +89,7 @@ def _sample(options: argparse.Namespace, pool: ThreadPoolExecutor, copies: Simpl
     trials = _try_all(
         {
             fault.shown((options.root / fault.file).read_text(encoding="utf-8")): partial(
-                try_fault, fault=fault, stages=nearness.stages(fault)
+                try_fault, fault=fault, runs=nearness.runs(fault)
             )
             for fault in faults
         },

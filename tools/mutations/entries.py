@@ -14,7 +14,11 @@ LISTS = Path("tools/mutations/lists")
 SIMULATED = Path("tests/simulation/faults.toml")
 """The list of those that the simulator finds by itself."""
 
+EQUIVALENT = Path("tools/mutations/equivalent.toml")
+"""The list of changes that nobody could see, each with the reason: they are not drawn."""
+
 _KEYS = {"name", "ids", "file", "find", "replace", "tests"}
+_EQUIVALENT_KEYS = {"file", "find", "replace", "because"}
 _REMARK = "caught"
 """May be there as well: who noticed, for people."""
 
@@ -50,6 +54,18 @@ def load(root: Path) -> list[Mutant]:
     return mutants
 
 
+def load_equivalent(root: Path) -> list[Mutant]:
+    """Return the changes that nobody could see, named by their reasons. Raises `InvalidList`."""
+    path = root / EQUIVALENT
+    found = _parse(path).get("equivalent", ()) if path.is_file() else ()
+    for number, raw in enumerate(found, start=1):
+        if raw.keys() != _EQUIVALENT_KEYS or not all(isinstance(value, str) for value in raw.values()):
+            raise InvalidList(
+                f"{path.name}, entry {number}, needs exactly {sorted(_EQUIVALENT_KEYS)}, all of them texts."
+            )
+    return [Mutant(raw["because"], (), raw["file"], raw["find"], raw["replace"], ()) for raw in found]
+
+
 def select(mutants: Iterable[Mutant], wanted: Collection[str]) -> list[Mutant]:
     """Those that bear one of the wanted ids or names; all where nothing is wanted. Raises `InvalidList`."""
     known = list(mutants)
@@ -82,11 +98,14 @@ def check(mutants: Iterable[Mutant], root: Path) -> None:
 
 
 def _read(path: Path) -> list[Mutant]:
+    return [_entry(path, number, raw) for number, raw in enumerate(_parse(path).get("mutant", ()), start=1)]
+
+
+def _parse(path: Path) -> dict[str, Any]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise InvalidList(f"{path.name} is not TOML: {error}") from None
-    return [_entry(path, number, raw) for number, raw in enumerate(content.get("mutant", ()), start=1)]
 
 
 def _entry(path: Path, number: int, raw: dict[str, Any]) -> Mutant:

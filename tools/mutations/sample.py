@@ -1,42 +1,40 @@
 """Faults that nobody has thought of: some of all places, by a seed, and the tests that could see each.
 
-Each kind has the same share of a sample. Tests of what is near are run first, from the cheap to the dear, until one is
-red. What is red with the fault must be so twice, and green without it, or it proves nothing.
+Each kind has the same share of a sample. The nearest tests are run first, then the others that are near, each time from
+the cheap to the dear until one is red. What is red with the fault must be so twice, and green without it, or it proves
+nothing.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import random
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 
+from tools import source_path
+from tools.mutations.entries import load_equivalent, planted
 from tools.mutations.places import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
-from tools.source_path import FOLDERS
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
-STAGES = (
-    ("unit|scenarios", 3),
-    ("contract|interleavings", 3),
-    ("property", 3),
-    ("simulation", 6),
-    ("integration", 3),
-    ("spark", 3),
-)
-"""Folders of tests, from the cheap to the dear; and how many imports away a test is near: it counts too if it names the
-function or is called like the file."""
-STAGE_S = 150.0
-"""No test of a stage begins later."""
-HANG_S = 600.0
-"""A stage that has not ended by then is stuck."""
-MOST_FILES = 15
-"""Of a stage: the nearest."""
-NEAREST = 2
-"""So many of each stage come first."""
+FOLDERS = ("unit", "scenarios", "contract", "property", "integration", "interleavings", "simulation", "spark")
+"""Of tests, from the cheap to the dear; a lock is a matter of interleavings first. Those of Spark are near to what is
+called so."""
+RUN_S = 600.0
+"""No test of a run begins later."""
+HANG_S = 900.0
+"""A run that has not ended by then is stuck."""
+NEAREST = 6
+"""So many files of tests come first."""
+MOST_FILES = 40
+"""And so many are near."""
+SIMULATED = 6
+"""So many imports away the simulator is near too: it names little of what it runs."""
 SEEDS = "100"
 """Of the simulator, fewer than in `make test`."""
 TOLERATED = 0.1
@@ -46,31 +44,36 @@ UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
-    """Return so many faults of the product, each kind in turn, the same for the same seed and sources."""
+    """Return so many faults of the product that somebody could see, each kind in turn, the same for the same seed and
+    sources. Raises `InvalidList`."""
+    unseen = {(each.file, planted(each, (root / each.file).read_text("utf-8"))) for each in load_equivalent(root)}
+    texts: dict[str, str] = {}
     by_kind: dict[str, list[Fault]] = defaultdict(list)
     for path in _sources(root, PRODUCT):
         name = path.relative_to(root).as_posix()
         if "_pb2" not in name and "/demo/" not in name:
-            for fault in find_faults(name, path.read_text(encoding="utf-8")):
+            texts[name] = path.read_text(encoding="utf-8")
+            for fault in find_faults(name, texts[name]):
                 by_kind[fault.kind].append(fault)
     chance = random.Random(seed)
     piles = [chance.sample(by_kind[kind], len(by_kind[kind])) for kind in KINDS]
     drawn: list[Fault] = []
     while any(piles) and len(drawn) < count:
-        drawn += [pile.pop() for pile in piles if pile][: count - len(drawn)]
-    return drawn
+        found = [pile.pop() for pile in piles if pile]
+        drawn += [each for each in found if (each.file, each.plant(texts[each.file])) not in unseen]
+    return drawn[:count]
 
 
-def try_fault(copy: Copy, fault: Fault, stages: Iterable[Sequence[str]]) -> Trial:
-    """Run the stages of tests with the fault planted, until one is red: it must be so again, and not without."""
+def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
+    """Run the tests with the fault planted, until one is red: it must be so again, and not without."""
     source = (copy.root / fault.file).read_text(encoding="utf-8")
-    limits = ("-m", "not long", f"--session-timeout={STAGE_S}")
+    limits = ("-m", "not long", f"--session-timeout={RUN_S}")
 
     def run(tests: Sequence[str], *options: str) -> Trial:
         return copy.try_tests(tests, *options, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
 
     with copy.changed(fault.file, fault.plant(source)):
-        trials = (run(tests, *limits) for tests in stages)
+        trials = (run(tests, *limits) for tests in runs)
         trial = next((each for each in trials if each.verdict is not Verdict.SURVIVED), UNSEEN)
         if trial.verdict is not Verdict.KILLED or "::" not in trial.detail:
             return trial
@@ -81,7 +84,8 @@ def try_fault(copy: Copy, fault: Fault, stages: Iterable[Sequence[str]]) -> Tria
 
 
 class Nearness:
-    """Which tests are near to a fault: by what they are called and import, and whether they name its function."""
+    """Which tests are near to a fault: what they have in common with the function, of the words that few tests have and
+    above all in their names, and how many imports away they are."""
 
     def __init__(self, root: Path) -> None:
         paths = _sources(root, (*PRODUCT, "tests"))
@@ -91,25 +95,30 @@ class Nearness:
         for name, text in self._texts.items():
             for module in _imported(name, text) & modules.keys():
                 self._importers[modules[module]].add(name)
+        tests = [name for name in self._texts if re.match(r"tests/\w+/test_(?!one_seed)", name)]
+        self._words = {name: _words(f"{_inside(name)} {self._texts[name]}") for name in tests}
+        frequency = Counter(chain.from_iterable(self._words.values()))
+        self._weights = {word: math.log(1 + len(tests) / count) for word, count in frequency.items()}
 
-    def stages(self, fault: Fault) -> list[list[str]]:
-        """Return files of tests, those of each stage, and the nearest before all others."""
-        function = _enclosing(self._texts[fault.file][: fault.start])
+    def runs(self, fault: Fault) -> list[list[str]]:
+        """Return files of tests: the nearest, then the others, each from the cheap to the dear."""
+        text = self._texts[fault.file]
+        function, definition = _enclosing(text, fault.start)
         distances = self._distances(fault.file, function)
-        named = re.compile(rf"\b{function}\b")
-        words = _words(fault.file)
+        path = _words(_inside(fault.file))
+        wanted = path | _words(definition)
 
-        def rank(name: str) -> tuple[int, int, int]:
-            text = self._texts[name]
-            return -len(words & _words(name)) - bool(named.search(text)), distances[name], len(text)
+        def rank(name: str) -> float:
+            found, named = self._words[name], _words(_inside(name))
+            weights = (self._weights[word] * (1 + 5 * (word in path & named)) for word in wanted & found)
+            return -sum(weights) / math.sqrt(len(found)) / (2 + distances[name])
 
-        stages = []
-        for folders, far in STAGES if "spark" in fault.file else STAGES[:-1]:
-            tests = [name for name in distances if re.match(rf"tests/(?:{folders})/test_(?!one_seed)", name)]
-            near = [name for name in tests if rank(name)[0] or distances[name] <= far]
-            stages.append(sorted(near, key=rank)[:MOST_FILES])
-        nearest = [tests[:NEAREST] for tests in stages], [tests[NEAREST:] for tests in stages]
-        return [tests for tests in chain(*nearest) if tests]
+        costs = {folder: cost for cost, folder in enumerate(FOLDERS if "spark" in fault.file else FOLDERS[:-1])}
+        costs |= {"interleavings": 0} if fault.kind == "lock" else {}
+        near = sorted((name for name in self._words if name in distances and _folder(name) in costs), key=rank)
+        simulated = [name for name in near if _folder(name) == "simulation" and distances[name] <= SIMULATED]
+        runs = near[:NEAREST], list(dict.fromkeys(near[NEAREST:MOST_FILES] + simulated))
+        return [sorted(tests, key=lambda name: costs[_folder(name)]) for tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
         """How many imports lead from each file to this one; to a script of SQL, to what calls its function."""
@@ -139,14 +148,23 @@ def _sources(root: Path, folders: Iterable[str]) -> Iterator[Path]:
 
 
 def _module(name: str) -> str:
-    for folder in FOLDERS:
+    for folder in source_path.FOLDERS:
         name = name.removeprefix(f"{folder}/")
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
-def _words(name: str) -> set[str]:
-    """The words of a path below the folder of its package, without their plural."""
-    return {word.removesuffix("s") for word in re.split(r"\W|_", "/".join(name.split("/")[2:]))} - {"test", "py", "sql"}
+def _folder(name: str) -> str:
+    return name.split("/")[1]
+
+
+def _inside(name: str) -> str:
+    """The path below the folder of the package, or of the tests."""
+    return "/".join(name.split("/")[2:])
+
+
+def _words(text: str) -> set[str]:
+    """What names are made of, without their plural."""
+    return {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}", text)} - {"test", "sql"}
 
 
 def _imported(name: str, text: str) -> set[str]:
@@ -163,7 +181,11 @@ def _imported(name: str, text: str) -> set[str]:
     return found
 
 
-def _enclosing(before: str) -> str:
-    """The function, class or name of the module that is being defined at the end of a text."""
-    definitions = [match[1] or match[2] for match in _DEFINITION.finditer(before)]
-    return definitions[-1] if definitions else "nothing"
+def _enclosing(text: str, place: int) -> tuple[str, str]:
+    """The function, class or name of the module that is being defined at a place of a text, and its definition."""
+    definitions = list(_DEFINITION.finditer(text))
+    begun = [match for match in definitions if match.start() <= place]
+    end = next((match.start() for match in definitions if match.start() > place), len(text))
+    if not begun:
+        return "nothing", text[:end]
+    return begun[-1][1] or begun[-1][2], text[begun[-1].start() : end]

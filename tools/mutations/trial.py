@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 from pathlib import Path
 
 from tools.mutations.entries import Mutant, planted
@@ -62,6 +63,7 @@ class Copy:
     def __init__(self, root: Path) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="sublet-mutations-"))
         self.root = self._scratch / "tree"
+        self._seconds = count(1)
         try:
             shutil.copytree(root, self.root, ignore=_LEFT_OUT, symlinks=True)
         except BaseException:
@@ -118,18 +120,21 @@ class Copy:
 
     @contextmanager
     def changed(self, name: str, text: str) -> Iterator[None]:
-        """A file of the copy has this text meanwhile, and then its own again."""
+        """A file of the copy has this text meanwhile, and then its own again.
+
+        Python takes bytecode for that of a file by its size and the second of its change: each text has its own."""
         file = self.root / name
-        source = file.read_bytes()
+        source, changed_ns = file.read_bytes(), file.stat().st_mtime_ns
         file.write_text(text, encoding="utf-8")
+        os.utime(file, (0, next(self._seconds)))
         try:
             yield
         finally:
             file.write_bytes(source)
+            os.utime(file, ns=(changed_ns, changed_ns))
 
     def _python(self, *arguments: str, limit_s: float = LIMIT_S, **more: str) -> subprocess.CompletedProcess[str]:
-        # No bytecode: a fault of the same length within the same second would be taken from the cache.
-        own = {"PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+        own = {"PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": ""}
         with subprocess.Popen(
             [sys.executable, *arguments],
             cwd=self.root,

@@ -53,7 +53,7 @@ class RequestGuard:
         """The endpoint, for whoever is known; it asks for the rights on what it shows."""
 
         async def guarded(request: Request) -> Response:
-            self._identify(request)
+            await self._identify(request)
             return await _answer(answer, request)
 
         return guarded
@@ -62,7 +62,7 @@ class RequestGuard:
         """The endpoint, for whoever may watch some group."""
 
         async def guarded(request: Request) -> Response:
-            caller = self._identify(request)
+            caller = await self._identify(request)
             if not caller.may_somewhere(Right.WATCH):
                 raise caller.denied(Right.WATCH)
             return await _answer(answer, request)
@@ -73,7 +73,7 @@ class RequestGuard:
         """The endpoint, for whoever may watch all groups."""
 
         async def guarded(request: Request) -> Response:
-            self._identify(request).check(Right.WATCH)
+            (await self._identify(request)).check(Right.WATCH)
             return await _answer(answer, request)
 
         return guarded
@@ -84,7 +84,7 @@ class RequestGuard:
         async def guarded(request: Request) -> Response:
             if not self._gate.is_on and (refused := self._check_admin_token(request)) is not None:
                 return refused
-            caller = self._identify(request)
+            caller = await self._identify(request)
             self._gate.enter(caller)
             body: JsonBody = {}
             status = 500  # unless it is answered
@@ -97,8 +97,9 @@ class RequestGuard:
 
         return guarded
 
-    def _identify(self, request: Request) -> Caller:
+    async def _identify(self, request: Request) -> Caller:
         sent = request.headers.get("Authorization")
+        await self._gate.read_unknown(sent)
         caller = self._gate.identify(sent, _client(request), _action(request))
         request.state.caller = caller
         return caller

@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 import psycopg
 
@@ -26,6 +27,9 @@ READ_INTERVAL_S = 2.0
 MAX_AUDITED = 1_000
 """So many changes at a time are written to the audit log, the newest; all of them are in the table."""
 STOP_CHECK_INTERVAL_S = 0.2
+"""The tables are not read more often for callers with a token that is not known."""
+MAX_WAITING = 1_000
+"""So many of them wait for that at a time."""
 
 
 class AccessReader:
@@ -36,6 +40,8 @@ class AccessReader:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._reconnecting = ReconnectingConnection(self._opened, log)
+        self._waiting: list[Future[bool]] = []
+        self._lock = threading.Lock()
 
     def open(self) -> AccessCache:
         """Return what there is. Raises what hinders it, `Conflict` where it is too much."""
@@ -48,6 +54,15 @@ class AccessReader:
         self._thread = threading.Thread(target=self._follow, name="sublet-access", daemon=True)
         self._thread.start()
 
+    def read_anew(self) -> Future[bool] | None:
+        """Return what is done, with True, when all that is committed by now has been read; with False where it could
+        not be. None where too many wait for that."""
+        with self._lock:
+            if len(self._waiting) >= MAX_WAITING:
+                return None
+            self._waiting.append(Future())
+            return self._waiting[-1]
+
     def stop(self) -> None:
         """Let go of the database."""
         self._stop.set()
@@ -57,22 +72,34 @@ class AccessReader:
 
     def _follow(self) -> None:
         while not self._stop.is_set():
+            waiting: list[Future[bool]] = []
+            is_read = False
             try:
                 with self._reconnecting as connection:
                     self._wait_for_change(connection)
+                    waiting = self._take_waiting()
                     self._read(connection)
+                is_read = True
             except Conflict as error:
                 log.warning("the rights could not be read, and none is given in a while: %s", error)
                 self._stop.wait(READ_INTERVAL_S)
             except (SubletError, psycopg.Error) as error:
                 log.debug("the rights could not be read: %s", error)
                 self._stop.wait(STOP_CHECK_INTERVAL_S)
+                waiting += self._take_waiting()
+            for each in waiting:
+                each.set_result(is_read)
 
     def _wait_for_change(self, connection: BoundedConnection) -> None:
         until = time.monotonic() + READ_INTERVAL_S
         while not self._stop.is_set() and time.monotonic() < until:
-            if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)):
+            if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)) or self._waiting:
                 return
+
+    def _take_waiting(self) -> list[Future[bool]]:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        return waiting
 
     def _read(self, connection: BoundedConnection) -> None:
         if read_version(connection) == self._cache.version:

@@ -13,7 +13,7 @@ import psycopg
 from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.groups.admin import access_tokens
+from sublet_storage.groups.admin import access_rules, access_tokens
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model import history
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -253,6 +253,8 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
     if forgotten := history.delete_old_history(connection, history_s):
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
     history.delete_old_session_epochs(connection, history_s)
+    if deleted := access_rules.delete_past_changes(connection, history_s):
+        log.info("%d changes of rights are older than %g s and forgotten", deleted, history_s)
     if deleted := access_tokens.delete_past_tokens(connection, history_s):
         log.info("%d access tokens that have been over for %g s are deleted", deleted, history_s)
 

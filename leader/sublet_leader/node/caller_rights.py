@@ -103,7 +103,7 @@ class CallerRights:
         return self._principals.get(agent)
 
     def note_refusal(self, answer: SessionEpochRead | GroupOpenCompleted) -> None:
-        """Note in the audit log who came under another principal's name, or had too many groups made. From any
+        """Note in the audit log who came under a name that is not his, or had too many groups made. From any
         thread."""
         principal = answer.request.principal
         if principal is None:
@@ -111,7 +111,7 @@ class CallerRights:
         if isinstance(answer, GroupOpenCompleted):
             if answer.is_limited:
                 self._gate.member(principal, "", "create a group").note_refusal(str(answer.request.subscription))
-        elif answer.is_anothers:
+        elif answer.denied is not None:
             named = f"session {answer.request.session!r} of {answer.request.subscription}"
             self._gate.member(principal, "", "take over a session").note_refusal(named)
 

@@ -228,11 +228,11 @@ class LeaderLookupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionEpochRead:
-    """Answer to `ReadSessionEpoch`; None if the database did not answer. `is_anothers`: another principal's name."""
+    """Answer to `ReadSessionEpoch`; None if the database did not answer. `denied`: why the name is not the caller's."""
 
     request: ReadSessionEpoch
     last: int | None
-    is_anothers: bool = False
+    denied: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     WritesCommitted,
 )
-from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
+from sublet_protocol.domain.errors import PermissionDenied, StaleTerm, TooManyGroups, UndeclaredQueue
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.node_directory import NodeRef
 
@@ -56,9 +56,7 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
         case LookUpLeader():
             return _look(request, store)
         case ReadSessionEpoch():
-            name = request.subscription, request.session
-            is_anothers = request.principal is not None and not store.bind_session(*name, request.principal)
-            return SessionEpochRead(request, store.last_session_epoch(*name), is_anothers)
+            return _read_epoch(request, store)
         case _:
             assert_never(request)
 
@@ -85,6 +83,16 @@ def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) ->
             return SessionEpochRead(request, None)
         case _:
             assert_never(request)
+
+
+def _read_epoch(request: ReadSessionEpoch, store: GroupStore) -> SessionEpochRead:
+    name = request.subscription, request.session
+    try:
+        if request.principal is not None:
+            store.bind_session(*name, request.principal)
+    except PermissionDenied as problem:
+        return SessionEpochRead(request, store.last_session_epoch(*name), str(problem))
+    return SessionEpochRead(request, store.last_session_epoch(*name))
 
 
 def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:

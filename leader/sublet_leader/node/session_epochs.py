@@ -9,7 +9,6 @@ from __future__ import annotations
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
-from sublet_storage.groups.model.group_errors import anothers_session_error
 
 MAX_REMEMBERED = 10_000
 """Names, each with its principal, of which the last draw is remembered; of more, the one that was asked about the
@@ -49,14 +48,14 @@ class DrawnSessionEpochs:
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
         """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
-        for, as the others may have drawn theirs since; to all, where the name is another principal's. Where the
+        for, as the others may have drawn theirs since; to all, where the name is not the principal's. Where the
         database did not answer none goes on, and all will be repeated."""
         question, last = answer.request, answer.last
         waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
         if last is None:
             return [], []
-        if answer.is_anothers:
-            return [], [(received.agent, _deny_name(question, wanted)) for received, wanted in waiters.values()]
+        if answer.denied is not None:
+            return [], [(r.agent, _denied(wanted, answer.denied)) for r, wanted in waiters.values()]
         self._last.pop(question, None)
         self._last[question] = last
         if len(self._last) > MAX_REMEMBERED:
@@ -78,9 +77,8 @@ def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
         f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
         f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
     )
-    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)
+    return _denied(wanted, detail)
 
 
-def _deny_name(question: ReadSessionEpoch, wanted: LeaderWanted) -> Invalidate:
-    detail = str(anothers_session_error(question.subscription, question.session))
+def _denied(wanted: LeaderWanted, detail: str) -> Invalidate:
     return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)

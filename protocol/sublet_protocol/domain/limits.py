@@ -83,6 +83,8 @@ MAX_SUBSCRIBERS = 20_000
 """Most subscriber ids of a node."""
 MAX_GROUPS_PER_MINUTE = 60
 """Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
+MAX_SESSION_NAMES_OF_PRINCIPAL = 10_000
+"""Most names of sessions that are one principal's, where nodes ask who calls."""
 MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20

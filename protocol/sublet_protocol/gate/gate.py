@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 from sublet_protocol.domain.access.rights import ALL, Right
+from sublet_protocol.domain.access.token import digest_of, token_id_of
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
@@ -81,16 +85,41 @@ class Caller:
 _caller: ContextVar[Caller] = ContextVar("sublet_caller")
 
 
-class Gate:
-    """`access`: the rules and tokens; None: authentication is off."""
+READ_TIMEOUT_S = 5.0
+"""So long a caller with an unknown token waits at most until the tokens have been read once more."""
+MAX_REFUSED = 1_000
+"""So many refused tokens are remembered."""
 
-    def __init__(self, access: AccessCache | None = None) -> None:
-        self.access, self._refusals = access, RefusalLog()
+
+class Gate:
+    """`access`: the rules and tokens; None: authentication is off. `read_anew` has them read once more, and returns
+    what is done then, with True if they were; None where too many wait for that."""
+
+    def __init__(
+        self, access: AccessCache | None = None, read_anew: Callable[[], Future[bool] | None] | None = None
+    ) -> None:
+        self.access, self._read_anew, self._refusals = access, read_anew, RefusalLog()
+        self._refused: set[bytes] = set()
 
     @property
     def is_on(self) -> bool:
         """Whether callers have to prove who they are."""
         return self.access is not None
+
+    async def read_unknown(self, authorization: str | None) -> None:
+        """Wait until the tokens have been read once more, where the caller's is not known: it may have been made a
+        moment ago. Once it was not among them it never will be, as a token is stored before it is shown."""
+        token = _token_in(authorization)
+        if self._read_anew is None or token is None or token_id_of(token) is None or self.knows(authorization):
+            return
+        digest = digest_of(token)
+        if digest in self._refused or (reading := self._read_anew()) is None:
+            return
+        await asyncio.wait([asyncio.wrap_future(reading)], timeout=READ_TIMEOUT_S)
+        if reading.done() and reading.result() and not self.knows(authorization):
+            if len(self._refused) >= MAX_REFUSED:
+                self._refused.clear()
+            self._refused.add(digest)
 
     def identify(self, authorization: str | None, address: str, action: str) -> Caller:
         """Return who calls, by the value of a header `Authorization`. Raises `Unauthenticated`."""

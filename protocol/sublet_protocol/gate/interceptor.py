@@ -40,7 +40,9 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return grpc.stream_unary_rpc_method_handler(_refuse_method)
         if needed.is_open:
             return self._open_calls.bound(handler)
-        if not self._gate.knows(_authorization(handler_call_details.invocation_metadata)):
+        authorization = _authorization(handler_call_details.invocation_metadata)
+        await self._gate.read_unknown(authorization)
+        if not self._gate.knows(authorization):
             return self._refuse_stranger(method)
         return self._behind_gate(handler, method, needed)
 

@@ -126,6 +126,8 @@ revoke_access()           -       -      -       x       -
 store_token()             -       -      -       x       -
 revoke_token()            -       -      -       x       -
 forget_tokens()           -       -      -       -       x
+forget_access_history()   -       -      -       -       x
+check_access_history()    -       -      -       -       -
 release_session()         -       -      -       x       -
 """
 

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
-from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import UsageError
 
@@ -45,8 +44,6 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
 
 
 def _check_same(connection: psycopg.Connection[Any], mark: str) -> None:
-    if connection.info.transaction_status is TransactionStatus.IDLE:
-        raise UsageError(_ENDED.format(by="commit or rollback"))
     row = connection.execute("select current_setting('sublet.transaction', true)").fetchone()
     if row is None or row[0] != mark:
         raise UsageError(_ENDED.format(by="commit or rollback"))

@@ -160,8 +160,6 @@ class EpochStep:
         has_epoch = column.is_valid()
         unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.start_frontier.upto))
         epochs = column.drop_null()
-        if not len(epochs):
-            return unseen
         completed = pc.invert(_may_come(epochs, self.consumed.lower))
         return pc.replace_with_mask(unseen, has_epoch, pc.and_(_may_come(epochs, self.start_frontier.lower), completed))
 

@@ -46,6 +46,7 @@ class Deliveries:
         self._holder: dict[tuple[int, int, int], str] = {}
         self._taken: set[tuple[int, int, int]] = set()
         self._seen: dict[Key, dict[int, Call]] = {}
+        self._seen_before: dict[Key, dict[int, Call]] = {}
         self._done: dict[Key, int] = {}
         self._reset: dict[Key, int] = {}
         self._ended: set[tuple[int, int, int]] = set()
@@ -63,7 +64,8 @@ class Deliveries:
         self.order.was_reset(key)
         self._record.skipped.pop(key, None)
         self._reset[key] = grant_id
-        self._seen[key] = {offset: call for offset, call in self._seen.get(key, {}).items() if offset < position}
+        for seen in (self._seen, self._seen_before):
+            seen[key] = {offset: call for offset, call in seen.get(key, {}).items() if offset < position}
 
     def head_lowered(self, stream_id: int, head: int) -> None:
         """What the stream had from there on is lost; who has had it is to have what comes in its place, or nothing more
@@ -87,8 +89,14 @@ class Deliveries:
         return dict(self._done)
 
     def failed_over(self, saved: dict[Key, int], fenced: bool) -> None:
-        """What was had since is lost, in users' output too, and comes again. Calls that run count for nothing."""
+        """What was had since is lost, in users' output too, and comes again, as is announced. Calls that run count for
+        nothing. What lay at an offset that the standby lacks is nothing that could come again."""
         self.order.failed_over()
+        for key, seen in self._seen.items():
+            head = self._simulation.streams.streams[key[1]].head
+            before = self._seen_before.setdefault(key, {})
+            before.update({offset: call for offset, call in seen.items() if offset < head})
+            self._seen_before[key] = {offset: call for offset, call in before.items() if offset < head}
         self._seen.clear()
         self._done = saved
         self._failed_over_at = self._simulation.world.now
@@ -234,7 +242,15 @@ class Deliveries:
             before = seen.get(offset)
             if before is not None:
                 self._repeated(offset, before, call)
+            elif (lost := self._seen_before.get(key, {}).pop(offset, None)) is not None:
+                self._repeated_after_failover(offset, lost, call)
             seen[offset] = call
+
+    def _repeated_after_failover(self, offset: int, before: Call, call: Call) -> None:
+        self.repeats += 1
+        announced = self._record.since_failover.get((call.group_id, call.stream_id), ())
+        if not any(begin <= offset < end for begin, end in announced):
+            raise Violation(f"offset {offset} comes again after a failover, announced is {announced}: {before}, {call}")
 
     def _repeated(self, offset: int, before: Call, call: Call) -> None:
         self.repeats += 1

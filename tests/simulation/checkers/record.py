@@ -32,7 +32,8 @@ _REASONS_OF_GRANTS = ("allocated", "kept for its session", "reclaimed")
 class Record:
     """Plays history again as it grows: what it says is in force must be what the rows say.
 
-    `twice`: (group, stream, grant id) -> the range that its forced end announced. `unheard`: when a grant ended
+    `twice`: (group, stream, grant id) -> the range that its forced end announced. `since_failover`: (group, stream) ->
+    all ranges that were announced since the last one. `unheard`: when a grant ended
     without a word to its holder, by retention, so that it is nobody's, by an operator's forced reset, or by a failover;
     its leader may not have heard either. `skipped`: up to where retention took what nobody had read.
     """
@@ -45,6 +46,7 @@ class Record:
         self._terms: dict[int, int] = {}
         self._positions: dict[Key, int] = {}
         self.twice: dict[tuple[int, int, int], tuple[int, int]] = {}
+        self.since_failover: dict[Key, list[tuple[int, int]]] = {}
         self.unheard: dict[tuple[int, int, int], float] = {}
         self.skipped: dict[Key, int] = {}
         self._lowest_head: dict[int, int] = {}
@@ -55,6 +57,7 @@ class Record:
 
     def failed_over(self, saved: tuple[Any, ...], fenced: bool) -> None:
         """History is as it was then; holders of what was lent have not heard of it, nor have leaders."""
+        self.since_failover.clear()
         grants = {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
         self._read, self._in_force, self._positions, self.skipped, self._reserved = saved
         grants |= {(*key, line.grant_id) for key, line in self._in_force.items()} if fenced else set()
@@ -109,6 +112,10 @@ class Record:
         key = line.group_id, line.stream_id
         before = self._in_force.get(key)
         if line.event in (TAKEOVER, EPOCHS_CONSUMED, COMMAND):
+            return
+        if line.redelivery_end is not None:
+            self.since_failover.setdefault(key, []).append((line.position, line.redelivery_end))
+        if line.event == "failover":
             return
         if line.event == "grant":
             if before is not None:

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.keys import TIMELINE_US, GrantKey
-from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
+    anothers_session_error,
     check_batch,
     check_same_options,
     stale_term_error,
     too_many_groups_error,
+    too_many_session_names_error,
     undeclared_queue_error,
 )
 from sublet_storage.groups.model.history_records import (
@@ -165,9 +167,15 @@ class MemoryGroupStore:
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         return self._epochs.get((subscription, session), 0)
 
-    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         name = subscription, session
-        return name not in self._epochs or self._owners.setdefault(name, principal) == principal
+        if name not in self._epochs or self._owners.get(name) == principal:
+            return
+        if name in self._owners:
+            raise anothers_session_error(subscription, session)
+        if list(self._owners.values()).count(principal) >= MAX_SESSION_NAMES_OF_PRINCIPAL:
+            raise too_many_session_names_error(session, principal)
+        self._owners[name] = principal
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         return tuple(line for line in self._history if line.group_id == group_id)

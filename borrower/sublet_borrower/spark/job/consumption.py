@@ -175,9 +175,14 @@ class Consumption:
         """
         self._ask_to_drain()
         if not self.wait(timeout_s):
-            busy = ", ".join(task.session for task in self.status().tasks if task.is_alive) or "none that has reported"
+            busy = ", ".join(
+                task.session if task.is_alive else f"{task.session}, silent for {task.age_s:.0f} s"
+                for task in self.status().tasks
+                if task.state != "ended"
+            )
             raise Unavailable(
-                f"the function has not returned {timeout_s:g} s after the drain began, in: {busy}. They hand over as "
+                f"the function has not returned {timeout_s:g} s after the drain began, in: "
+                f"{busy or 'none that has reported'}. They hand over as "
                 "soon as it does: drain again to wait longer, or stop to have Spark kill them."
             )
         return self.result()

@@ -17,6 +17,7 @@ write what another has written or will.
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class Guard:
         self._checkpoint, self._url, self._data_dir = str(checkpoint).rstrip("/"), url, data_dir
         self._credentials = credentials
         self._opened = contextlib.ExitStack()
+        self._in_use = threading.Lock()
         self._reconnecting = ReconnectingConnection(self._connect)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -81,8 +83,21 @@ class Guard:
         the same or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
         `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
         `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
-        the one that calls, and if the block has ended the transaction.
+        the one that calls, if the block has ended the transaction, and while another block is under way.
         """
+        if not self._in_use.acquire(blocking=False):
+            raise UsageError(
+                f"batch {batch_id}: another block of this guard is under way, in this thread or another. Give each "
+                "query a guard of its own, and let a block end before the next begins."
+            )
+        try:
+            with self._transaction(batch_id) as connection:
+                yield connection
+        finally:
+            self._in_use.release()
+
+    @contextlib.contextmanager
+    def _transaction(self, batch_id: int) -> Iterator[Connection]:
         ranges = self._ranges(batch_id)
         connection, committing = self._reconnecting.ready(), False
         attempt: TransactionIdentity | None = None
@@ -184,8 +199,10 @@ class Guard:
             detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
             raise UnknownOutcome(f"{lost}, and nobody can say what became of it: {detail}.") from cause
         try:
+            if attempt is None:
+                return True  # it was empty
             connection = self._reconnecting.ready()
-            was_committed = None if attempt is None else consumer_progress.was_committed(connection, attempt)
+            was_committed = consumer_progress.was_committed(connection, attempt)
             return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
@@ -238,10 +255,18 @@ class SourceRanges:
             ) from lost
 
     def is_done(self, connection: Connection) -> bool:
-        """Whether progress is behind all of it."""
+        """Whether progress is behind all of it. Raises `UnknownOutcome` where another plan is the last of a stream: on
+        this timeline it may have been the one before, or be one after."""
         plans = self.last_planned(connection)
-        found = [plans.get(one.stream_id) for one in self.ranges]
-        return all(plan is not None and not plan.is_pending for plan in found)
+        for one in self.ranges:
+            plan = plans.get(one.stream_id)
+            if plan is None or not (one.matches(plan.in_doubt) or one.is_put_off(plan.in_doubt)):
+                raise UnknownOutcome(
+                    "the connection to Postgres was lost during the commit, and this server cannot know what became of "
+                    f"it: what it has as planned last of stream {one.stream_id} is another range than "
+                    f"[{one.start}, {one.end}). Start the query again: it finds out."
+                )
+        return not any(plans[one.stream_id].is_pending for one in self.ranges)
 
 
 def _has_written(connection: Connection) -> bool:

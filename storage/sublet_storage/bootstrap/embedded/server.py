@@ -58,6 +58,7 @@ class EmbeddedPostgres:
         self._users: int | None = None
         self._user: ServerUser | None = None
         self._binaries = Path()
+        self._sockets: Path | None = None
 
     def __enter__(self) -> EmbeddedPostgres:
         self.start()
@@ -268,7 +269,9 @@ class EmbeddedPostgres:
             line = self._postmaster.read_text().split("\n")[4]
             if line and Path(line).is_dir():
                 return Path(line)
-        return socket_directory(self.data_dir, self._user)
+        if self._sockets is None or not self._sockets.is_dir():  # one of a taken name is made anew each time
+            self._sockets = socket_directory(self.data_dir, self._user)
+        return self._sockets
 
     @property
     def _postmaster(self) -> Path:

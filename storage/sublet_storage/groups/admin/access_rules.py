@@ -17,8 +17,11 @@ MAX_ROWS = 100_000
 
 _FULL = "select count(*) >= %s from (select from {} limit %s) as found"
 
+_REJECTED = "SB002"
+
 _ALLOW = "select allow_access(%s, %s, %s, %s)"
 _REVOKE = "select revoke_access(%s, %s, %s, %s)"
+_FORGET = "select forget_access_history(make_interval(secs => %s))"
 _LIST = """
 select principal, may, filter, group_name, granted_by, granted_at from access
  where %(principal)s::text is null or principal in (%(principal)s, '*') order by 1, 2, 3, 4 limit %(limit)s"""
@@ -34,9 +37,9 @@ class GrantedRule:
 
 
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
-    """Add a rule; False if it is there already. Raises `Conflict` where there are too many."""
+    """Add a rule; False if it is there already. Raises `Conflict` where there are too many, or too many changes."""
     check_room(conn, "access")
-    return conn.execute(_ALLOW, _values(rule)).fetchone() == (True,)
+    return give(conn, _ALLOW, _values(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
@@ -62,6 +65,22 @@ def check_room(conn: psycopg.Connection[Any], table: str) -> None:
             f"table {table} has {MAX_ROWS} rows, which is the limit: every node has them all in memory. Delete some "
             "first; a rule for a wider filter does the work of many, and tokens that are over are of no use."
         )
+
+
+def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
+    """Return the row of a statement that gives a right. Raises `Conflict` where the database rejects it."""
+    try:
+        return conn.execute(statement, values).fetchone()
+    except psycopg.Error as error:
+        if error.sqlstate != _REJECTED:
+            raise
+        raise Conflict(f"{error.diag.message_primary} {error.diag.message_hint}") from error
+
+
+def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> int:
+    """Delete changes of rights that are older than that and than a day, but for the last; how many they were."""
+    ((count,),) = conn.execute(_FORGET, (older_than_s,)).fetchall()
+    return int(count)
 
 
 def _values(rule: AccessRule) -> tuple[str, str, str, str]:

@@ -10,7 +10,7 @@ import psycopg
 
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_storage.groups.admin.access_rules import check_room
+from sublet_storage.groups.admin.access_rules import check_room, give
 
 _LIVE = "revoked_at is null and expires_at > clock_timestamp()"
 _VALID = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
@@ -42,7 +42,7 @@ def make_token(
     """Return a token that nobody has seen yet, and when it expires. Raises `Conflict` where the principal has two."""
     check_room(conn, "token")
     new = NewToken.draw()
-    ((expires_at,),) = conn.execute(_STORE, (new.token_id, new.digest, principal, lifetime_s, note)).fetchall()
+    (expires_at,) = give(conn, _STORE, (new.token_id, new.digest, principal, lifetime_s, note)) or (None,)
     if expires_at is None:
         valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
         raise Conflict(

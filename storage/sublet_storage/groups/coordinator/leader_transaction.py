@@ -17,7 +17,8 @@ from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import WriteBatch
-from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, to_lending
+from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, StreamFacts, failover_event, to_lending
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
@@ -30,6 +31,7 @@ from sublet_storage.groups.model.records import (
     GroupWrites,
     Leadership,
     LendingChange,
+    LendingStatus,
     OnDataLoss,
 )
 from sublet_storage.node_directory import NodeRef
@@ -110,18 +112,38 @@ def _find(
 def elect(connection: Connection, leadership_id: int, node: NodeRef, lease_s: float, now_us: int | None) -> Leadership:
     """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
     holders have read up to their positions may have been followed, on this one, by other messages at lower offsets. The
-    last grants may be missing here: all rows that there should be are made, and count as granted before."""
+    last grants may be missing here: all rows that there should be are made, and count as granted before; and the last
+    progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
         older = leadership.older_grants(connection, leadership_id)
-        ends = tuple(ForceRelease(*each, "the database has gone over to another timeline") for each in older)
+        ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
         (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
         if any(each.outcome is ChangeOutcome.BUSY for each in result.results):
             raise TransactionRolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
         leadership.mark_never_granted(connection, leadership_id)
+        _announce_redelivery(connection, claim, result.results, now_us)
     return claim
+
+
+def _announce_redelivery(
+    connection: Connection, claim: Leadership, ended: Sequence[ChangeResult], now_us: int | None
+) -> None:
+    """Record it of all rows but those of which it is the end of a grant that says so."""
+    announced = {
+        each.change.stream_id
+        for each in ended
+        if each.lending is not None and each.lending.status is not LendingStatus.RESERVED
+    }
+    lines = [
+        to_history_record(row, event, claim.term, at_us)
+        for row, stream, at_us in lending_rows.read_unfinished(connection, claim.leadership_id, now_us)
+        if row.stream_id not in announced and (event := failover_event(row, stream)) is not None
+    ]
+    if lines:
+        lending_rows.write_history(connection, lines, lines[0].at_us)
 
 
 def _result(

@@ -130,6 +130,11 @@ select {NOW}, u.* from
        as u (group_id, stream_id, event, reason, grant_id, borrower_id, agent, session, position, term, forced,
              redelivery_end, grant_key_sha256)"""
 
+_UNFINISHED = f"""
+select {ROW}, {FACTS}, {in_microseconds(NOW)}
+  from lending l join stream s using (stream_id) join generation n using (generation_id)
+ where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
+
 _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
 
@@ -210,9 +215,12 @@ def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingR
     return (_both(record) for record in cursor.fetchall())
 
 
-def read_rows_with_time(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts, int]]:
-    """Return the same, with the time that a result of the columns ROW, FACTS and a time ends with."""
-    return ((*_both(record), record[-1]) for record in cursor.fetchall())
+def read_unfinished(
+    connection: Connection, group_id: int, now_us: int | None
+) -> list[tuple[LendingRow, StreamFacts, int]]:
+    """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
+    found = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
+    return [(*_both(record), record[-1]) for record in found]
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:

@@ -11,12 +11,11 @@ import psycopg
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.clock import NOW, Clock, database_user, in_microseconds
+from sublet_storage.db.clock import Clock, database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
 from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
-from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
@@ -51,11 +50,6 @@ MAX_REFUSALS = 12
 """In one commit, each of which may take as long as a lock is waited for: enough to find one group among 2000."""
 
 _log = logging.getLogger(__name__)
-
-_LOAD = f"""
-select {ROW}, {FACTS}, {in_microseconds(NOW)}
-  from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
 
 
 class PostgresGroupStore:
@@ -158,9 +152,9 @@ class PostgresGroupStore:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
 
-    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
-        return self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
+        self._channel.write(lambda connection: session_names.bind(connection, subscription, session, principal))
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
@@ -211,11 +205,10 @@ class PostgresGroupStore:
         now_us = self._now_us()
 
         def read(connection: Connection) -> tuple[Lending, ...]:
-            found = connection.execute(_LOAD, {"group": group_id, "now_us": now_us})
+            lines = lending_rows.read_unfinished(connection, group_id, now_us)
             leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise stale_term_error(group_id, term)
-            lines = list(lending_rows.read_rows_with_time(found))
             above = lending_rows.unfinished_above(connection, (row for row, _, _ in lines))
             return tuple(
                 to_lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines

@@ -1,7 +1,8 @@
 """Names of sessions in a group: which epoch was drawn last under each, and whose it is.
 
 Where nodes know who calls, a name belongs to the principal that came with it first, until housekeeping forgets it
-(nobody has drawn under it for long, and it holds nothing) or somebody with access to the database releases it.
+(nobody has drawn under it for long, and it holds nothing) or somebody with access to the database releases it. It has
+so many names and no more.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import NotFound
+from sublet_protocol.domain.limits import MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.model.group_errors import anothers_session_error
+from sublet_storage.groups.model.group_errors import anothers_session_error, too_many_session_names_error
 
 Connection = psycopg.Connection[Any]
 
@@ -21,6 +23,7 @@ _OWNER = "select principal from session_epoch where subscription = %s and sessio
 _BIND = """
 update session_epoch set principal = %s where subscription = %s and session = %s and principal is null
 returning true"""
+_COUNT = "select count(*) from (select from session_epoch where principal = %s limit %s) as owned"
 _RELEASE = "select release_session(%s, %s)"
 
 
@@ -30,26 +33,29 @@ def last_epoch(connection: Connection, subscription: Subscription, session: str)
     return 0 if row is None else int(row[0])
 
 
-def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> bool:
-    """Make the name the principal's, if it is nobody's; False if it is another's. One for which nothing is drawn stays
-    nobody's."""
+def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> None:
+    """Make the name the principal's, if it is nobody's. One for which nothing is drawn stays nobody's. Raises
+    `PermissionDenied` where it is another's, or the principal has too many."""
     name = str(subscription), session
     row = connection.execute(_OWNER, name).fetchone()
-    if row is None or row[0] == principal:
-        return True
-    if row[0] is None and connection.execute(_BIND, (principal, *name)).fetchone() is None:
+    if row == (None,):
+        ((count,),) = connection.execute(_COUNT, (principal, MAX_SESSION_NAMES_OF_PRINCIPAL)).fetchall()
+        if count >= MAX_SESSION_NAMES_OF_PRINCIPAL:
+            raise too_many_session_names_error(session, principal)
+        if connection.execute(_BIND, (principal, *name)).fetchone() is not None:
+            return
         row = connection.execute(_OWNER, name).fetchone()  # another was faster
-        return row is None or row[0] == principal
-    return row[0] is None
+    if row is not None and row[0] != principal:
+        raise anothers_session_error(subscription, session)
 
 
 def draw_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
     """Return a number above all that were drawn before for that name, which is the principal's from then on; None:
-    nobody knows who calls. Raises `PermissionDenied` where it is another's, and nothing is drawn."""
+    nobody knows who calls. Raises what `bind` does, and nothing is drawn."""
     with connection.transaction():
         epoch = consumer_progress.next_session_epoch(connection, subscription, session)
-        if principal is not None and not bind(connection, subscription, session, principal):
-            raise anothers_session_error(subscription, session)
+        if principal is not None:
+            bind(connection, subscription, session, principal)
     return epoch
 
 

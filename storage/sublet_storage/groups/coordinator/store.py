@@ -97,9 +97,9 @@ class GroupStore(Protocol):
         """Return the highest epoch that a process of a session of that name in that group may have: none above it was
         drawn. 0: none was."""
 
-    def bind_session(self, subscription: Subscription, session: str, principal: str) -> bool:
-        """Make a session's name in that group the principal's, if it is nobody's; False if it is another's. One for
-        which nothing is drawn stays nobody's."""
+    def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
+        """Make a session's name in that group the principal's, if it is nobody's. One for which nothing is drawn stays
+        nobody's. Raises `PermissionDenied` where it is another's, or the principal has too many."""
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """Return what happened to the group's lendings, oldest first."""

@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import (
     TooManyGroups,
     UndeclaredQueue,
 )
-from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
+from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 
 if TYPE_CHECKING:
@@ -51,6 +51,15 @@ def anothers_session_error(subscription: Subscription, session: str) -> Permissi
     return PermissionDenied(
         f"session {session!r} of {subscription} is another principal's. Choose another name, or have this one "
         f"released: `{command}`."
+    )
+
+
+def too_many_session_names_error(session: str, principal: str) -> PermissionDenied:
+    """Return the error for one name of a session more than a principal may have."""
+    return PermissionDenied(
+        f"session {session!r}: {principal} has {MAX_SESSION_NAMES_OF_PRINCIPAL} names of sessions, which is the limit. "
+        "Use one of them again, as a session that comes back does, or have some released: `sublet access "
+        "release-session`."
     )
 
 

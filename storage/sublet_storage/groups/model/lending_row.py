@@ -18,6 +18,8 @@ from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingS
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
 
+FAILED_OVER = "the database has gone over to another timeline"
+
 
 @dataclass(frozen=True, slots=True)
 class LendingRow:
@@ -203,6 +205,13 @@ def history_event(name: str, row: LendingRow, reason: str, until: int | None = N
     return HistoryEvent(
         name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until, digest
     )
+
+
+def failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
+    """Return the event of a row that another timeline of the database has: on the former one its stream may have been
+    consumed further. None where nothing follows."""
+    until = redelivery_end(row, stream)
+    return None if until == row.position else history_event("failover", row, FAILED_OVER, until)
 
 
 def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:

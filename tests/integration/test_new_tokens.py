@@ -1,0 +1,109 @@
+"""A token counts from the moment that it is made, also where a node has not been notified of it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from sublet import Feed
+from sublet_leader.jobs import access_reader
+from sublet_leader.jobs.access_reader import AccessReader
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.gate.gate import Gate
+from sublet_storage.db.connect import connect
+from tests.integration.access_kit import allow, revoked_token, rule, token_of
+from tests.integration.http_kit import Http
+from tests.kit_nodes import Fleet
+
+pytestmark = pytest.mark.conforms("X8")
+
+SILENT = "select replace(pg_get_functiondef('note_access'::regproc), 'perform pg_notify', '-- ')"
+COUNT = 5
+"""So many that not all of them can be made just before a node reads anyway."""
+
+
+@pytest.fixture
+def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
+    """Of a database where nobody is notified of changes."""
+    with connect(database) as connection:
+        ((function,),) = connection.execute(SILENT).fetchall()
+        connection.execute(function)
+        allow(connection, rule("*", Right.PUBLISH, "t/#"))
+        allow(connection, rule("*", Right.WATCH, "#"))
+        yield connection
+
+
+def test_a_token_counts_at_once(
+    conn: psycopg.Connection[Any], empty_fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    empty_fleet.extra = {"SUBLET_AUTH": "required", "SUBLET_HTTP": "yes"}
+    empty_fleet.serve("n1")
+    port = Http.of(empty_fleet.nodes["n1"])
+    ((address,),) = conn.execute("select address from node").fetchall()
+    for number in range(COUNT):
+        monkeypatch.setenv("SUBLET_TOKEN", token_of(conn, f"user:feed-{number}"))
+        with Feed([address]) as feed:
+            feed.publish("t/1", b"1").result()
+        token = token_of(conn, f"user:http-{number}")
+        assert port.ask("/api/v1/node", headers={"Authorization": f"Bearer {token}"}).status == 200
+
+
+@pytest.fixture
+def reader(database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[AccessReader]:
+    """One that reads when it is asked only."""
+    monkeypatch.setattr(access_reader, "READ_INTERVAL_S", 1e6)
+    reader = AccessReader(database, lambda: None, time.monotonic)
+    yield reader
+    reader.stop()
+
+
+def test_an_unknown_token_is_looked_up_once(reader: AccessReader, conn: psycopg.Connection[Any]) -> None:
+    asked = 0
+
+    def read_anew() -> Any:
+        nonlocal asked
+        asked += 1
+        return reader.read_anew()
+
+    gate = Gate(reader.open(), read_anew)
+    reader.start()
+    unknown = [None, "", "Basic x", "Bearer x"]
+    read = [f"Bearer {each}" for each in (revoked_token(conn, "user:a"), "sub_aaaaaaaa_" + "x" * 43)]
+    for _ in range(2):
+        for header in unknown + read:
+            asyncio.run(gate.read_unknown(header))
+            with pytest.raises(Unauthenticated):
+                gate.identify(header, "", "")
+    assert asked == len(read)
+    fresh = f"Bearer {token_of(conn, 'user:a')}"
+    asyncio.run(gate.read_unknown(fresh))
+    assert gate.identify(fresh, "", "").principal == "user:a"
+
+
+def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any], reader: AccessReader) -> None:
+    """What could not be read is not unknown."""
+    gate = Gate(reader.open(), reader.read_anew)
+    header = f"Bearer {token_of(conn, 'user:a')}"
+    conn.execute("alter table token rename to away")
+    reader.start()
+    asyncio.run(gate.read_unknown(header))
+    assert not gate.knows(header)
+    conn.execute("alter table away rename to token")
+    while not gate.knows(header):
+        asyncio.run(gate.read_unknown(header))
+
+
+def test_so_many_callers_wait_for_a_reading(reader: AccessReader) -> None:
+    reader.open()
+    waiting = [reader.read_anew() for _ in range(access_reader.MAX_WAITING)]
+    assert None not in waiting
+    assert reader.read_anew() is None
+    reader.start()
+    assert all(each.result(120.0) for each in waiting if each is not None)
+    assert reader.read_anew() is not None

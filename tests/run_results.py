@@ -1,0 +1,36 @@
+"""What became of each test when it last ran here: the day, the commit and the outcome, for `tools.fault_results`."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime
+
+import pytest
+
+from tools.fault_results import CACHE_KEY
+
+
+class RunResults:
+    """Stores the outcomes of a run beside those of earlier ones. A plugin of pytest."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._run = [datetime.now(UTC).date().isoformat(), _commit(config)]
+        self._outcomes: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how one part of a test ended: its set-up, itself or its end."""
+        if report.when == "call" or not report.passed:
+            self._outcomes[report.nodeid] = report.outcome
+
+    def pytest_sessionfinish(self) -> None:
+        """Store the outcomes."""
+        if self._config.cache and self._outcomes:
+            new = {test: [outcome, *self._run] for test, outcome in self._outcomes.items()}
+            self._config.cache.set(CACHE_KEY, self._config.cache.get(CACHE_KEY, {}) | new)
+
+
+def _commit(config: pytest.Config) -> str:
+    command = ["git", "describe", "--always", "--abbrev=8", "--exclude=*", "--dirty"]
+    described = subprocess.run(command, cwd=config.rootpath, capture_output=True, text=True, check=False)
+    return described.stdout.strip() or "no commit"
