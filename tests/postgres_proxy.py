@@ -186,6 +186,7 @@ class PostgresProxy:
             if self._at_once or not self._arriving:
                 if self._arriving:
                     server.sendall(data)
+                self.was_cut.set()
                 return False
             self._committing = server  # others may have replies meanwhile
         server.sendall(data)

@@ -180,7 +180,8 @@ class WatchedGroups(MemoryGroupStore):
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
         new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
         before = self._heed_former(life, new) | life.rows
-        rulings = {s: apply_reset(before[s], self._facts(s), moves[s], f"reset to {target}", now) for s in moves}
+        reasons = {s: f"reset to {target}; was at {before[s].position}" for s in moves}
+        rulings = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
         after = before | {stream_id: ruling.row for stream_id, ruling in rulings.items()}
         for row in [row for row in after.values() if row.status in _GRANTED]:
             if above := self._ancestors(row.stream_id, after):

@@ -10,6 +10,7 @@ again, with the same batches, with more, with fewer or with others, as he likes.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -122,7 +123,8 @@ class UsersDatabase:
         asked = (group_id, stream_id, grant_id, GrantKey(key).digest())
         for line in reversed(self._simulation.store.lines):
             if (line.group_id, line.stream_id, line.grant_id, line.key_digest) == asked:
-                return line.position
+                before = re.search("; was at ([0-9]+)$", line.reason) if line.event == "reset" else None
+                return line.position if before is None else int(before[1])
         return None
 
     def _held(self, group_id: int, stream_id: int, grant_id: int, key: bytes) -> LendingRow | None:

@@ -243,9 +243,7 @@ class ProgressTransactions:
         try:
             connection = self._reconnecting.ready()
             was_committed = consumer_progress.was_committed(connection, doubt.attempt, timeout_s)
-            if was_committed is None:  # another server has taken over: what it has of progress counts
-                return self._are_durable(connection, doubt.furthest)
-            return was_committed
+            return was_committed is not False and self._are_durable(connection, doubt.furthest)
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()
             raise UnknownOutcome(

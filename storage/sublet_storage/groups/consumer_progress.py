@@ -154,13 +154,18 @@ def advance(
 def was_committed(
     conn: psycopg.Connection[Any], attempt: TransactionIdentity, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
-    """Whether that transaction was committed; None if this server cannot know: it is another one since.
+    """Whether the transaction of that number was committed; None if this server cannot know: it is another one since.
 
-    Waits for its end; raises `UnknownOutcome` where it has none after `timeout_s`. Outside of a transaction.
+    False is certain. True is to be confirmed by what it moved: after a crash of the server, numbers whose transactions
+    had left nothing on disk are given to others. Waits for its end; raises `UnknownOutcome` where it has none after
+    `timeout_s`. Outside of a transaction.
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        row = conn.execute(_STATUS, {"timeline": attempt.timeline, "number": attempt.transaction}).fetchone()
+        try:
+            row = conn.execute(_STATUS, {"timeline": attempt.timeline, "number": attempt.transaction}).fetchone()
+        except psycopg.errors.InvalidParameterValue:  # after such a crash the number is in the future
+            return False
         assert row is not None
         (status,) = row
         if status is None:

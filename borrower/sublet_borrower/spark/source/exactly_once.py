@@ -193,7 +193,7 @@ class Guard:
         self, reads: Sequence[SourceRanges], attempt: TransactionIdentity | None, cause: Exception
     ) -> bool:
         """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
-        it by its number, once it has ended. Where that is not known, progress shows it."""
+        by its number when it has ended, and progress shows how."""
         lost = "the connection to Postgres was lost during the commit"
         if not reads:
             detail = "the batch had nothing of sublet's by which that could be seen. Look at the tables"
@@ -203,7 +203,7 @@ class Guard:
                 return True  # it was empty
             connection = self._reconnecting.ready()
             was_committed = consumer_progress.was_committed(connection, attempt)
-            return all(read.is_done(connection) for read in reads) if was_committed is None else was_committed
+            return was_committed is not False and all(read.is_done(connection) for read in reads)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(
                 f"{lost}, and cannot be had again to see what became of it: {error}. Start the query again: it finds "
