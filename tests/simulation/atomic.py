@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ _ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 class AtomicWork(Work):
     """A stream installed in a session of an atomic group."""
 
-    granted: EpochGrantedStream
+    granted: EpochGrantedStream = field(repr=False)  # a trace has no addresses
     consumed: ConsumedFrontier
 
     @classmethod
