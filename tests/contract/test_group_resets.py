@@ -16,7 +16,16 @@ from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
-from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, Group, LendingStatus, StartingPosition
+from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
+from sublet_storage.groups.model.records import (
+    AdvancePosition,
+    ForceRelease,
+    Group,
+    LendingStatus,
+    OnDataLoss,
+    StartingPosition,
+)
+from sublet_storage.groups.model.resets import apply_reset
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 
 PLAIN = Subscription.parse("$share/plain/#")
@@ -420,3 +429,14 @@ def test_what_another_space_took_over_is_not_reset(postgres: PostgresWorld) -> N
     for target in (ResetTarget.earliest(), ResetTarget.current()):
         postgres.reset(group, target)
         assert postgres.connection.execute("select status from lending").fetchall() == [("finished",)]
+
+
+@pytest.mark.conforms("E34")
+def test_who_held_a_blocked_stream_may_not_know() -> None:
+    """After a reset its next holder waits for that, as for a grant that was ended by the reset itself."""
+    row = LendingRow(1, 2, LendingStatus.HELD, 5, grant_id=7)
+    stream = StreamFacts(2, 1, 0, 1, head=0, is_closed=False, is_gone=False)
+    blocked = end_unreadable(row, stream, 1_000, OnDataLoss.FAIL)
+    assert blocked is not None
+    assert blocked.row.status is LendingStatus.BLOCKED
+    assert apply_reset(blocked.row, stream, 0, "reset", 2_000).row.held_until_us == 1_000

@@ -169,15 +169,22 @@ def end_unreadable(
     if on_data_loss is OnDataLoss.FAIL:
         return block(row, reason, now_us, twice)
     after = replace(
-        end_grant(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
+        end_unheard(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
     )
     return LendingTransition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
 
 
 def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> LendingTransition:
     """`twice`: up to where messages may be seen again, where a grant ends by it."""
-    after = end_grant(row, LendingStatus.BLOCKED, row.position, now_us)
+    after = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
     return LendingTransition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
+
+
+def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
+    """Return the row after a grant that may have ended without its holder's word: who is granted it next, be it after a
+    reset, waits until that one knows."""
+    after = end_grant(row, status, position, now_us)
+    return replace(after, held_until_us=now_us) if row.status is LendingStatus.HELD else after
 
 
 def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:

@@ -9,7 +9,7 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
-    end_grant,
+    end_unheard,
     end_unreadable,
     finish_unlent,
     history_event,
@@ -37,9 +37,7 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
     held = row.status is LendingStatus.HELD
     until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
-    after = replace(end_grant(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
-    if held:
-        after = replace(after, held_until_us=now_us)
+    after = replace(end_unheard(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     return LendingTransition(
         ChangeOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
     )
