@@ -143,8 +143,8 @@ class WatchedGroups(MemoryGroupStore):
         now, rows = self._clock(), self._lives[group_id].rows
         if not self._lives[group_id].deleted:
             self._add_rows(self._lives[group_id])
-        for row in tuple(rows.values()):
-            if not row.grant_id and row.status is not LendingStatus.FINISHED:
+        for row in [row for row in rows.values() if row.status is not LendingStatus.FINISHED]:
+            if not row.grant_id:
                 rows[row.stream_id] = replace(row, grant_id=1)
             if row.status is LendingStatus.HELD:
                 entry = ForceRelease(row.stream_id, row.grant_id, FAILED_OVER)
@@ -163,11 +163,11 @@ class WatchedGroups(MemoryGroupStore):
                 )
                 if self.checkers is not None:
                     self.checkers.authority.was_seized((group_id, row.stream_id))
-            if row.status is LendingStatus.HELD and rows[row.stream_id].status is not LendingStatus.RESERVED:
+            after = rows[row.stream_id]
+            if row.status is LendingStatus.HELD and after.status is not LendingStatus.RESERVED:
                 continue
-            event = failover_event(rows[row.stream_id], self._facts(row.stream_id))
-            if event is not None and row.status is not LendingStatus.FINISHED:
-                self._history.append(to_history_record(rows[row.stream_id], event, term, now))
+            if (event := failover_event(after, self._facts(row.stream_id))) is not None:
+                self._history.append(to_history_record(after, event, term, now))
 
     # --- what operators do, which the twin has no door for ----------------------------------------------------------
 
