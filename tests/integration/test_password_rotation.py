@@ -14,7 +14,7 @@ from sublet import Publisher, Session
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
 from tests.integration.cli_kit import a_shell, done
-from tests.integration.test_rotation import GROUP, WAIT_S, Users
+from tests.integration.test_rotation import GROUP, WAIT_S, Exchange, Users
 from tests.kit import eventually
 
 pytestmark = pytest.mark.conforms("X8")
@@ -79,7 +79,7 @@ def test_a_new_password_drops_no_call(
     given.write(FIRST)
     for name, value in given.settings.items():
         monkeypatch.setenv(name, value)
-    users, sent, received = Users(), list[bytes](), set[bytes]()
+    users = Users()
     with (
         a_shell(**given.settings) as shell,
         Publisher() as publisher,
@@ -87,18 +87,8 @@ def test_a_new_password_drops_no_call(
     ):
         node = shell.leader("n1")
 
-        def publish() -> None:
-            value = str(len(sent)).encode()
-            publisher.publish("t/1", value).result(WAIT_S)
-            sent.append(value)
-
-        def consume() -> bool:
-            if (batch := session.poll(1.0)) is not None:
-                received.update(batch.table.column("value").to_pylist())
-                batch.ack()
-            return received >= set(sent)
-
-        with users.at_work(publish=publish, consume=consume):
+        exchange = Exchange(publisher, session)
+        with users.at_work(publish=exchange.publish, consume=exchange.consume):
             users.go_on()
             for password in ("second-password", "third-password"):
                 before: dict[int, str] = dict(superuser.execute(CONNECTED).fetchall())
@@ -114,6 +104,6 @@ def test_a_new_password_drops_no_call(
                 eventually(is_back, WAIT_S, lambda: f"{superuser.execute(CONNECTED).fetchall()} {node.err}")
                 users.go_on()
             users.over.set()
-        eventually(consume, WAIT_S)
+        eventually(exchange.consume, WAIT_S)
         assert not is_let_in(server_url, FIRST)
         assert done(shell.run("groups", "list", "--json"))

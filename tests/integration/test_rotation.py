@@ -46,6 +46,27 @@ WAIT_S = 120.0
 ROTATIONS = 3
 
 
+class Exchange:
+    """What is published one by one, and what a session has received of it."""
+
+    def __init__(self, publisher: Any, session: Session) -> None:
+        self._publisher, self._session = publisher, session
+        self._sent: list[bytes] = []
+        self._received: set[bytes] = set()
+
+    def publish(self) -> None:
+        value = str(len(self._sent)).encode()
+        self._publisher.publish("t/1", value).result(WAIT_S)
+        self._sent.append(value)
+
+    def consume(self) -> bool:
+        """Whether all that was sent has come."""
+        if (batch := self._session.poll(1.0)) is not None:
+            self._received.update(batch.table.column("value").to_pylist())
+            batch.ack()
+        return self._received >= set(self._sent)
+
+
 class Users:
     """Threads that do something again and again, until one of them fails or all are told to end."""
 
@@ -166,30 +187,19 @@ def test_rotation_drops_no_call(
         return explain(calls, address, sent, error)
 
     monkeypatch.setattr(NodeCalls, "_explain", noting)
-    users, received = Users(), set[bytes]()
+    users = Users()
     with (
         Feed([node.address]) as feed,
         Session(GROUP, nodes=[node.address], transport="nodes", name="s", starting_position="earliest") as session,
     ):
-        sent: list[bytes] = []
-
-        def publish() -> None:
-            value = str(len(sent)).encode()
-            feed.publish("t/1", value).result(WAIT_S)
-            sent.append(value)
-
-        def consume() -> bool:
-            if (batch := session.poll(1.0)) is not None:
-                received.update(batch.table.column("value").to_pylist())
-                batch.ack()
-            return received >= set(sent)
+        exchange = Exchange(feed, session)
 
         def come_anew() -> None:
             with Feed([node.address]) as newcomer:
                 newcomer.publish("t/2", b"new").result(WAIT_S)
                 newcomer.history("t/none")
 
-        with users.at_work(publish=publish, consume=consume, come_anew=come_anew):
+        with users.at_work(publish=exchange.publish, consume=exchange.consume, come_anew=come_anew):
             users.go_on()
             for _ in range(ROTATIONS):
                 before = shown(node.address)
@@ -198,7 +208,7 @@ def test_rotation_drops_no_call(
                 eventually(lambda before=before: shown(node.address) != before, WAIT_S)  # type: ignore[misc]
                 users.go_on()
             users.over.set()
-        eventually(consume, WAIT_S)
+        eventually(exchange.consume, WAIT_S)
         (counters,) = session.connections.values()
         assert not sum(counters.connections_lost.values())
         assert failed == []
