@@ -221,6 +221,16 @@ def test_a_stream_handed_over_is_not_lost() -> None:
     assert play.handler.positions() == {}
 
 
+def test_a_stream_handed_back_is_not_held() -> None:
+    """Its leader may grant it to another before it confirms that."""
+    play = Play()
+    first = play.give(3)
+    play.stop()
+    assert play.handler.positions() == {7: FROM}
+    play.handler.mark_acknowledged(play.granted, first)
+    assert (play.last(), play.handler.positions()) == ((FROM + 3, True), {})
+
+
 class Popping(dict[int, int]):
     """Its owner acknowledges the last batch while another thread looks: after its first look there is none."""
 

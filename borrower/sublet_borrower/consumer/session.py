@@ -284,7 +284,8 @@ class Session:
         self._leave()
 
     def assignment(self) -> dict[int, int]:
-        """Return {stream: next offset to deliver} of the streams this session holds now."""
+        """Return {stream: next offset to deliver} of the streams this session holds now; one that it has
+        handed back is no longer among them."""
         self._member.check_owner()
         return {} if self.is_closed else self._assignment.positions()
 

@@ -62,7 +62,7 @@ class SessionAssignment:
                     granted = self._under(stream_id, grant_id)
                     if granted is not None:
                         granted.is_stopping = True
-                        if granted.is_quiescent:
+                        if granted.is_handed_back:
                             self._report(granted.to_progress())
                 case StreamRemoved(stream_id, grant_id, reason):
                     if self._under(stream_id, grant_id) is not None:
@@ -213,7 +213,7 @@ class SessionAssignment:
         """It is not being read any more."""
         with self._lock:
             granted.is_reading = False
-            if granted.is_ending and granted.is_quiescent and not granted.is_ended:
+            if granted.is_handed_back and not granted.is_ended:
                 self._report(granted.to_progress())
 
     def go_back(self, granted: GrantedStream, read_state: tuple[Any, ...]) -> None:
@@ -292,8 +292,9 @@ class SessionAssignment:
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
 
     def positions(self) -> dict[int, int]:
-        """Return {stream: next offset to deliver} of everything held; from any thread."""
-        return {s: granted.acknowledged_offset for s, granted in tuple(self._granted.items())}
+        """Return {stream: next offset to deliver} of everything held and not handed back; from any thread."""
+        held = tuple(self._granted.items())
+        return {s: granted.acknowledged_offset for s, granted in held if not granted.is_handed_back}
 
     def _install(self, grant: Grant) -> None:
         self._remove(grant.stream_id, GrantOutcome.LOST)

@@ -209,7 +209,7 @@ class EpochGrantedStream(GrantedStream):
 
     def to_progress(self) -> StreamConsumed:
         """See `GrantedStream.to_progress`."""
-        final, step_end = self.is_ending and self.is_quiescent, self._step_end
+        final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
         progress = StreamConsumed(

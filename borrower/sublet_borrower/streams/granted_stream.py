@@ -113,10 +113,15 @@ class GrantedStream:
         """Whether nothing more will be read: it is being revoked, or cannot be read on."""
         return self.is_stopping or self.final_error is not None
 
+    @property
+    def is_handed_back(self) -> bool:
+        """Whether its final progress was reported, or is being so: others may hold the stream from then on."""
+        return self.is_ending and self.is_quiescent
+
     def to_progress(self) -> StreamConsumed:
         """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
         up."""
-        final, position = self.is_ending and self.is_quiescent, self.acknowledged_offset
+        final, position = self.is_handed_back, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
         progress = StreamConsumed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
