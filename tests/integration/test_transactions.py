@@ -222,6 +222,23 @@ def test_a_stream_taken_by_hand_is_granted_anew(place: Place) -> None:
     assert said == [("allocated", False), ("allocated", True)]
 
 
+@pytest.mark.conforms("E35")
+def test_a_commit_of_a_forgotten_grant_is_unknown(place: Place) -> None:
+    """Of one without an answer nobody says that nothing was written, where history does not have its grant."""
+    place.publish(1)
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False) as session:
+        batch = first(session)
+        cutter.cut_commit(resume=False)
+        with pytest.raises(UnknownOutcome, match="cannot be had again"), batch.transaction() as connection:
+            write(connection, batch)
+        place.connection.execute("update lending set grant_id = grant_id + 1")
+        place.connection.execute("delete from lending_history")
+        cutter.resume()
+        with pytest.raises(UnknownOutcome, match="granted anew since"), batch.transaction() as connection:
+            write(connection, batch)
+        assert place.output() == [b"0"]
+
+
 @pytest.mark.parametrize("away", [False, True], ids=["found out at once", "found out by the next try"])
 def test_a_commit_without_an_answer_is_done_once(place: Place, away: bool) -> None:
     place.publish(3, key="k")

@@ -263,14 +263,16 @@ class ProgressTransactions:
         grant = (batch.stream_id, batch.grant_id, batch.grant_key)
         if wanted is not None:
             consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
-            if consumed is None:
-                raise UnknownOutcome(
-                    "the connection to Postgres was lost during the commit, and the stream was granted anew since, so "
-                    "that its outcome is unknown. Look at the tables; what was not committed is its new holder's."
-                )
-            return consumed.max_of(wanted) == consumed
-        position = consumer_progress.read_position(connection, group_id, *grant)
-        return position is not None and position >= batch.next_offset
+            if consumed is not None:
+                return consumed.max_of(wanted) == consumed
+        else:
+            position = consumer_progress.read_position(connection, group_id, *grant)
+            if position is not None:
+                return position >= batch.next_offset
+        raise UnknownOutcome(
+            "the connection to Postgres was lost during the commit, and the stream was granted anew since, so that its "
+            "outcome is unknown. Look at the tables; what was not committed is its new holder's."
+        )
 
 
 def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:
