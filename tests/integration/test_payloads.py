@@ -18,8 +18,8 @@ from sublet_protocol.domain.errors import (
     Conflict,
     InvalidSetting,
     PayloadDamaged,
+    PayloadObjectUnreadable,
     PayloadUnavailable,
-    PayloadUnreadable,
     Unavailable,
 )
 from sublet_protocol.domain.topics import TopicFilter
@@ -115,7 +115,7 @@ def test_an_unreadable_object_is_named(
         page = reader.fetch(granted, lambda _: True)
         assert page is not None
         assert page.position == 4, "what lies before it"
-        with pytest.raises(PayloadUnreadable, match=r"begins at offset 4 and ends before .*Input/output error"):
+        with pytest.raises(PayloadObjectUnreadable, match=r"begins at offset 4 and ends before .*Input/output error"):
             reader.fetch(granted, lambda _: True)
     page = reader.fetch(granted, lambda _: True)
     assert page is not None

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepRows
+from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepPiece
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.block import EpochBounds, add_position_columns
@@ -69,13 +69,13 @@ class Play:
         assert not granted.add_page(page, step, run)
         self.handler.mark_skipped(granted, granted.ticket)
 
-    def read(self) -> tuple[EpochStepRows, EpochStepEnd | None]:
+    def read(self) -> tuple[EpochStepPiece, EpochStepEnd | None]:
         """A block of the step that has begun; what is given out by now."""
         found = self.read_on()
         assert found is not None
         return found
 
-    def read_on(self) -> tuple[EpochStepRows, EpochStepEnd | None] | None:
+    def read_on(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
         """A block of the step that has begun; what is given out by now, if anything is."""
         granted = self.granted
         assert granted.next_run is not None

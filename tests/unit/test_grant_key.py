@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet_borrower.planner.grant_key_file import GrantKeyFile, HandedKeys, read_handed_keys
+from sublet_borrower.planner.grant_key_file import GrantKeyFile, PlannerGrantKeys, read_grant_keys
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.messages.borrower_leader import Grant
@@ -69,12 +69,12 @@ def test_a_planner_hands_its_keys_on(file: GrantKeyFile) -> None:
     file.add(first)
     file.add(second)
     keys = {(7, 50): first.grant_key, (8, 60): second.grant_key}
-    assert read_handed_keys(SHARE, "etl") == [HandedKeys(ETL, keys)]
-    assert read_handed_keys(SHARE, "other") == read_handed_keys("$share/h/#", "etl") == []
+    assert read_grant_keys(SHARE, "etl") == [PlannerGrantKeys(ETL, keys)]
+    assert read_grant_keys(SHARE, "other") == read_grant_keys("$share/h/#", "etl") == []
     newer = GrantKeyFile(SHARE, SessionIdentity("etl", 9))
-    assert [one.session.epoch for one in read_handed_keys(SHARE, "etl")] == [9, 7], "the newest first"
+    assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [9, 7], "the newest first"
     newer.close()
-    assert [one.session.epoch for one in read_handed_keys(SHARE, "etl")] == [7]
+    assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [7]
 
 
 def test_a_key_that_is_being_written_is_not_read(file: GrantKeyFile, folder: Path) -> None:
@@ -83,7 +83,7 @@ def test_a_key_that_is_being_written_is_not_read(file: GrantKeyFile, folder: Pat
     entire = path.read_bytes()
     for length in range(len(b"7\n"), len(entire)):
         path.write_bytes(entire[:length])
-        assert read_handed_keys(SHARE, "etl") == [HandedKeys(ETL, {})]
+        assert read_grant_keys(SHARE, "etl") == [PlannerGrantKeys(ETL, {})]
 
 
 def test_a_dead_planners_keys_are_removed(file: GrantKeyFile, folder: Path) -> None:
@@ -95,9 +95,9 @@ def test_a_dead_planners_keys_are_removed(file: GrantKeyFile, folder: Path) -> N
         "GrantKeyFile('$share/g/#', SessionIdentity('etl', 8)); os._exit(0)"
     )
     subprocess.run([sys.executable, "-c", story.format(str(folder.parent))], check=True)
-    assert [one.session.epoch for one in read_handed_keys(SHARE, "etl")] == [8, 7]
+    assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [8, 7]
     GrantKeyFile(SHARE, SessionIdentity("etl", 9)).close()
-    assert [one.session.epoch for one in read_handed_keys(SHARE, "etl")] == [7]
+    assert [one.session.epoch for one in read_grant_keys(SHARE, "etl")] == [7]
     file.add(grant(7, 50))
 
 
@@ -105,7 +105,7 @@ def test_the_files_are_their_users_alone(file: GrantKeyFile, folder: Path) -> No
     assert {path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())} == {0o700, 0o600}
     folder.chmod(0o750)
     with pytest.raises(InvalidSetting, match="must be this user's alone"):
-        read_handed_keys(SHARE, "etl")
+        read_grant_keys(SHARE, "etl")
     with pytest.raises(InvalidSetting, match=f"chmod 700 {folder}"):
         GrantKeyFile(SHARE, ETL)
     folder.chmod(0o700)

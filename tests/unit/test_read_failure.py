@@ -17,7 +17,7 @@ from sublet_borrower.machine.read_failure_report import (
     ReadFailureTracker,
 )
 from sublet_borrower.streams.assignment import SessionAssignment
-from sublet_protocol.domain.errors import PayloadUnavailable, PayloadUnreadable
+from sublet_protocol.domain.errors import PayloadObjectUnreadable, PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -36,11 +36,11 @@ from tests.unit.leader_bench import AGENT, BORROWER, Bench
 from tests.unit.test_borrower_machine import GRANT, Play, connected
 
 
-class Archived(PayloadUnreadable):
+class Archived(PayloadObjectUnreadable):
     """Another kind of trouble with an object."""
 
 
-AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), PayloadUnreadable("an I/O error.")
+AWAY, ARCHIVED, UNREAD = PayloadUnavailable("away."), Archived("archived."), PayloadObjectUnreadable("an I/O error.")
 
 
 # --- what a session tells --------------------------------------------------------------------------------------------
@@ -74,8 +74,8 @@ def test_a_location_is_reported_when_it_stays_away() -> None:
 
 def test_another_failure_is_news() -> None:
     trouble = ReadFailureTracker()
-    assert trouble.record(PayloadUnreadable("request 1 failed"), 0.0)
-    assert not trouble.record(PayloadUnreadable("request 2 failed"), 10.0)
+    assert trouble.record(PayloadObjectUnreadable("request 1 failed"), 0.0)
+    assert not trouble.record(PayloadObjectUnreadable("request 2 failed"), 10.0)
     assert (trouble.current_error, trouble.reported_error) == ("request 2 failed", "request 1 failed")
     assert not trouble.record(ARCHIVED, 20.0)
     assert trouble.record(ARCHIVED, RETRY_INTERVAL_S)

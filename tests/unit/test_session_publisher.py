@@ -7,7 +7,7 @@ import pytest
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
-    CommandError,
+    CommandRefusal,
     DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
@@ -242,7 +242,7 @@ def test_a_bad_command_gets_an_error_for_itself() -> None:
 @pytest.mark.conforms("X4")
 def test_errors_of_another_batch_are_not_added() -> None:
     """Such as of one whose subscriber has sent the next meanwhile, or is gone."""
-    node, late = publisher(), [CommandError(0, "late")]
+    node, late = publisher(), [CommandRefusal(0, "late")]
     subscribed(node, "a", ("news", "eu"))
     assert node.receive("a", 2, [], now=0) == CommandsAccepted((), ())
     for name, number in (("a", 1), ("nobody", 1)):
@@ -379,7 +379,7 @@ def test_a_node_counts_what_happens() -> None:
         MessageToNode("owner refuses it"),
     ]
     node.receive("a", 1, batch, 0)
-    node.add_errors("a", 1, [CommandError(2, "no")])
+    node.add_errors("a", 1, [CommandRefusal(2, "no")])
     node.receive("a", 1, batch, 0)
     node.poll("a", 0, INCARNATION, 0, 5)
     node.end_poll("a", 5)  # the hold is over, and nothing came

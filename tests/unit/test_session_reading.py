@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer import member, transport
+from sublet_borrower.consumer import member, member_access
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
@@ -19,8 +19,8 @@ from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, Stream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     PayloadDamaged,
+    PayloadObjectUnreadable,
     PayloadUnavailable,
-    PayloadUnreadable,
     PoisonBlock,
     PositionBeyondHead,
     PositionGone,
@@ -104,9 +104,9 @@ def reader() -> Reader:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
-    monkeypatch.setattr(transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(member_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
     monkeypatch.setattr(member, "AgentLoop", lambda *_: agent)
-    monkeypatch.setattr(transport, "DatabaseReader", lambda *_: reader)
+    monkeypatch.setattr(member_access, "DatabaseReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
 
@@ -156,7 +156,7 @@ def test_an_unreadable_payload_is_tried_again(
     """All other streams go on."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    reader.gone = {STREAM: PayloadUnreadable("its payload is damaged.")}
+    reader.gone = {STREAM: PayloadObjectUnreadable("its payload is damaged.")}
 
     def pass_time(number: int) -> None:
         now[0] = float(number)

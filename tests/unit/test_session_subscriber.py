@@ -30,7 +30,7 @@ from sublet_protocol.pubsub.agent_side_events import (
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
-    CommandError,
+    CommandRefusal,
     DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
@@ -74,7 +74,7 @@ class Harness:
     def all(self, kind: type[I]) -> list[I]:
         return [one for one in self.said if isinstance(one, kind)]
 
-    def batch_ok(self, incarnation: str = "n1", errors: tuple[CommandError, ...] = ()) -> list[Instruction]:
+    def batch_ok(self, incarnation: str = "n1", errors: tuple[CommandRefusal, ...] = ()) -> list[Instruction]:
         batch = self.last(SendCommands)
         return self.do(CommandsReplied(batch.subscriber_incarnation, batch.number, incarnation, errors=errors))
 
@@ -300,7 +300,7 @@ def test_a_refused_subscription_is_not_declared_again() -> None:
     harness = connected()
     bad = Subscribe("news", "bad")
     harness.do(bad)
-    errors = (CommandError(0, "no such key"), CommandError(1, "never sent"))
+    errors = (CommandRefusal(0, "no such key"), CommandRefusal(1, "never sent"))
     assert harness.batch_ok(errors=errors)[0] == CommandsRejected(((bad, "no such key"),))
     harness.poll_ok(unknown=True)
     assert harness.last(SendCommands).commands == (Subscribe("news", "k"),)
@@ -383,7 +383,7 @@ def test_a_subscription_asked_for_again_is_wanted() -> None:
     harness.do(MessageToNode("busy"), Subscribe("news", "x"), Unsubscribe("news", "y"), Subscribe("news", "z"))
     harness.batch_ok()
     harness.do(Unsubscribe("news", "x"), Subscribe("news", "x"))
-    harness.batch_ok(errors=(CommandError(0, "too many"), CommandError(2, "too many")))
+    harness.batch_ok(errors=(CommandRefusal(0, "too many"), CommandRefusal(2, "too many")))
     assert harness.machine.is_subscribed("news", "x")
     assert not harness.machine.is_subscribed("news", "z")
     harness.batch_ok()
@@ -437,7 +437,7 @@ def test_an_agent_counts_what_happens() -> None:
     assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("news", str(number)), 0)
-    agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandError(0, "no"),)), 0)
+    agent.decide(CommandsReplied(1, 1, "n1", errors=(CommandRefusal(0, "no"),)), 0)
     agent.decide(CommandsUnanswered(1, "lost"), 0)
     outcome = agent.decide(Tick(), 1)
     assert [one.number for one in outcome.sends if isinstance(one, SendCommands)] == [2]

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer.transport import MemberAccess
+from sublet_borrower.consumer.member_access import MemberAccess
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.machine.events import AssignmentUpdate, StreamConsumed
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId

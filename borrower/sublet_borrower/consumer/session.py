@@ -37,8 +37,8 @@ from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.iterators import SessionIterator, SessionLoops
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member import Member
+from sublet_borrower.consumer.member_access import MemberAccess, database_transport, node_transport
 from sublet_borrower.consumer.transaction import ProgressTransactions
-from sublet_borrower.consumer.transport import MemberAccess, database_transport, node_transport
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings

@@ -11,8 +11,8 @@ from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
+    PayloadObjectUnreadable,
     PayloadUnavailable,
-    PayloadUnreadable,
     PoisonBlock,
     PositionBeyondHead,
     PositionGone,
@@ -106,7 +106,7 @@ class StreamFetcher:
         try:
             found = read()
         except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
-            unreadable = isinstance(error, PayloadUnreadable)
+            unreadable = isinstance(error, PayloadObjectUnreadable)
             self._defer(granted, error, UNREADABLE_RETRY_S if unreadable else UNAVAILABLE_RETRY_S)
             return None
         except (PoisonBlock, PositionBeyondHead) as error:

@@ -24,7 +24,7 @@ from sublet_storage.groups.consumer_progress import SessionIdentity
 
 
 @dataclass(frozen=True, slots=True)
-class HandedKeys:
+class PlannerGrantKeys:
     """What one planner of a session has written: who it is, and the key of each (stream, grant id)."""
 
     session: SessionIdentity
@@ -58,7 +58,7 @@ class GrantKeyFile:
         os.close(self._file)
 
 
-def read_handed_keys(subscription: str, session: str) -> list[HandedKeys]:
+def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
     """Return what planners of that session on this machine have written, of the newest first. Raises `InvalidSetting`
     for a directory that is not this user's alone."""
     prefix, found = _prefix(subscription, session), []
@@ -110,9 +110,9 @@ def _read(folder: int, name: str) -> str:
         return file.read()
 
 
-def _parse(session: str, text: str) -> HandedKeys:
+def _parse(session: str, text: str) -> PlannerGrantKeys:
     """A last line without an end is still being written."""
     epoch, *lines = text.split("\n")[:-1]
     parts = [line.split() for line in lines]
     keys = {(int(stream), int(grant)): GrantKey(bytes.fromhex(key)) for stream, grant, key in parts}
-    return HandedKeys(SessionIdentity(session, int(epoch)), keys)
+    return PlannerGrantKeys(SessionIdentity(session, int(epoch)), keys)

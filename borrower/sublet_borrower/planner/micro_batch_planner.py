@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sublet_borrower.consumer.member import Member
-from sublet_borrower.consumer.transport import database_transport
+from sublet_borrower.consumer.member_access import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.grant_key_file import GrantKeyFile

@@ -30,7 +30,7 @@ class EpochStepEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochStepRows:
+class EpochStepPiece:
     """Messages of [first, end) that were read for a step."""
 
     table: pa.Table
@@ -61,7 +61,7 @@ class EpochGrantedStream(GrantedStream):
     step: EpochStep | None = None
     has_new_frontier: bool = False
     is_aborted: bool = False
-    pieces: deque[EpochStepRows] = field(default_factory=deque)
+    pieces: deque[EpochStepPiece] = field(default_factory=deque)
     _run: int = 0
     _made: deque[_Made] = field(default_factory=deque)
     _step_end: EpochStepEnd = field(init=False)
@@ -152,9 +152,11 @@ class EpochGrantedStream(GrantedStream):
         if atomic and self.pieces:
             before = self.pieces.pop()
             table = pa.concat_tables((before.table, table))
-            self.pieces.append(EpochStepRows(table, min(before.first, page.start), max(before.end, end), before.ticket))
+            self.pieces.append(
+                EpochStepPiece(table, min(before.first, page.start), max(before.end, end), before.ticket)
+            )
             return False
-        self.pieces.append(EpochStepRows(table, page.start, end, self.ticket))
+        self.pieces.append(EpochStepPiece(table, page.start, end, self.ticket))
         return True
 
     @property
@@ -162,7 +164,7 @@ class EpochGrantedStream(GrantedStream):
         """The step that is being read, and what is to be read next of it."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
-    def next_rows(self) -> tuple[EpochStepRows, EpochStepEnd | None] | None:
+    def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         made = self._made[-1] if self._made else None
         if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):

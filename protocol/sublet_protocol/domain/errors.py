@@ -182,7 +182,7 @@ class PayloadUnavailable(Unavailable):
     """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
 
 
-class PayloadUnreadable(PayloadUnavailable):
+class PayloadObjectUnreadable(PayloadUnavailable):
     """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
 
 

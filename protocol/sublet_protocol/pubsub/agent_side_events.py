@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from sublet_protocol.pubsub.model import Command, CommandError, SequencedMessage
+from sublet_protocol.pubsub.model import Command, CommandRefusal, SequencedMessage
 
 
 class ConnectionStatus(Enum):
@@ -47,7 +47,7 @@ class CommandsReplied:
     number: int
     node_incarnation: str
     unknown: bool = False
-    errors: tuple[CommandError, ...] = ()
+    errors: tuple[CommandRefusal, ...] = ()
     jitter: float = 0.0
 
 

@@ -95,7 +95,7 @@ ReceivedCommand = Command | UndecodableCommand
 
 
 @dataclass(frozen=True, slots=True)
-class CommandError:
+class CommandRefusal:
     """The command at `index` of a batch was refused."""
 
     index: int

@@ -17,7 +17,7 @@ from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    CommandError,
+    CommandRefusal,
     DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
@@ -63,7 +63,7 @@ class _Subscriber:
     mailbox: Mailbox
     received_at: float
     batch: int = 0
-    errors: tuple[CommandError, ...] = ()
+    errors: tuple[CommandRefusal, ...] = ()
     subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
 
     def all_subjects(self) -> Iterator[tuple[str, str | None]]:
@@ -117,7 +117,9 @@ class NodeSideMachine:
         subscriber.received_at, subscriber.batch = now, number
         return self._execute(subscriber_id, subscriber, commands)
 
-    def add_errors(self, subscriber_id: str, number: int, errors: Sequence[CommandError]) -> tuple[CommandError, ...]:
+    def add_errors(
+        self, subscriber_id: str, number: int, errors: Sequence[CommandRefusal]
+    ) -> tuple[CommandRefusal, ...]:
         """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None or subscriber.batch != number:
@@ -299,7 +301,7 @@ class NodeSideMachine:
     def _execute(
         self, subscriber_id: str, subscriber: _Subscriber, commands: Sequence[ReceivedCommand]
     ) -> CommandsAccepted:
-        errors: list[CommandError] = []
+        errors: list[CommandRefusal] = []
         messages: list[tuple[int, object]] = []
         for index, command in enumerate(commands):
             match command:
@@ -313,7 +315,7 @@ class NodeSideMachine:
                 case Unsubscribe(channel, key):
                     refusal = self._unsubscribe(subscriber_id, subscriber, channel, key)
             if refusal is not None:
-                errors.append(CommandError(index, refusal))
+                errors.append(CommandRefusal(index, refusal))
         subscriber.errors = tuple(errors)
         self._counts.update(batches=1, commands=len(commands), rejected_commands=len(errors))
         return CommandsAccepted(tuple(messages), subscriber.errors)

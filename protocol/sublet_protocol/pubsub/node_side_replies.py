@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sublet_protocol.pubsub.model import CommandError, SequencedMessage
+from sublet_protocol.pubsub.model import CommandRefusal, SequencedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class SubscriberRefused:
 class CommandsAlreadyExecuted:
     """The batch was executed before; these were its errors."""
 
-    errors: tuple[CommandError, ...]
+    errors: tuple[CommandRefusal, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class CommandsAccepted:
     """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
 
     messages: tuple[tuple[int, object], ...]
-    errors: tuple[CommandError, ...]
+    errors: tuple[CommandRefusal, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelTable,
-    CommandError,
+    CommandRefusal,
     ReceivedCommand,
     Subscribe,
     UndecodableCommand,
@@ -288,7 +288,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return UndecodableCommand(str(error))
         return command
 
-    async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandError | None:
+    async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandRefusal | None:
         """Whatever goes wrong with one message harms its sender only."""
         try:
             for part, items in wire.slices(message):
@@ -297,10 +297,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                     await result
                 await turn.spend(items)
         except SubletError as error:
-            return CommandError(index, str(error))
+            return CommandRefusal(index, str(error))
         except Exception:
             log.exception("a message of %s could not be handled: %r", subscriber_id, message)
-            return CommandError(index, "the node failed at this message; its log says why")
+            return CommandRefusal(index, "the node failed at this message; its log says why")
         return None
 
     async def _hold(self, subscriber_id: str, seconds: float) -> bool:

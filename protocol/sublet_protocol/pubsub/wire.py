@@ -34,7 +34,7 @@ from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelTable,
     Command,
-    CommandError,
+    CommandRefusal,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
@@ -196,13 +196,13 @@ def slices(message: object) -> Iterator[tuple[object, int]]:
 # --- replies --------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_reply(incarnation: str, errors: Iterable[CommandError] = (), *, unknown: bool = False) -> Any:
+def encode_batch_reply(incarnation: str, errors: Iterable[CommandRefusal] = (), *, unknown: bool = False) -> Any:
     """Return a `CommandReply`."""
     return pb.CommandReply(
         protocol_version=PROTOCOL_VERSION,
         incarnation=incarnation,
         unknown_subscriber=unknown,
-        errors=[pb.CommandError(index=error.index, text=error.text) for error in errors],
+        errors=[pb.CommandRefusal(index=error.index, text=error.text) for error in errors],
     )
 
 
@@ -224,7 +224,7 @@ def encode_poll_reply(
 
 def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> CommandsReplied:
     """Return the node's receipt, as an event for the subscriber's machine."""
-    errors = tuple(CommandError(error.index, error.text) for error in wire.errors)
+    errors = tuple(CommandRefusal(error.index, error.text) for error in wire.errors)
     return CommandsReplied(
         batch.subscriber_incarnation, batch.number, wire.incarnation, wire.unknown_subscriber, errors, jitter
     )

@@ -88,10 +88,10 @@ class CommandReply(_message.Message):
     protocol_version: int
     incarnation: str
     unknown_subscriber: bool
-    errors: _containers.RepeatedCompositeFieldContainer[CommandError]
-    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., unknown_subscriber: bool = ..., errors: _Optional[_Iterable[_Union[CommandError, _Mapping]]] = ...) -> None: ...
+    errors: _containers.RepeatedCompositeFieldContainer[CommandRefusal]
+    def __init__(self, protocol_version: _Optional[int] = ..., incarnation: _Optional[str] = ..., unknown_subscriber: bool = ..., errors: _Optional[_Iterable[_Union[CommandRefusal, _Mapping]]] = ...) -> None: ...
 
-class CommandError(_message.Message):
+class CommandRefusal(_message.Message):
     __slots__ = ("index", "text")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]

@@ -24,7 +24,7 @@ _PARTITION = re.compile(r"block_[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class UserRights:
+class UserPrivileges:
     """What a user may do. `is_owner`: all. `roles`: those that it is a member of, or that it has the rights of.
     `missing` and `excess` are of these roles; with no role, of `lacking`."""
 
@@ -39,20 +39,20 @@ class UserRights:
     """Of a node that cannot drop what retention has taken: what helps."""
 
 
-def compare_rights(conn: psycopg.Connection[Any]) -> UserRights:
+def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
     """Compare the rights of the present user with those of its roles; of none, with each role's."""
     schema = schema_name()
     rows = conn.execute(_USER, (list(Role), schema)).fetchall()
     user, is_super, is_owner, may_drop, owner, is_owner_super, member_of = rows[0]
     if is_super or is_owner:
-        return UserRights(user, is_owner=True)
+        return UserPrivileges(user, is_owner=True)
     has = read_rights(conn, schema, user)
     if not member_of:
         lacking = {role: missing_rights(expected_rights(conn, schema, [role]), has) for role in Role}
         fitting = tuple(role for role, missing in lacking.items() if not missing)
         if not fitting:
-            return UserRights(user, lacking={role: describe(missing) for role, missing in lacking.items()})
-        return UserRights(user, roles=fitting, excess=describe(has - expected_rights(conn, schema, fitting)))
+            return UserPrivileges(user, lacking={role: describe(missing) for role, missing in lacking.items()})
+        return UserPrivileges(user, roles=fitting, excess=describe(has - expected_rights(conn, schema, fitting)))
     roles = tuple(role for role in Role if role in member_of)
     wanted, hint = expected_rights(conn, schema, roles), None
     if Role.NODE in roles and not may_drop:
@@ -62,7 +62,7 @@ def compare_rights(conn: psycopg.Connection[Any]) -> UserRights:
                 "Have the tables owned by a role that is no superuser, and is granted to sublet_node (docs/roles.md)."
             )
     missing, excess = describe(missing_rights(wanted, has)), describe(has - wanted)
-    return UserRights(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
+    return UserPrivileges(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
 
 
 def describe(rights: Iterable[DatabaseRight]) -> tuple[str, ...]:

@@ -159,7 +159,8 @@ def fetch(
     nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
     fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `PositionGone` if
     the offset is older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
-    `PayloadUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be had.
+    `PayloadObjectUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be
+    had.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id, offset)

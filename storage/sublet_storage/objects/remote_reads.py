@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from sublet_protocol.domain.errors import PayloadDamaged, PayloadUnavailable, PayloadUnreadable
+from sublet_protocol.domain.errors import PayloadDamaged, PayloadObjectUnreadable, PayloadUnavailable
 from sublet_storage.objects.location import (
     PayloadObjectName,
     PayloadStoreLocation,
@@ -35,7 +35,7 @@ _READ = "It is tried again. See to this object, and to who may read it"
 def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
     """Return the rows with their payloads, up to before the first whose payload cannot be had.
 
-    Raises what hinders the very first: `PayloadUnavailable`, `PayloadUnreadable`, `PayloadDamaged`.
+    Raises what hinders the very first: `PayloadUnavailable`, `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     if all(row[5] is None for row in rows):
         return rows
@@ -99,7 +99,7 @@ def _fetch_one(
         if unusable.is_permanent:
             raise _damaged(stream_id, row, detail) from None
         begin = row[0] - row[1]
-        raise PayloadUnreadable(
+        raise PayloadObjectUnreadable(
             f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
             f"{row[5][0]!r}, and {detail}. {_READ}."
         ) from None

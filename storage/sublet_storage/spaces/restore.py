@@ -50,7 +50,7 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     """Bring all payloads of a space back, whose place was taken from it before; how many blocks. It may be repeated.
 
     Raises what hindered the first of those that could not be brought back, after all others were: `PayloadUnavailable`,
-    `PayloadUnreadable`, `PayloadDamaged`.
+    `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     brought, left = 0, _Left()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():

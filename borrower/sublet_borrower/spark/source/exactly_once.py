@@ -27,11 +27,11 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.planner.grant_key_file import HandedKeys, read_handed_keys
+from sublet_borrower.planner.grant_key_file import PlannerGrantKeys, read_grant_keys
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, check_url, driver_url
-from sublet_borrower.spark.source import checkpoint_reader
+from sublet_borrower.spark.source import checkpoint_files
 from sublet_borrower.spark.source.offsets import EMPTY_OFFSET, check_offset_version, decode_ranges, is_sublet_offset
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, MicroBatchFenced, UnknownOutcome, UsageError
 from sublet_storage.bootstrap.database import open_database
@@ -126,8 +126,8 @@ class Guard:
 
     def _ranges(self, batch_id: int) -> list[SourceRanges]:
         """Return what the batch has of each source of this kind that the query has."""
-        checkpoint_reader.check_checkpoint(self._checkpoint)
-        offsets = checkpoint_reader.read_offsets(self._checkpoint, int(batch_id))
+        checkpoint_files.check_checkpoint(self._checkpoint)
+        offsets = checkpoint_files.read_offsets(self._checkpoint, int(batch_id))
         for offset in offsets:
             check_offset_version(offset)
         known = [offset for offset in offsets if offset == EMPTY_OFFSET or is_sublet_offset(offset)]
@@ -137,10 +137,10 @@ class Guard:
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without new messages has the same there as for the batch before.
-        before = checkpoint_reader.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        before = checkpoint_files.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
         fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
         return [
-            SourceRanges(new["group"], read_handed_keys(new["subscription"], new["session"]), decode_ranges(new))
+            SourceRanges(new["group"], read_grant_keys(new["subscription"], new["session"]), decode_ranges(new))
             for new in fresh
             if is_sublet_offset(new)
         ]
@@ -217,7 +217,7 @@ class SourceRanges:
     keys."""
 
     group_id: int
-    handed: list[HandedKeys]
+    handed: list[PlannerGrantKeys]
     ranges: list[PlannedRange]
 
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
