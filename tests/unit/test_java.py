@@ -79,6 +79,17 @@ def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.M
     assert (home / "bin" / "java").stat().st_mtime_ns == before
 
 
+@pytest.mark.conforms("X9")
+@pytest.mark.parametrize("place", ["bin", "bin/java"])
+def test_a_wrapper_others_can_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    fake_java(tmp_path / "wheel" / "java-runtime", "21")
+    find_wheel(monkeypatch, tmp_path / "wheel")
+    home = java_home(tmp_path / "cache")
+    (home / place).chmod(0o777)
+    with pytest.raises(Unavailable, match=f"{home / place} can be written by other users. Run `chmod go-w"):
+        java_home(tmp_path / "cache")
+
+
 def test_the_real_wheel_runs_behind_the_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = java_home(tmp_path / "cache")
     command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
