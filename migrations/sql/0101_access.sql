@@ -148,7 +148,6 @@ declare
   owned text;
 begin
   lock table access_history in share row exclusive mode; -- as each change of rights does
-  perform check_access_history();
   select principal into owned from session_epoch where subscription = p_subscription and session = p_session for update;
   if owned is not null then
     update session_epoch set principal = null where subscription = p_subscription and session = p_session;

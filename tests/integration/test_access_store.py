@@ -13,12 +13,14 @@ from sublet_leader.jobs.maintenance import _forget_history
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.access.token import digest_of
 from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules
 from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, revoke
 from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
+from sublet_storage.groups.coordinator import session_names
 
 RULE = AccessRule("user:etl", Right.JOIN, TopicFilter("orders/#"), "team-*")
 YEAR_S = 365 * 86400.0
@@ -108,6 +110,8 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
     """What takes one away it has room for."""
     allow(conn, RULE)
     token, _ = make_token(conn, "user:etl", YEAR_S)
+    name = Subscription.parse("$share/billing/orders/#"), "etl"
+    session_names.draw_epoch(conn, *name, "user:etl")
     fill = "insert into access_history (event, principal, object) select 'allow', 'x', 'y' from generate_series(3, %s)"
     conn.execute(fill, (300_000 - 1,))
     other = AccessRule("user:etl", Right.READ, TopicFilter("#"))
@@ -118,6 +122,7 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
         make_token(conn, "user:etl", YEAR_S)
     revoke(conn, other)
     assert revoke_token(conn, token.token_id)
+    assert session_names.release(conn, *name) == "user:etl"
     assert [each.rule for each in list_rules(conn)] == [RULE]
 
 
