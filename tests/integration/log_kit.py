@@ -60,6 +60,12 @@ def go_over_to_another_timeline(conn: psycopg.Connection[Any]) -> None:
     conn.execute("update timeline set number = number + 2, name = timeline_now()")
 
 
+def swap_filters(conn: psycopg.Connection[Any]) -> None:
+    """As if the spaces `eu` and `us` had been made the other way round."""
+    for space, filter in (("eu", "none"), ("us", "eu/#"), ("eu", "us/#")):
+        conn.execute("update space set filter = %s where name = %s", (filter, space))
+
+
 def stream_of(conn: psycopg.Connection[Any], space: str) -> int:
     """The first stream of a space that is open."""
     space_id = find_space(conn, space).space_id

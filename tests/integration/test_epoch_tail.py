@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
-from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, UsageError
+from sublet_protocol.domain.errors import InvalidEpoch, PoisonBlock, PositionBeyondHead, UsageError
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
@@ -59,6 +60,16 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
     assert numbers(seen(first + rest)) == in_all
     assert reported(rest) == [((9,),)]
     check_course(first + rest)
+
+
+@pytest.mark.conforms("S10", "P10")
+def test_no_frontier_comes_from_another_timeline(database: str, conn: psycopg.Connection[Any]) -> None:
+    """Where a stream ends as before, other messages may lie in it."""
+    reading = EpochTailReader(conn, ALL)
+    with connect(database) as after:
+        after.timeline = "another"
+        with pytest.raises(PositionBeyondHead, match="gone over to another timeline"):
+            list(reading.read_available(after))
 
 
 @pytest.mark.conforms("S10")

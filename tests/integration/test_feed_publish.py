@@ -12,6 +12,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.node_client.feed import Feed
+from sublet_leader.feed.publish import FeedPublisher
 from sublet_leader.feed.service import FeedLimits
 from sublet_protocol.domain.errors import (
     BatchNumberConflict,
@@ -22,14 +23,21 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     ValueTooLarge,
 )
+from sublet_protocol.gate.gate import Gate
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
-from sublet_protocol.messages.feed import ERROR_METADATA, MAX_BATCH_BYTES, MAX_MESSAGE_BYTES, RETRY_AFTER_METADATA
+from sublet_protocol.messages.feed import (
+    ERROR_METADATA,
+    MAX_BATCH_BYTES,
+    MAX_MESSAGE_BYTES,
+    RETRY_AFTER_METADATA,
+    FeedPublishRequest,
+)
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, reshard
 from tests.integration.feed_kit import Serving, address_of, batch, places, publish, serving, stub
-from tests.integration.log_kit import by_key, everything
+from tests.integration.log_kit import by_key, everything, stream_of, swap_filters
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -98,6 +106,21 @@ def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: p
         conn.execute("analyze producer")  # of a known small table Postgres reads all rows, in any order
         assert publish(restarted.address, 2, {"topic": "t", "value": b"after"}).is_duplicate
     assert stored(conn) == Counter([b"%d" % n for n in range(30)] * 2 + [b"after"])
+
+
+@pytest.mark.conforms("P10")
+def test_routes_of_another_timeline_are_read_anew(database: str) -> None:
+    """There a space that was made last may be missing, and another have its number and its streams'."""
+    publisher, anybody = FeedPublisher(), Gate().caller()
+    with connect(database) as before, connect(database) as after:
+        create_space(before, "eu", "eu/#", shards=1)
+        create_space(before, "us", "us/#", shards=1)
+        after.timeline = "another"
+        for number, (conn, space) in enumerate([(before, "eu"), (after, "us")], start=1):
+            request = FeedPublishRequest("p", 1, number, batch({"topic": "eu/1", "value": b"x"}))
+            result, _ = publisher.store(conn, request, anybody)
+            assert result.heads == {stream_of(conn, space): 1}
+            swap_filters(conn)
 
 
 @pytest.mark.conforms("W2")

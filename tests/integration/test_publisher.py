@@ -28,10 +28,11 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
 from sublet_storage.producer import AsyncPublisher, Publisher
 from sublet_storage.producer.batches.message_accumulator import PendingBlock
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.broken_off import broken_off
-from tests.integration.log_kit import Connection, by_key, everything
+from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -448,3 +449,15 @@ def _cut(conn: Connection) -> int:
         " where datname = current_database() and application_name = 'sublet publisher'"
     ).fetchone()
     return int(row[0]) if row else 0
+
+
+@pytest.mark.conforms("P10")
+def test_a_space_that_was_lost_fences_a_publisher(conn: Connection) -> None:
+    """On the new timeline its number, and those of its streams, may be another's."""
+    create_space(conn, "eu", "eu/#", shards=1)
+    create_space(conn, "us", "us/#", shards=1)
+    routes = RoutingTable.load(conn)
+    routes.check_timeline(conn, "p")
+    swap_filters(conn)
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        routes.check_timeline(conn, "p")

@@ -15,6 +15,7 @@ from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed
+from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosed, store_batch
 
@@ -26,10 +27,11 @@ PRODUCER = "feed/"
 
 
 class FeedPublisher:
-    """Keeps the routes that all batches go by until a stream turns out to be closed. Any thread may call."""
+    """Keeps the routes that all batches go by, with the timeline of the database on which they were read, until a
+    stream turns out to be closed. Any thread may call."""
 
     def __init__(self) -> None:
-        self._routes: RoutingTable | None = None
+        self._routes: tuple[str | None, RoutingTable] | None = None
 
     def store(
         self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest, caller: Caller
@@ -43,13 +45,20 @@ class FeedPublisher:
             producer_id(caller, request.producer), request.incarnation, request.number, messages, digest
         )
         for _ in range(ATTEMPTS):
-            routes = self._routes = self._routes or RoutingTable.load(conn)
+            routes = self._current_routes(conn)
             try:
                 routes.check(messages)
                 return store_batch(conn, routes, batch), messages.num_rows
             except StreamClosed:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
+
+    def _current_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
+        """Return the routes; those of another timeline may lead to streams that are missing, or another's, on this."""
+        here, known = timeline_of(conn), self._routes
+        if known is None or known[0] != here:
+            known = self._routes = here, RoutingTable.load(conn)
+        return known[1]
 
 
 def producer_id(caller: Caller, name: str) -> str:

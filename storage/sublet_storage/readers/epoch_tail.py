@@ -24,6 +24,7 @@ from sublet_protocol.domain.epochs import (
 )
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
@@ -108,8 +109,9 @@ class EpochTailReader:
         """Iterate over everything unread that is there now, then the lower frontier if it has moved; then it ends.
 
         The very first item is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is
-        incomplete; like a `Tail` where payloads cannot be read.
+        incomplete; like a `Tail` where payloads cannot be read, and over a connection to another timeline.
         """
+        self._reading.check_timeline(timeline_of(conn))
         if self._torn is not None:
             raise self._torn
         if not self._introduced:

@@ -17,6 +17,10 @@ from sublet_storage.spaces.space_queries import routing_table
 
 _CACHED_TOPICS = 100_000
 
+_SAME = """
+select s.stream_id, s.generation_id, p.space_id, p.name, p.filter, s.hash_from::text, s.hash_to::text
+  from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])"""
+
 RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 """The messages of a batch that go to one stream: (stream id, messages, their numbers in their ticket)."""
 
@@ -41,16 +45,14 @@ class RoutingTable:
 
     def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
         """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
-        one that was opened last may be missing there, and its number another's."""
-        streams = {each.stream_id: each for ring in self._rings.values() for each in ring.streams}
-        rows = conn.execute(
-            "select stream_id, space_id, generation_id, hash_from::text, hash_to::text from stream"
-            " where stream_id = any(%s::bigint[])",
-            (list(streams),),
-        ).fetchall()
-        there = {(*row[:3], int(row[3]), int(row[4])) for row in rows}
-        for each in streams.values():
-            if (each.stream_id, each.space_id, each.generation_id, each.hash_from, each.hash_to) not in there:
+        one that was opened last may be missing there, and its number, or its space's, another's."""
+        streams = [each for ring in self._rings.values() for each in ring.streams]
+        rows = conn.execute(_SAME, ([each.stream_id for each in streams],)).fetchall()
+        there = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
+        for each in streams:
+            space = self._spaces[each.space_id]
+            names = (each.stream_id, each.generation_id, space.space_id, space.name, space.filter.text)
+            if (*names, each.hash_from, each.hash_to) not in there:
                 raise ProducerFenced(
                     f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
                     f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "
