@@ -20,7 +20,8 @@ def broken_off(
     call: Callable[[], T], place: int, *where: Path, leave_out: Collection[str] = ()
 ) -> tuple[T | None, str]:
     """The call, with an exception before the `place`th line that is run of those below `where`, from 1; and which line
-    that was, empty if there are not so many. Not at a `try:`, nor where a `with` ends: no signal is seen there.
+    that was, empty if there are not so many. Not at a `try:`, nor where a `finally:` begins or a `with` ends: no signal
+    is seen there.
     """
     left, broken = place, ""
 
@@ -32,8 +33,8 @@ def broken_off(
 
         def trace_lines(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left, broken
-            line = linecache.getline(name, frame.f_lineno).strip()
-            passes = event == "line" and line != "try:"
+            line = _line(name, frame.f_lineno)
+            passes = event == "line" and line != "try:" and _line(name, frame.f_lineno - 1) != "finally:"
             if passes and line.startswith("with "):
                 passes = frame.f_lineno not in inside
                 (inside.add if passes else inside.discard)(frame.f_lineno)
@@ -53,3 +54,7 @@ def broken_off(
         return None, broken
     finally:
         sys.settrace(None)
+
+
+def _line(file: str, number: int) -> str:
+    return linecache.getline(file, number).strip()

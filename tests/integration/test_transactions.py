@@ -14,6 +14,7 @@ from typing import NoReturn
 import psycopg
 import pytest
 
+from sublet_borrower.consumer import transaction
 from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.runner import RetryPolicy, run
 from sublet_borrower.consumer.session import Session
@@ -22,6 +23,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, SubscriptionEnded, UnknownOutcome, UsageError
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
+from tests.broken_off import broken_off
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -220,6 +222,27 @@ def test_a_stream_taken_by_hand_is_granted_anew(place: Place) -> None:
         (lost[0].grant_id, lost[0].stream_id),
     ).fetchall()
     assert said == [("allocated", False), ("allocated", True)]
+
+
+@pytest.mark.conforms("E35", "E37")
+def test_a_transaction_broken_off_is_done_again(place: Place) -> None:
+    """Wherever an exception of a signal handler comes from its code, and once."""
+    where = Path(transaction.__file__)
+    place.publish(200, key="k")
+    with place.session(auto_ack=False, max_batch_bytes=1) as session:
+
+        def commit(batch: Batch) -> None:
+            with batch.transaction() as connection:
+                write(connection, batch)
+
+        broken, line = "?", 0
+        while broken:
+            batch, line = first(session), line + 1
+            _, broken = broken_off(partial(commit, batch), line, where)
+            if broken and (batch.is_outstanding or batch.is_recovered):
+                commit(batch)
+    assert line > 50
+    assert (place.output(), place.progress()) == (expected(line), line)
 
 
 @pytest.mark.conforms("E35")

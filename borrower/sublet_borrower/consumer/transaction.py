@@ -125,51 +125,46 @@ class ProgressTransactions:
         was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
-        connection, furthest = self._begin(), _furthest(batches)
+        furthest = _furthest(batches)
+        with self._connection() as connection:
 
-        def advance() -> None:
-            for batch in furthest:
-                facts = (batch.stream_id, batch.grant_id, batch.grant_key, batch.next_offset)
-                attempt = consumer_progress.advance(
-                    connection, self._group_id(), *facts, consumed=batch.consumed_frontier
-                )
-            self._doubt = _Doubt(batches, furthest, attempt)
+            def advance() -> None:
+                for batch in furthest:
+                    facts = (batch.stream_id, batch.grant_id, batch.grant_key, batch.next_offset)
+                    attempt = consumer_progress.advance(
+                        connection, self._group_id(), *facts, consumed=batch.consumed_frontier
+                    )
+                self._doubt = _Doubt(batches, furthest, attempt)
 
-        try:
-            with user_transaction(connection, advance):
-                yield connection
-            assert self._doubt is not None
-            self._doubt.was_committed = True
-        except psycopg.Error as error:
-            if not connection.closed:
-                self._doubt = None  # the server has answered that it was rolled back
+            try:
+                with user_transaction(connection, advance):
+                    yield connection
+                assert self._doubt is not None
+                self._doubt.was_committed = True
+            except psycopg.Error as error:
+                if not connection.closed:
+                    self._doubt = None  # the server has answered that it was rolled back
+                    raise
+                if self._doubt is None or not self._committed(error):
+                    raise DatabaseUnreachable(
+                        f"the connection to Postgres was lost before the commit, nothing was written: {error}. The "
+                        "batch is still to be done: try it again."
+                    ) from error
+            except BaseException:
+                if self._doubt is not None:
+                    connection.close()  # in the middle of the commit: it is found out before anything else is done
                 raise
-            if self._doubt is None or not self._committed(error):
-                raise DatabaseUnreachable(
-                    f"the connection to Postgres was lost before the commit, nothing was written: {error}. The batch is"
-                    " still to be done: try it again."
-                ) from error
-        except BaseException:
-            if self._doubt is not None:
-                connection.close()  # in the middle of the commit: it is found out before anything else is done
-            raise
-        finally:
-            self._open = False
         self._notify(recovered=False)
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
         """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
-        connection = self._begin()
 
         def roll_back() -> None:
             raise _RollBack
 
-        try:
-            with contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
-                yield connection
-        finally:
-            self._open = False
+        with self._connection() as connection, contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
+            yield connection
 
     def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
         """Whether it is unknown of that batch whether its transaction was committed."""
@@ -204,11 +199,16 @@ class ProgressTransactions:
         """Close the connection; whatever is open on it is rolled back."""
         self._reconnecting.close()
 
-    def _begin(self) -> Connection:
+    @contextlib.contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """The connection, for one transaction at a time."""
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
-        connection, self._open = self._reconnecting.ready(), True
-        return connection
+        try:
+            self._open = True
+            yield self._reconnecting.ready()
+        finally:
+            self._open = False
 
     def _connect(self) -> BoundedConnection:
         assert self._url is not None, "nothing is begun without a database"
