@@ -467,6 +467,40 @@ def test_what_failed_comes_again_and_no_more(place: Place) -> None:
             assert again == ([2, 3] if leave in WELL else [1]), leave
 
 
+def groups(given: Iterable[Batch], work: Callable[[Batch], None]) -> None:
+    """None of which its loop asks for again: what comes next has been read by then."""
+    for _, batches in itertools.groupby(given, lambda batch: batch.first // 2):
+        for batch in batches:
+            work(batch)
+
+
+def headers(given: Iterable[Batch], work: Callable[[Batch], None]) -> None:
+    """Each is in use as long as what belongs to it is read."""
+    batches = iter(given)
+    for header in batches:
+        work(header)
+        for batch in batches:
+            work(batch)
+
+
+@pytest.mark.conforms("E37")
+@pytest.mark.parametrize("generator", [False, True])
+@pytest.mark.parametrize(("loops", "again"), [(groups, [4, 5]), (headers, [0, 4, 5])])
+def test_a_loop_in_a_loop_acknowledges(
+    place: Place, loops: Callable[[Iterable[Batch], Callable[[Batch], None]], None], again: list[int], generator: bool
+) -> None:
+    """All but the last two, and what the outer loop has in a variable."""
+
+    def work(batch: Batch) -> None:
+        if batch.first == 5:
+            raise Failed
+
+    with place.session("nested") as session:
+        with pytest.raises(Failed):
+            loops((batch for batch in session) if generator else session, work)
+        assert [next_of(session).first for _ in again] == again
+
+
 def with_it(session: Session, leave: Leave, seen: Seen) -> None:
     with session:
         leave(session, seen)

@@ -117,8 +117,10 @@ class _Loop:
             self._asked_at, self._heads = _call_site(loop_frame), heads
             self._frame, self._caller = _identity(loop_frame), _identity(over)
             self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
-        elif _identity(frame) != self._frame and not _is_for(frame):
-            self._looks_ahead(_call_site(frame))
+        elif _is_for(frame):
+            self._looks_ahead(_call_site(frame), self._in_use(frame))
+        elif _identity(frame) != self._frame:
+            self._looks_ahead(_call_site(frame), frozenset())
 
     def has(self, batch: Batch) -> None:
         """Record the batch. One that was fetched by hand is its user's to acknowledge, unless that is in a loop."""
@@ -141,14 +143,24 @@ class _Loop:
         is_same = _call_site(frame) == self._asked_at and _identity(frame) == self._frame
         return is_same and asker is _asker()
 
-    def _looks_ahead(self, site: tuple[int, int]) -> None:
-        """A wrapper takes another while its loop is at work: the one before may be what that is at work on now, and
-        those before that one are done when it does so again."""
+    def _looks_ahead(self, site: tuple[int, int], in_use: frozenset[int]) -> None:
+        """A wrapper, or a loop within this one, takes another while this one is at work: the one before may be what is
+        worked on now, and those before that one are done when it does so again, but for those that are `in_use`."""
         if site == self._beside_at:
-            done, self.batches = self.batches[:-1], self.batches[-1:]
-            for batch in done:
-                self._left(batch, True)
+            *before, last = self.batches
+            self.batches = [*(batch for batch in before if id(batch) in in_use), last]
+            for batch in before:
+                if id(batch) not in in_use:
+                    self._left(batch, True)
         self._beside_at = site
+
+    def _in_use(self, frame: FrameType | None) -> frozenset[int]:
+        """Return the ids of what variables have in the loop's frame, and in those that it called, down to this one."""
+        found = set[int]()
+        while frame is not None:
+            found |= {id(value) for value in frame.f_locals.values()}
+            frame = frame.f_back if _identity(frame) != self._caller else None
+        return frozenset(found)
 
     def entered(self, frame: FrameType) -> None:
         """A loop over the iterator begins, or `next` is called by itself."""
