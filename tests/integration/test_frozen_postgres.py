@@ -5,6 +5,7 @@ A reader, a node and a publisher do not wait for them without end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -23,6 +24,7 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import Unavailable
 from sublet_storage.db.connect import connect
+from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
@@ -121,6 +123,25 @@ def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[A
         with frozen(conn, "silent"), pytest.raises(psycopg.OperationalError, match=r"not a byte .* for 0\.3 s"):
             in_time(lambda: silent.execute("select 2"))
         assert silent.closed
+
+
+@pytest.mark.conforms("E36")
+def test_a_frozen_listening_connection_is_replaced(
+    database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing may come to it for hours: that it is silent says nothing."""
+    monkeypatch.setattr(postgres, "QUIET_S", 0.05)
+    monkeypatch.setattr(postgres, "RECEIVE_TIMEOUT_S", 2.0)
+    driver, said = postgres.PostgresNotificationDriver(database), list[object]()
+    with (
+        contextlib.closing(driver.open_sender([postgres.ENDPOINT])) as sender,
+        contextlib.closing(driver.open_receiver(said.append, partial(said.append, "on"), partial(said.append, "lost"))),
+    ):
+        eventually(lambda: said == ["on"], WAIT_S)
+        with frozen(conn, "sublet listen"):
+            eventually(lambda: said == ["on", "lost", "on"], WAIT_S)
+            sender.send(b"meanwhile")
+            eventually(lambda: said[3:] == [b"meanwhile"], WAIT_S)
 
 
 def test_an_answer_in_pieces_is_waited_for(database: str) -> None:

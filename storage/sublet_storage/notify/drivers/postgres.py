@@ -19,6 +19,7 @@ from typing import Any
 import psycopg
 import xxhash
 from psycopg import sql
+from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
@@ -40,7 +41,9 @@ PAYLOAD_LIMIT = 5997
 BACKOFF_INITIAL_S = 0.05
 BACKOFF_MAX_S = 2.0
 RECEIVE_TIMEOUT_S = 5.0
-"""A server that does not answer a NOTIFY for so long is taken for lost."""
+"""A server that does not answer for so long is taken for lost."""
+QUIET_S = 10.0
+"""Where nothing was notified for so long it is seen whether the server is still there."""
 FLUSH_S = 0.25
 """What waits when a sender is closed is given so long to leave."""
 
@@ -84,15 +87,23 @@ def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
 
 
 def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThread) -> Iterator[bytes]:
-    """Yield what a listening connection receives, until the thread is to stop. Raise `psycopg.OperationalError`."""
-    waiting = select.poll()
+    """Yield what a listening connection receives, until the thread is to stop. Raise `psycopg.OperationalError`, also
+    where the server does not answer an empty query, which it is asked when nothing has come for a while."""
+    waiting, server = select.poll(), connection.pgconn
     waiting.register(connection.fileno(), select.POLLIN)
     waiting.register(thread.bell, select.POLLIN)
     while not thread.is_stopping:
-        while (notification := connection.pgconn.notifies()) is not None:
+        while (notification := server.notifies()) is not None:
             yield notification.extra
-        waiting.poll()
-        connection.pgconn.consume_input()
+        while not server.is_busy() and server.get_result() is not None:
+            pass
+        is_asked = server.transaction_status == TransactionStatus.ACTIVE
+        if waiting.poll(1000 * (RECEIVE_TIMEOUT_S if is_asked else QUIET_S)):
+            server.consume_input()
+        elif is_asked:
+            raise psycopg.OperationalError(f"not a byte has come from Postgres for {RECEIVE_TIMEOUT_S:g} s")
+        else:
+            server.send_query(b"")
 
 
 class PostgresSender:
