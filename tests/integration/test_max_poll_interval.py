@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import warnings
@@ -16,6 +17,10 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import GrantLost
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.records import GroupOptions, StartingPosition
+from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import put, stream_of
@@ -73,6 +78,31 @@ def test_a_user_who_is_away_loses_the_streams(
         mine = session.poll(WAIT_S)
         assert mine is None or mine.first >= again.first
         eventually(lambda: bool(session.assignment()) or session.poll(0.1), WAIT_S)
+
+
+@pytest.mark.conforms("E36")
+def test_a_callback_that_hangs_costs_the_streams(conn: psycopg.Connection[Any], database: str) -> None:
+    """It is called within a poll, which goes on with what is granted to it anew."""
+    with contextlib.closing(PostgresGroupStore(database)) as store:
+        store.declare_group(Subscription.parse(GROUP), GroupOptions(StartingPosition.EARLIEST, atomic=True))
+    with Publisher(database, space="default") as publisher:
+        publisher.in_epoch(1).publish("a", b"two")
+        publisher.advance(2)
+    hung = list[object]()
+
+    def hang(frontier: object) -> None:
+        hung.append(frontier)
+        if len(hung) == 1:
+            eventually(lambda: bool(given_up(conn)), WAIT_S)
+
+    settings = replace(FAST, max_poll_interval_s=INTERVAL_S)
+    with Session(GROUP, database, on_epochs_consumed=hang, settings=settings) as session:
+        values = list[object]()
+        while len(values) < 2 or not hung:
+            if (batch := session.poll(0.5)) is not None:
+                values += batch.table.column("value").to_pylist()
+        eventually(lambda: session.poll(0.1) is None and session.assignment(), WAIT_S)
+    assert values == [b"one", b"two"]
 
 
 @pytest.mark.conforms("E36")

@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from sublet_borrower.consumer.member import Member
 from sublet_borrower.machine.agent import SubscriptionClosed
@@ -22,6 +23,8 @@ from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
@@ -59,6 +62,14 @@ class PollMonitor:
             yield
         finally:
             self.end_call()
+
+    def call_user(self, function: Callable[[T], object], argument: T) -> None:
+        """Call a function of the user's within a `user_call`: the user is at work as long as it lasts."""
+        self.end_call()
+        try:
+            function(argument)
+        finally:
+            self._is_in_call = True
 
     def end_call(self) -> None:
         """Note that the user goes to work."""

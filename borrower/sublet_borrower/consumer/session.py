@@ -433,10 +433,11 @@ class Session:
 
     def _announce(self, on_epochs_consumed: OnEpochsConsumed) -> None:
         for space_id, frontier in tuple(self._assignment.epochs.items()):
-            announced = self._announced.get(space_id)
-            if announced is None or announced.consumed != frontier.consumed:
-                on_epochs_consumed(frontier)
+            if (announced := self._announced.get(space_id)) is None or announced.consumed != frontier.consumed:
+                self._poll_monitor.call_user(on_epochs_consumed, frontier)
                 self._announced[space_id] = frontier
+        if self._member.is_given_up:
+            self._join_again()
 
     def _may_start(self, granted: GrantedStream) -> bool:
         """Return whether to go on reading. Epochs that are given out in part are also read on while draining."""
