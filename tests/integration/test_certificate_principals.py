@@ -185,7 +185,8 @@ def test_a_session_consumes_under_its_certificate(
     node: Running, database: str, conn: psycopg.Connection[Any], shows: Any, transport: str
 ) -> None:
     """Until its right is revoked, which ends it. Its name is its principal's."""
-    allow(conn, rule(OTHER, Right.JOIN, "orders/#", "billing"))
+    for each in (rule(OTHER, Right.JOIN, "orders/#", "billing"), rule(ETL, Right.JOIN, "bills/#")):
+        allow(conn, each)
     publish(database, 100)
     shows("etl")
     where: dict[str, Any] = {"nodes": [node.address]} if transport == "nodes" else {"url": database}

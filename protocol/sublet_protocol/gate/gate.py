@@ -138,8 +138,8 @@ class Gate:
         if self.by_certificate:
             try:
                 named = principal_of(certificate or b"")
-            except Unauthenticated:
-                self._refusals.record(None, address, action, "certificate without a principal's name")
+            except Unauthenticated as error:
+                self._refusals.record(None, address, action, str(error))
                 raise
             return Caller(named, address, action, self.access, self._refusals)
         token = _token_in(authorization)

@@ -27,7 +27,7 @@ _FORMS = {
     "CN": (re.compile(r"user:.+|[^:]+"), "a CN names a principal as user:NAME, or with a DNS name"),
 }
 """Of each kind of name: its form, and that in words. No kind can have the names of another but for DNS names as CN."""
-_REMEDY = "Have a certificate issued with such a name, like spiffe://example/etl, etl.example or CN=user:etl"
+_USABLE = "Have a certificate issued with such a name, like spiffe://example/etl, etl.example or CN=user:etl"
 
 
 def principal_of(certificate: bytes) -> str:
@@ -38,12 +38,12 @@ def principal_of(certificate: bytes) -> str:
     except (ValueError, IndexError):
         raise Unauthenticated(
             "the caller's certificate has no name that can be read: neither a URI nor a DNS name among its subject "
-            f"alternative names, nor one CN. {_REMEDY}."
+            f"alternative names, nor one CN. {_USABLE}."
         ) from None
     form, its_rule = _FORMS[kind]
     rule = broken_rule(name) or (None if form.fullmatch(name) else its_rule)
     if rule is not None:
-        raise Unauthenticated(f"the caller's certificate has the {kind} {name!r:.100}: {rule}. {_REMEDY}.")
+        raise Unauthenticated(f"the caller's certificate has the {kind} {name!r:.100}: {rule}. {_USABLE}.")
     return name
 
 
