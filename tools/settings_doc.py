@@ -81,7 +81,8 @@ GENERAL = (
         "`--tls-cert`",
         "none: no TLS",
         "A certificate in PEM, then those between it and the authority. `sublet leader` speaks TLS with it, on both "
-        "ports; a client shows it to nodes that ask. Read again when it changes. See [TLS](security.md).",
+        "ports; a client shows it to nodes that ask: its name is its principal there. Read again when it changes. See "
+        "[TLS](security.md#names-of-certificates).",
     ),
     Setting(
         "SUBLET_TLS_KEY",
@@ -93,7 +94,8 @@ GENERAL = (
         "SUBLET_TLS_CLIENT_CA",
         "`--tls-client-ca`",
         "none: no client is asked",
-        "Authorities, in PEM: `sublet leader` serves only clients with a certificate of theirs.",
+        "Authorities, in PEM: `sublet leader` serves only clients with a certificate of theirs, whose name is the "
+        "principal; no token is looked at.",
     ),
     Setting(
         "SUBLET_TLS_CA",
@@ -105,14 +107,16 @@ GENERAL = (
         "SUBLET_AUTH",
         "`--auth`",
         "`required` with TLS, else `off`",
-        "`required`: a node asks everybody who calls for a token, and allows what [a rule](access.md) allows. `off`: "
+        "`required`: a node asks everybody who calls for a token, or with `SUBLET_TLS_CLIENT_CA` for a certificate, "
+        "and allows what [a rule](access.md) allows. `off`: "
         "whoever reaches it may do anything, but act over HTTP: that needs `SUBLET_ADMIN_TOKEN`.",
     ),
     Setting(
         "SUBLET_TOKEN",
         "",
         "none",
-        "The access token that clients send to nodes: sessions, feeds, `sublet consume`, Spark tasks. "
+        "The access token that clients send to nodes that ask for no certificate: sessions, feeds, `sublet consume`, "
+        "Spark tasks. "
         "[`sublet access token`](access.md#tokens) makes one.",
     ),
     Setting(

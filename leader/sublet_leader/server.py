@@ -98,7 +98,7 @@ def max_connections() -> int:
 class NodeServer:
     """One life of one node. `announce` is called with texts for the operator. `http`: the address for probes and
     browsers; None: no port. `tls`: its certificate; its address is then one with `tls://`. `is_auth_required`: callers
-    prove who they are, and may do what a rule allows."""
+    prove who they are, by a certificate where `tls` asks for one, and may do what a rule allows."""
 
     def __init__(
         self,
@@ -115,6 +115,7 @@ class NodeServer:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
         self._tls = None if tls is None else server_credentials(tls)
+        self._by_certificate = tls is not None and tls.authorities is not None
         self._driver = registry.create_driver(notify, database_url, host=listen.host)
         self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
@@ -387,7 +388,8 @@ class NodeServer:
     async def _open_gate(self) -> None:
         """Read the rights before anybody may call. Raises what hinders that."""
         if self._access is not None:
-            self._gate = Gate(await self._loop.run_in_executor(None, self._access.open), self._access.read_anew)
+            rules = await self._loop.run_in_executor(None, self._access.open)
+            self._gate = Gate(rules, self._access.read_anew, self._by_certificate)
 
     def _follow_access(self) -> None:
         if self._access is not None:

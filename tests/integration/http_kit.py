@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,9 +36,10 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Http:
-    """One node's port."""
+    """One node's port. `tls`: what a client is made with to ask it by HTTPS."""
 
     address: str
+    tls: ssl.SSLContext | None = None
 
     @classmethod
     def of(cls, node: Process) -> Http:
@@ -49,7 +51,11 @@ class Http:
         self, path: str, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes | None = None
     ) -> Answer:
         """One request, one answer. An AssertionError, which is "not yet" to `eventually`, where there is none."""
-        connection = http.client.HTTPConnection(self.address, timeout=TIMEOUT_S)
+        connection = (
+            http.client.HTTPConnection(self.address, timeout=TIMEOUT_S)
+            if self.tls is None
+            else http.client.HTTPSConnection(self.address, timeout=TIMEOUT_S, context=self.tls)
+        )
         try:
             connection.request(method, path, body, dict(headers or {}))
             response = connection.getresponse()

@@ -155,32 +155,42 @@ def test_no_rpc_answers_without_a_right(node: grpc.Channel, tokens: dict[str, st
                 assert code is grpc.StatusCode.UNAUTHENTICATED, (name, kind)
                 texts.add(text)
     assert len(texts) == 1, "whatever it is that is wrong, and whether or not the thing exists"
+    denies_all(node, "user:other", tokens["other"])
+
+
+def denies_all(node: grpc.Channel, principal: str, token: str | None = None) -> None:
+    """Each RPC, to a caller that is known and has no right to what it asks for."""
     for name, method in METHODS:
         request = REQUESTS[method.name]("orders/#")
         if method.name == "Commands":
-            errors = call(node, name, method, request, tokens["other"]).errors
+            errors = call(node, name, method, request, token).errors
             assert [error.index for error in errors] == [0, 1, 3], errors
-            assert all("no right to" in error.text for error in errors)
+            assert all(f"{principal} has no right to" in error.text for error in errors)
         elif method.name == "Heads":
-            assert not call(node, name, method, request, tokens["other"]).heads
+            assert not call(node, name, method, request, token).heads
         elif method.name == "Poll":
-            call(node, name, method, request, tokens["other"])
+            call(node, name, method, request, token)
         else:
-            existing = refusal(node, name, method, request, tokens["other"])
-            code, text = refusal(node, name, method, REQUESTS[method.name]("nothing/#"), tokens["other"])
+            existing = refusal(node, name, method, request, token)
+            code, text = refusal(node, name, method, REQUESTS[method.name]("nothing/#"), token)
             assert existing[0] is code is grpc.StatusCode.PERMISSION_DENIED, name
             assert existing[1].replace("orders", "nothing") == text, name
+
+
+def answers_all(node: grpc.Channel, token: str | None = None) -> None:
+    """Each RPC, to a caller with the rights."""
+    for name, method in METHODS:
+        reply = call(node, name, method, REQUESTS[method.name]("orders/#"), token)
+        if method.name == "Commands":
+            assert not reply.errors
+        if method.name == "Heads":
+            assert len(reply.heads) == 1
 
 
 def test_every_rpc_answers_the_right_principal(
     node: grpc.Channel, tokens: dict[str, str | None], conn: psycopg.Connection[Any]
 ) -> None:
-    for name, method in METHODS:
-        reply = call(node, name, method, REQUESTS[method.name]("orders/#"), tokens["right"])
-        if method.name == "Commands":
-            assert not reply.errors
-        if method.name == "Heads":
-            assert len(reply.heads) == 1
+    answers_all(node, tokens["right"])
     found = conn.execute("select distinct producer_id from producer where producer_id like 'feed/%'").fetchall()
     assert found == [("feed/user:right/p",)]
 

@@ -171,7 +171,7 @@ def test_a_missing_group_is_said_once(stage: Stage, chrome: Chrome) -> None:
     eventually(lambda: chrome.find_element(By.CLASS_NAME, "actions").is_displayed(), WAIT_S)
     assert not chrome.find_element(By.ID, "trouble").is_displayed()
     chrome.find_element(By.TAG_NAME, "summary").click()
-    for token, said in (("", "give the admin token first"), ("pässwört-of-an-admin", "ASCII characters only")):
+    for token, said in (("", "the admin token is missing or wrong"), ("pässwört-of-an-admin", "ASCII characters only")):
         chrome.find_element(By.ID, "token").clear()
         chrome.find_element(By.ID, "token").send_keys(token)
         chrome.find_element(By.ID, "do-pause").click()

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import socket
 import ssl
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 HOST = "127.0.0.1"
 PAST = datetime(2020, 1, 1, tzinfo=UTC), datetime(2020, 1, 2, tzinfo=UTC)
@@ -26,11 +32,51 @@ class Certificates:
         """Paths of a certificate for these names and of its key."""
         before, after = PAST if is_expired else (None, None)
         issued = self.authority.issue_cert(*hosts, not_before=before, not_after=after)
+        chain = b"".join(each.bytes() for each in issued.cert_chain_pems)
+        return self._store(name, chain, issued.private_key_pem.bytes())
+
+    def write_named(
+        self, name: str, *alternatives: x509.GeneralName, common_names: Sequence[str] = ()
+    ) -> tuple[str, str]:
+        """The same, of a client's: with these subject alternative names, and with these CNs. Nothing is checked."""
+        signer = serialization.load_pem_private_key(self.authority.private_key_pem.bytes(), None)
+        assert isinstance(signer, ec.EllipticCurvePrivateKey)
+        key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+        made = (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, each) for each in common_names]))
+            .issuer_name(x509.load_pem_x509_certificate(self.authority.cert_pem.bytes()).subject)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - timedelta(days=1))
+            .not_valid_after(now + timedelta(days=1))
+        )
+        if alternatives:
+            made = made.add_extension(x509.SubjectAlternativeName(alternatives), critical=not common_names)
+        form = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        private = key.private_bytes(serialization.Encoding.PEM, *form)
+        return self._store(name, made.sign(signer, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), private)
+
+    def context(self, files: tuple[str, str] | None) -> ssl.SSLContext:
+        """What a client of HTTP is made with: it trusts the authority, and shows this certificate."""
+        made = ssl.create_default_context(cafile=str(self.ca))
+        if files is not None:
+            made.load_cert_chain(*files)
+        return made
+
+    def channel(self, address: str, files: tuple[str, str] | None) -> grpc.Channel:
+        """The same to a node."""
+        certificate, key = (None, None) if files is None else [Path(each).read_bytes() for each in files]
+        shown = grpc.ssl_channel_credentials(self.ca.read_bytes(), key, certificate)
+        own = (("grpc.use_local_subchannel_pool", 1),)
+        return grpc.secure_channel(address.removeprefix("tls://"), shown, own)
+
+    def _store(self, name: str, chain: bytes, private: bytes) -> tuple[str, str]:
         certificate, key = (self.directory / f"{name}.{ending}" for ending in ("crt", "key"))
         key.unlink(missing_ok=True)
-        issued.private_key_pem.write_to_path(key)
+        key.write_bytes(private)
         key.chmod(0o600)
-        certificate.write_bytes(b"".join(each.bytes() for each in issued.cert_chain_pems))
+        certificate.write_bytes(chain)
         return str(certificate), str(key)
 
 

@@ -39,7 +39,7 @@ def main(url: str, name: str, file: str = "") -> None:
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
-    tls = TlsFiles.of_server(os.environ.get("SUBLET_TLS_CERT"), os.environ.get("SUBLET_TLS_KEY"))
+    tls = TlsFiles.of_server(*(os.environ.get(f"SUBLET_TLS_{each}") for each in ("CERT", "KEY", "CLIENT_CA")))
     is_auth_required = os.environ.get("SUBLET_AUTH") == "required"
     http = port if "SUBLET_HTTP" in os.environ else None
     node = NodeServer(url, name, listen, LeaderSettings.from_env(), announce, notify, http, tls, is_auth_required)

@@ -83,6 +83,12 @@ def test_a_call_under_way_loses_what_is_revoked() -> None:
         caller.check(Right.PUBLISH, ORDERS)
 
 
+def test_the_command_that_gives_a_right_is_quoted() -> None:
+    """Whoever copies it runs nothing that a certificate's name says."""
+    member = Gate(AccessCache(snapshot(), Clock())).member("spiffe://a/$(id)", "")
+    assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied(Right.JOIN, ORDERS, "billing"))
+
+
 def test_old_rights_allow_nothing() -> None:
     clock = Clock()
     cache = AccessCache(snapshot(publishes()), clock)

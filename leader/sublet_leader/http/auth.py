@@ -1,8 +1,10 @@
 """Who may see or change something over HTTP: the same principals, tokens and rights as over gRPC.
 
 Where the node does not ask who calls, anybody may see all, and whoever sends the node's admin token may act. A token
-comes in the header `Authorization: Bearer`, which no other site's page can make a browser send: so nothing is done in
-somebody's name behind his back. The audit log has what was asked for, by whom and from where, and what came of it.
+comes in the header `Authorization: Bearer`, which no other site's page can make a browser send. A certificate a browser
+shows for pages of other sites too; but an action's body has to be declared as JSON, and that it sends for another site
+only where we allowed it, which we do not. So nothing is done in somebody's name behind his back. The audit log has what
+was asked for, by whom and from where, and what came of it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from starlette.responses import Response
 from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal
+from sublet_leader.http.settings import CERTIFICATE
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate import audit
@@ -100,7 +103,8 @@ class RequestGuard:
     async def _identify(self, request: Request) -> Caller:
         sent = request.headers.get("Authorization")
         await self._gate.read_unknown(sent)
-        caller = self._gate.identify(sent, _client(request), _action(request))
+        certificate = getattr(request.state, CERTIFICATE, None)
+        caller = self._gate.identify(sent, _client(request), _action(request), certificate)
         request.state.caller = caller
         return caller
 

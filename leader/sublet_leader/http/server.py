@@ -27,6 +27,7 @@ from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from sublet_leader.http.responses import error_response, make_strict
 from sublet_leader.http.settings import (
+    CERTIFICATE,
     GRACE_S,
     HEAD_S,
     MAX_BODY,
@@ -178,6 +179,9 @@ class _BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        encrypted: ssl.SSLObject | None = transport.get_extra_info("ssl_object")
+        certificate = None if encrypted is None else encrypted.getpeercert(binary_form=True)
+        self.app_state = {**self.app_state, CERTIFICATE: certificate}  # each request's `state`
         self._deadline = self.loop.call_later(HEAD_S, self._end_without_request)
         if (limit := _excess(self._counts, transport.get_extra_info("peername")[0])) is not None:
             self._refuse(503, limit)

@@ -24,6 +24,8 @@ MAX_FIELDS = 20
 GRACE_S = 1
 """For what is being answered when it is closed."""
 MIN_TOKEN = 16
+CERTIFICATE = "certificate"
+"""In a request's `state`: the client's, in DER; None where it was not asked for one."""
 
 
 @dataclass(frozen=True, slots=True)

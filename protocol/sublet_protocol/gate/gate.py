@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from sublet_protocol.domain.access.certificate import principal_of
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.access.token import digest_of, token_id_of
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
@@ -78,7 +80,7 @@ class Caller:
         shown = str(filter)[:200]
         return PermissionDenied(
             f"{self.principal} has no right to {right} {shown!r}{where}: no rule allows it. An operator gives it with "
-            f"`sublet access allow {self.principal} {right} '{shown}'{option}`."
+            f"`sublet access allow {shlex.quote(str(self.principal))} {right} '{shown}'{option}`."
         )
 
 
@@ -93,12 +95,17 @@ MAX_REFUSED = 1_000
 
 class Gate:
     """`access`: the rules and tokens; None: authentication is off. `read_anew` has them read once more, and returns
-    what is done then, with True if they were; None where too many wait for that."""
+    what is done then, with True if they were; None where too many wait for that. `by_certificate`: every client has
+    shown a certificate, whose name is its principal, and no token is looked at."""
 
     def __init__(
-        self, access: AccessCache | None = None, read_anew: Callable[[], Future[bool] | None] | None = None
+        self,
+        access: AccessCache | None = None,
+        read_anew: Callable[[], Future[bool] | None] | None = None,
+        by_certificate: bool = False,
     ) -> None:
         self.access, self._read_anew, self._refusals = access, read_anew, RefusalLog()
+        self.by_certificate = by_certificate
         self._refused: set[bytes] = set()
 
     @property
@@ -121,10 +128,20 @@ class Gate:
                 self._refused.clear()
             self._refused.add(digest)
 
-    def identify(self, authorization: str | None, address: str, action: str) -> Caller:
-        """Return who calls, by the value of a header `Authorization`. Raises `Unauthenticated`."""
+    def identify(
+        self, authorization: str | None, address: str, action: str, certificate: bytes | None = None
+    ) -> Caller:
+        """Return who calls, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
+        Raises `Unauthenticated`."""
         if self.access is None:
             return self._anybody(address, action)
+        if self.by_certificate:
+            try:
+                named = principal_of(certificate or b"")
+            except Unauthenticated as error:
+                self._refusals.record(None, address, action, str(error))
+                raise
+            return Caller(named, address, action, self.access, self._refusals)
         token = _token_in(authorization)
         principal = None if token is None else self.access.authenticate(token)
         if principal is None:
@@ -133,9 +150,11 @@ class Gate:
         return Caller(principal, address, action, self.access, self._refusals, token)
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether `identify` would return somebody."""
+        """Whether this does not keep `identify` from returning somebody."""
         token = _token_in(authorization)
-        return self.access is None or (token is not None and self.access.authenticate(token) is not None)
+        if self.access is None or self.by_certificate:
+            return True
+        return token is not None and self.access.authenticate(token) is not None
 
     def enter(self, caller: Caller) -> None:
         """Make it the caller of what is done in this context from now on."""

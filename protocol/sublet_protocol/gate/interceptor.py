@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
@@ -24,7 +25,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused, whoever calls.
 
     Who is refused here is so before the message is read: else strangers could leave any number of them unfinished, and
-    the node would keep what it has of them.
+    the node would keep what it has of them. Who has shown a certificate is no stranger: one that names no principal is
+    refused once its message is read.
     """
 
     def __init__(self, gate: Gate) -> None:
@@ -79,7 +81,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _let_in(self, context: Any, method: str) -> Caller:
         authorization = _authorization(context.invocation_metadata())
         try:
-            caller = self._gate.identify(authorization, context.peer(), method.rpartition("/")[2])
+            certificate = _certificate(context) if self._gate.by_certificate else None
+            caller = self._gate.identify(authorization, context.peer(), method.rpartition("/")[2], certificate)
         except Unauthenticated as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise AssertionError("abort raises") from None
@@ -96,6 +99,12 @@ async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> No
 
 def _authorization(metadata: Iterable[tuple[str, Any]] | None) -> Any:
     return next((value for key, value in metadata or () if key == "authorization"), None)
+
+
+def _certificate(context: Any) -> bytes | None:
+    """Return what the client has shown, in DER."""
+    shown = context.auth_context().get("x509_pem_cert")
+    return ssl.PEM_cert_to_DER_cert(shown[0].decode()) if shown else None
 
 
 async def _refuse_method(unread: Any, context: Any) -> None:

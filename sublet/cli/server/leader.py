@@ -68,7 +68,7 @@ def leader(
         typer.Option(
             metavar="FILE",
             envvar="SUBLET_TLS_CLIENT_CA",
-            help="Serve only clients with a certificate of these authorities.",
+            help="Serve only clients with a certificate of these authorities, whose name is their principal.",
         ),
     ] = None,
     insecure: Annotated[
@@ -79,7 +79,8 @@ def leader(
         AuthMode | None,
         typer.Option(
             envvar="SUBLET_AUTH",
-            help="required: callers prove with a token who they are, and may do what `sublet access` allows them. "
+            help="required: callers prove with a token, or a certificate where --tls-client-ca asks for one, who they "
+            "are, and may do what `sublet access` allows them. "
             "Default: required with TLS, else off.",
         ),
     ] = None,

@@ -129,13 +129,19 @@ def check_principal(text: str, *, may_be_anybody: bool = False) -> str:
     if may_be_anybody and text == ANYBODY:
         return text
     check_characters(UsageError, "principal", text)
-    if not 0 < len(text) <= MAX_PRINCIPAL_CHARACTERS or not text.isprintable() or " " in text:
-        rule = f"a principal has 1 to {MAX_PRINCIPAL_CHARACTERS} printable characters without blanks"
-        raise text_error(UsageError, "principal", text, rule, "Write user:NAME, such as user:etl")
-    if ANYBODY in text or (":" not in text and "." not in text) or text == "user:":
-        rule = "a principal is user:NAME, or the URI or DNS name of a certificate"
-        raise text_error(UsageError, "principal", text, rule, f"Write user:{text.strip('*:') or 'NAME'}")
+    if (rule := broken_rule(text)) is not None:
+        is_name = ":" not in text and broken_rule(f"user:{text}") is None
+        raise text_error(UsageError, "principal", text, rule, f"Write user:{text if is_name else 'NAME'}")
     return text
+
+
+def broken_rule(principal: str) -> str | None:
+    """Return the rule that this breaks as the name of a principal; None: it is one."""
+    if not 0 < len(principal) <= MAX_PRINCIPAL_CHARACTERS or not principal.isprintable() or " " in principal:
+        return f"a principal has 1 to {MAX_PRINCIPAL_CHARACTERS} printable characters without blanks"
+    if ANYBODY in principal or (":" not in principal and "." not in principal) or principal == "user:":
+        return "a principal is user:NAME, or the URI or DNS name of a certificate, without *"
+    return None
 
 
 def _check_group_pattern(right: Right, group: str) -> None:

@@ -1,0 +1,107 @@
+"""The principal that a client's certificate names; pure.
+
+The names are read from the certificate's own bytes, which the handshake has verified: what gRPC passes on of them ends
+at the first NUL, so that `spiffe://a/b<NUL>.other` would be `spiffe://a/b`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sublet_protocol.domain.access.rights import broken_rule
+from sublet_protocol.domain.errors import Unauthenticated
+
+_SEQUENCE, _OBJECT_ID, _VERSION, _EXTENSIONS = 0x30, 0x06, 0xA0, 0xA3
+_URI, _DNS = 0x86, 0x82
+_TEXTS = {0x0C: "utf-8", 0x13: "ascii", 0x16: "ascii"}
+"""How the strings that a common name may be are encoded: UTF8String, PrintableString, IA5String."""
+_COMMON_NAME, _ALTERNATIVE_NAMES = b"\x55\x04\x03", b"\x55\x1d\x11"
+
+_FORMS = {
+    "URI": (
+        re.compile(r"(?!user:)[a-z][a-z0-9+.-]*:.+", re.ASCII | re.IGNORECASE),
+        "a URI has a scheme, which is not user",
+    ),
+    "DNS name": (re.compile(r"[^:]+", re.ASCII), "a DNS name has no colon"),
+    "CN": (re.compile(r"user:.+|[^:]+"), "a CN names a principal as user:NAME, or with a DNS name"),
+}
+"""Of each kind of name: its form, and that in words. No kind can have the names of another but for DNS names as CN."""
+_USABLE = "Have a certificate issued with such a name, like spiffe://example/etl, etl.example or CN=user:etl"
+
+
+def principal_of(certificate: bytes) -> str:
+    """Return the first URI among the subject alternative names, else the first DNS name, else the CN. `certificate` is
+    DER. Raises `Unauthenticated` where that is no principal's name: another name is not looked for."""
+    try:
+        kind, name = _find_name(certificate)
+    except (ValueError, IndexError):
+        raise Unauthenticated(
+            "the caller's certificate has no name that can be read: neither a URI nor a DNS name among its subject "
+            f"alternative names, nor one CN. {_USABLE}."
+        ) from None
+    form, its_rule = _FORMS[kind]
+    rule = broken_rule(name) or (None if form.fullmatch(name) else its_rule)
+    if rule is not None:
+        raise Unauthenticated(f"the caller's certificate has the {kind} {name!r:.100}: {rule}. {_USABLE}.")
+    return name
+
+
+def _find_name(certificate: bytes) -> tuple[str, str]:
+    """Return the kind and the name. Raises `ValueError`, `IndexError` for what is no certificate, or has no name."""
+    fields = list(_elements(next(_elements(_only(certificate, _SEQUENCE)), (0, b""))[1]))
+    if fields[0][0] == _VERSION:
+        del fields[0]
+    alternatives = list(_alternative_names(fields[6:]))
+    for kind, tag in (("URI", _URI), ("DNS name", _DNS)):
+        for found, content in alternatives:
+            if found == tag:
+                return kind, content.decode("ascii")
+    (common_name,) = _common_names(fields[4][1])
+    return "CN", common_name
+
+
+def _alternative_names(fields: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+    found = [
+        extension[-1][1]
+        for tag, content in fields
+        if tag == _EXTENSIONS
+        for _, each in _elements(_only(content, _SEQUENCE))
+        if (extension := list(_elements(each)))[0] == (_OBJECT_ID, _ALTERNATIVE_NAMES)
+    ]
+    if len(found) > 1:
+        raise ValueError("an extension is there twice")
+    for names in found:
+        yield from _elements(_only(names, _SEQUENCE))
+
+
+def _common_names(subject: bytes) -> Iterator[str]:
+    for _, attributes in _elements(subject):
+        for _, attribute in _elements(attributes):
+            (_, kind), (encoding, content) = _elements(attribute)
+            if kind == _COMMON_NAME:
+                if encoding not in _TEXTS:
+                    raise ValueError("a string of another kind")
+                yield content.decode(_TEXTS[encoding])
+
+
+def _only(der: bytes, tag: int) -> bytes:
+    """Return the content of the one element that this is."""
+    ((found, content),) = _elements(der)
+    if found != tag:
+        raise ValueError("another element")
+    return content
+
+
+def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield the tag and the content of each element."""
+    at = 0
+    while at < len(der):
+        tag, length, at = der[at], der[at + 1], at + 2
+        if length & 0x80:
+            end = at + (length & 0x7F)
+            length, at = int.from_bytes(der[at:end]), end
+        if at + length > len(der) or tag & 0x1F == 0x1F:
+            raise ValueError("no DER")
+        yield tag, der[at : at + length]
+        at += length

@@ -1,0 +1,103 @@
+"""The principal that a certificate names: of which kind of name, and what can be nobody's."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+import ssl
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+
+from sublet_protocol.domain.access.certificate import principal_of
+from sublet_protocol.domain.errors import Unauthenticated
+from tests.integration.tls_kit import Certificates
+
+Issue = Callable[..., bytes]
+
+URI, DNS = x509.UniformResourceIdentifier, x509.DNSName
+IP = x509.IPAddress(ipaddress.ip_address("10.0.0.5"))
+MAIL = x509.RFC822Name("user:admin@example")
+LONG = "spiffe://example/" + "x" * 239
+
+
+@pytest.fixture(scope="module")
+def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
+    """Return a certificate with these names, in DER."""
+    authority = Certificates(tmp_path_factory.mktemp("tls") / "ours")
+
+    def issued(*alternatives: x509.GeneralName, common_names: Sequence[str] = ()) -> bytes:
+        with warnings.catch_warnings(action="ignore"):  # a CN has at most 64 characters
+            certificate, _ = authority.write_named("client", *alternatives, common_names=common_names)
+        return ssl.PEM_cert_to_DER_cert(Path(certificate).read_text())
+
+    return issued
+
+
+@pytest.mark.parametrize(
+    ("alternatives", "common_name", "principal"),
+    [
+        ((DNS("a.example"), URI("spiffe://a/b"), URI("spiffe://a/c"), IP), "user:a", "spiffe://a/b"),
+        ((MAIL, DNS("a.example"), DNS("b.example")), "user:a", "a.example"),
+        ((IP, MAIL), "user:a", "user:a"),
+        ((), "user:a", "user:a"),
+        ((), "a.example", "a.example"),
+        ((), "user:m\u00fcller", "user:m\u00fcller"),
+        ((URI("urn:uuid:1"),), "", "urn:uuid:1"),
+        ((URI(LONG[:255]),), "", LONG[:255]),
+    ],
+)
+def test_a_uri_goes_before_dns_names_and_the_cn(
+    issue: Issue, alternatives: tuple[x509.GeneralName, ...], common_name: str, principal: str
+) -> None:
+    assert principal_of(issue(*alternatives, common_names=[common_name] if common_name else [])) == principal
+
+
+NOBODY: dict[str, tuple[tuple[x509.GeneralName, ...], tuple[str, ...], str]] = {
+    "no name": ((), (), "no name that can be read"),
+    "an address": ((IP,), (), "no name that can be read"),
+    "two CNs": ((), ("user:a", "user:admin"), "nor one CN"),
+    "a CN of any kind": ((), ("etl",), "the CN 'etl': a principal is user:NAME"),
+    "anybody": ((), ("*",), "the CN '\\*'"),
+    "a wildcard": ((DNS("*.example"),), ("user:a",), "the DNS name '\\*.example'"),
+    "user: as URI": ((URI("user:admin"),), (), "the URI 'user:admin': a URI has a scheme, which is not user"),
+    "USER: as URI": ((URI("USER:admin"),), (), "which is not user"),
+    "user: as DNS name": ((DNS("user:admin"),), (), "a DNS name has no colon"),
+    "a URI as DNS name": ((DNS("spiffe://a/b"),), (), "a DNS name has no colon"),
+    "a URI as CN": ((), ("spiffe://a/b",), "a CN names a principal as user:NAME"),
+    "a DNS name as URI": ((URI("a.example"),), (), "a URI has a scheme"),
+    "NUL in a URI": ((URI("spiffe://a/b\0.other"),), (), r"'spiffe://a/b\\x00.other': .* printable"),
+    "NUL in a DNS name": ((DNS("a.example\0.other"),), (), "printable"),
+    "NUL in a CN": ((), ("user:admin\0.other",), "printable"),
+    "a line's end": ((URI("spiffe://a/b\n"),), (), "printable"),
+    "a turned text": ((), ("user:\u202enimda",), "printable"),
+    "a blank": ((), ("user:a b",), "without blanks"),
+    "a long name": ((URI(LONG),), (), "1 to 255"),
+    "empty": ((URI(""), URI("spiffe://a/b")), ("user:a",), "1 to 255"),
+    "a bad name before good ones": ((URI("etl"), DNS("a.example")), ("user:a",), "the URI 'etl'"),
+}
+
+
+@pytest.mark.parametrize("what", NOBODY)
+def test_a_certificate_that_names_no_principal(issue: Issue, what: str) -> None:
+    alternatives, common_names, reason = NOBODY[what]
+    with pytest.raises(Unauthenticated, match=reason):
+        principal_of(issue(*alternatives, common_names=common_names))
+
+
+def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
+    good, drawn = issue(DNS("a.example"), common_names=["user:a"]), random.Random(4)
+    for end in range(len(good)):
+        with pytest.raises(Unauthenticated):
+            principal_of(good[:end])
+    for _ in range(20_000):
+        changed = bytearray(good)
+        for _ in range(drawn.randint(1, 4)):
+            changed[drawn.randrange(len(good))] = drawn.randrange(256)
+        try:
+            principal_of(bytes(changed))
+        except Unauthenticated:
+            continue
