@@ -15,10 +15,12 @@ from sublet_leader.jobs import access_reader
 from sublet_leader.jobs.access_reader import AccessReader
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Gate
 from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, revoked_token, rule, token_of
 from tests.integration.http_kit import Http
+from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
 pytestmark = pytest.mark.conforms("X8")
@@ -107,3 +109,20 @@ def test_so_many_callers_wait_for_a_reading(reader: AccessReader) -> None:
     reader.start()
     assert all(each.result(120.0) for each in waiting if each is not None)
     assert reader.read_anew() is not None
+
+
+def test_rules_are_read_anew_over_another_connection(reader: AccessReader, conn: psycopg.Connection[Any]) -> None:
+    """After a failover the last change may be another one with the same number."""
+    cache = reader.open()
+    assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is not None
+    conn.execute("alter table access disable trigger noted")
+    conn.execute("delete from access where may = 'publish'")
+    conn.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'sublet access'")
+    reader.start()
+
+    def is_read() -> bool:
+        reading = reader.read_anew()
+        return reading is not None and reading.result(60)
+
+    eventually(is_read, 60.0)
+    assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is None

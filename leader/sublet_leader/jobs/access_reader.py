@@ -47,6 +47,7 @@ class AccessReader:
         """Return what there is. Raises what hinders it, `Conflict` where it is too much."""
         with self._reconnecting as connection:
             self._cache = AccessCache(read_access(connection), self._clock)
+            self._read_over = connection
         return self._cache
 
     def start(self) -> None:
@@ -102,11 +103,13 @@ class AccessReader:
         return waiting
 
     def _read(self, connection: BoundedConnection) -> None:
-        if read_version(connection) == self._cache.version:
+        # Over another connection the database may be on another timeline, where that number is another change's.
+        if connection is self._read_over and read_version(connection) == self._cache.version:
             self._cache.confirm()
         else:
             before = self._cache.version
             self._cache.replace(read_access(connection))
+            self._read_over = connection
             self._on_change()
             for change in read_changes(connection, before, self._cache.version, MAX_AUDITED):
                 audit.record(change.by, "", change.event, change.object, "done")
