@@ -385,7 +385,7 @@ class Node:
         if answer.rows is None:
             self._elect(el.Resign(group.group_id), now)
             if answer.is_deleted:
-                problem = f"group {group.group_id} is deleted"
+                problem = f"group {group.group_id} is deleted, or a failover has lost it"
                 self._refuse(self.registry.remove_group(group), group.group_id, BorrowerEndReason.DELETED, problem, now)
             return
         deposed_until = answer.request.deposed_until

@@ -99,7 +99,8 @@ def _read_epoch(request: ReadSessionEpoch, store: GroupStore) -> SessionEpochRea
 def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:
     if request.group_id is not None:
         group = store.find_group(request.group_id)
-        return GroupOpenCompleted(request, group, f"group {request.group_id} is deleted", is_final=group is None)
+        error = f"group {request.group_id} is deleted, or a failover has lost it"
+        return GroupOpenCompleted(request, group, error, is_final=group is None)
     try:
         group = store.open_group(request.subscription, request.starting_position, request.principal)
         return GroupOpenCompleted(request, group)
