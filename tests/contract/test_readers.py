@@ -457,6 +457,25 @@ def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: 
 
 
 @pytest.mark.conforms("P10")
+def test_a_connection_of_the_former_timeline_is_replaced(world: World, conn: Connection) -> None:
+    """One that was idle when the primary died, and looks as if it were open."""
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"a")
+    with contextlib.closing(world.reader()) as reader:
+        assert pages(reader, granted_of(conn, stream))
+        go_over_to_another_timeline(conn)
+        granted = granted_of(conn, stream)
+        granted.grant_id = TIMELINE_US
+
+        def is_read() -> bool:
+            with contextlib.suppress(TimelineChanged):
+                return bool(pages(reader, granted))
+            return False
+
+        eventually(is_read, 20.0)
+
+
+@pytest.mark.conforms("P10")
 def test_a_grant_of_another_timeline_reads_nothing(world: World, conn: Connection) -> None:
     stream = stream_of(conn, "default")
     put(conn, stream, b"a")

@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
-from sublet_storage.producer import AsyncPublisher, Publisher
+from sublet_storage.producer import AsyncPublisher, Publisher, epoch_capability
 from sublet_storage.producer.batches.message_accumulator import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
@@ -461,3 +461,23 @@ def test_a_space_that_was_lost_fences_a_publisher(conn: Connection) -> None:
     swap_filters(conn)
     with pytest.raises(ProducerFenced, match="another timeline, where stream"):
         routes.check_timeline(conn, "p")
+
+
+@pytest.mark.conforms("P10")
+def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would be those of the space that has its number now."""
+    create_space(conn, "eu", "eu/#", shards=1)
+    create_space(conn, "us", "us/#", shards=1)
+
+    def connect_elsewhere(*arguments: Any, **named: Any) -> Any:
+        connection = connect(*arguments, **named)
+        connection.timeline = "another"
+        return connection
+
+    monkeypatch.setattr(epoch_capability, "connect", connect_elsewhere)
+    with Publisher(database, space="eu") as publisher:
+        publisher.in_epoch(1)
+    with Publisher(database, space="eu") as publisher:
+        swap_filters(conn)
+        with pytest.raises(ProducerFenced, match="another timeline"):
+            publisher.in_epoch(2)

@@ -41,10 +41,10 @@ class BoundedConnection(psycopg.Connection[Any]):
         super().__init__(*arguments, **named)
         _connections.add(self)
 
-    def timeline_number(self) -> int:
+    def timeline_number(self, *, anew: bool = False) -> int:
         """Return the number of the server's timeline, as `timeline_number` of its ids. The schema has to be there;
-        the server is asked once."""
-        if self._timeline_number is None:
+        the server is asked once, and `anew`."""
+        if self._timeline_number is None or anew:
             ((self._timeline_number,),) = self.execute("select timeline_number()").fetchall()
         return self._timeline_number
 
@@ -115,7 +115,8 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, wh
 
 def check_timeline_number(connection: BoundedConnection, number: int, what: str) -> None:
     """Raise `TimelineChanged` where `what`, from which is read on, is of another timeline than the server is on."""
-    if number != connection.timeline_number():
+    # The server may be a dead one, of the former timeline, over a connection that was idle: so it is asked.
+    if number != connection.timeline_number() and number != connection.timeline_number(anew=True):
         raise TimelineChanged(
             f"{what} on another timeline of the database: a standby was promoted, or a backup restored, and at its "
             "offsets may lie other messages now."

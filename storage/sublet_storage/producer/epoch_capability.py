@@ -35,12 +35,24 @@ _T = TypeVar("_T")
 
 
 class EpochCapability:
-    """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held."""
+    """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held.
+
+    `timeline`: the database's, on which `space_id` is the space's. `check_timeline` is called on another, and raises
+    `ProducerFenced` where that may be another's there.
+    """
 
     def __init__(
-        self, url: str, space_id: int, who: ProducerIdentity, delivery_timeout_s: float, lease_s: float
+        self,
+        url: str,
+        space_id: int,
+        who: ProducerIdentity,
+        delivery_timeout_s: float,
+        lease_s: float,
+        timeline: str | None,
+        check_timeline: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
         self._url, self._space_id, self._who = url, space_id, who
+        self._timeline, self._check_timeline = timeline, check_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
         self._held: LowerFrontier | None = None
@@ -159,12 +171,20 @@ class EpochCapability:
             raise _too_late(error) from error
 
     def _connect(self) -> BoundedConnection:
-        return connect(
+        conn = connect(
             self._url,
             application_name="sublet publisher lease",
             lock_timeout_s=LOCK_TIMEOUT_S,
             silence_s=RECEIVE_TIMEOUT_S,
         )
+        if None not in (self._timeline, conn.timeline) and conn.timeline != self._timeline:
+            try:
+                self._check_timeline(conn)
+            except BaseException:
+                conn.close()
+                raise
+            self._timeline = conn.timeline
+        return conn
 
 
 def _too_late(error: Exception) -> Unavailable:

@@ -110,10 +110,18 @@ class Publisher:
             database = stack.enter_context(open_database(url))
             routes, writer, space_id, timeline = _begin(database.url, space, producer)
             self._capability = None
-            if space_id is not None:
-                self._capability = EpochCapability(database.url, space_id, writer, delivery_timeout_s, lease_s)
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = SendBuffer(routes, limits)
+            if space_id is not None:
+                self._capability = EpochCapability(
+                    database.url,
+                    space_id,
+                    writer,
+                    delivery_timeout_s,
+                    lease_s,
+                    timeline,
+                    lambda conn: self._buffer.routes.check_timeline(conn, writer.producer_id),
+                )
             advance = None if self._capability is None else self._capability.advance
             self._sender = Sender(database.url, self._buffer, writer, space, delivery_timeout_s, advance, timeline)
             self._database = stack.pop_all()
