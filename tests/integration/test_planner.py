@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 import pytest
@@ -11,7 +12,9 @@ from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.keys import TIMELINE_US
 from sublet_storage.producer import Publisher
+from tests.integration.log_kit import Connection, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 
@@ -51,3 +54,16 @@ def test_a_plan_that_is_not_written_is_begun_later(
     (second,) = eventually(lambda: planner.plan(PlanLimits(None, None), 0.2), 60)
     assert (second.planned.start, second.planned.end) == (1, 2)
     planner.close()
+
+
+@pytest.mark.conforms("P10")
+def test_a_stream_of_another_timeline_has_its_own_space(fleet: Fleet, database: str, conn: Connection) -> None:
+    """After a failover the stream of that number may be in another space."""
+    stream = stream_of(conn, "default")
+    with contextlib.closing(
+        MicroBatchPlanner("$share/g/#", database, name="q", hold_s=60.0, settings=BorrowerSettings().scaled(SPEED))
+    ) as planner:
+        assert planner.spaces([(stream, 1)]) == {stream: "default"}
+        conn.execute("update space set name = 'other' where name = 'default'")
+        assert planner.spaces([(stream, 2)]) == {stream: "default"}
+        assert planner.spaces([(stream, TIMELINE_US)]) == {stream: "other"}

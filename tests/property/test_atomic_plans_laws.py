@@ -69,7 +69,9 @@ class Query:
         """The process dies between two batches, and the next is lent both streams."""
         self.planning = PlanLedger(self._report, 60.0)
         self.planning.restore((), ())
-        self.epochs = EpochPlanner(self.planning, TwoLogs(self.logs), lambda ids: dict.fromkeys(ids, "space"))
+        self.epochs = EpochPlanner(
+            self.planning, TwoLogs(self.logs), lambda grants: {stream_id: "space" for stream_id, _ in grants}
+        )
         for stream, (position, consumed) in self.rows.items():
             grant = Grant(
                 "b", 1, stream, next(_grant_ids), position, 1, 0, 1, "#", consumed=consumed, grant_key=GRANT_KEY

@@ -7,10 +7,11 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, StreamConsumed, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from tests.kit import GRANT_KEY
@@ -229,6 +230,15 @@ def test_a_stream_handed_back_is_not_held() -> None:
     assert play.handler.positions() == {7: FROM}
     play.handler.mark_acknowledged(play.granted, first)
     assert (play.last(), play.handler.positions()) == ((FROM + 3, True), {})
+
+
+@pytest.mark.conforms("P10")
+def test_a_space_that_has_anothers_number_begins_anew() -> None:
+    """A failover has lost the other, which had come further."""
+    play, far, near = Play(), LowerFrontier(((1000,),)), LowerFrontier(((4,),))
+    for space, frontier in (("eu", far), ("us", near)):
+        play.handler.apply_update(FrontierAdvanced((GroupFrontier(space, 2, frontier, frontier),)))
+        assert play.handler.epochs[2].consumed == frontier
 
 
 class Popping(dict[int, int]):

@@ -102,6 +102,22 @@ def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.Monkey
     run(story)
 
 
+@pytest.mark.conforms("P10")
+def test_a_late_waiter_gets_what_is_seen_then() -> None:
+    """After a failover the stream of that number may be another, and what was known of it is not so."""
+
+    async def story(ends: Ends, watch: FeedHeadPoller) -> None:
+        first, late = watch.add_waiter(), watch.add_waiter()
+        ends.heads[1] = HeadState(60, True, False)
+        first.set_streams([1])
+        await news_of(first, 1, 60)
+        ends.heads[1] = HeadState(60, False, False)
+        late.set_streams([1])
+        assert await late.wait_for_heads(5) == {1: HeadState(60, False, False)}
+
+    run(story)
+
+
 def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
 

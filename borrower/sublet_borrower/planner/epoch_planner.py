@@ -23,10 +23,14 @@ COMPLETED_S = 0.1
 
 
 class EpochPlanner:
-    """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these."""
+    """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these
+    (stream, grant id)."""
 
     def __init__(
-        self, planning: PlanLedger, reader: DatabaseReader, spaces: Callable[[Iterable[int]], Mapping[int, str]]
+        self,
+        planning: PlanLedger,
+        reader: DatabaseReader,
+        spaces: Callable[[Iterable[tuple[int, int]]], Mapping[int, str]],
     ) -> None:
         self._planning, self._reader, self._spaces = planning, reader, spaces
         self._look_at = float("-inf")
@@ -42,7 +46,7 @@ class EpochPlanner:
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
         granted = self._planning.plannable_atomic_streams(allowed)
-        spaces = self._spaces([one.grant.stream_id for one, _ in granted])
+        spaces = self._spaces([(one.grant.stream_id, one.grant.grant_id) for one, _ in granted])
         if not self._look([each for each in granted if not finite or each[0].goal is None]):
             return {}  # the database is away
         for one, atomic in granted:

@@ -28,6 +28,7 @@ from sublet_borrower.planner.planned_ranges import (
 )
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
+from sublet_protocol.domain.keys import timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups import consumer_progress
@@ -74,7 +75,7 @@ class MicroBatchPlanner:
         timeout_s = settings.read_timeout_s
         self._filter = Subscription.parse(subscription).filter
         self._whole_epochs, self._granted_within_s = whole_epochs, granted_within_s
-        self._spaces: dict[int, str] = {}
+        self._spaces: dict[tuple[int, int], str] = {}
         self._targets: dict[int, int] | None = None
         self._lags_at = float("-inf")
         self._member = Member(
@@ -290,16 +291,18 @@ class MicroBatchPlanner:
             "longer."
         )
 
-    def spaces(self, stream_ids: Iterable[int]) -> dict[int, str]:
-        """Return the name of each stream's space."""
-        missing = [stream_id for stream_id in stream_ids if stream_id not in self._spaces]
+    def spaces(self, grants: Iterable[tuple[int, int]]) -> dict[int, str]:
+        """Return {stream: the name of its space} of these (stream, grant id). On another timeline of the database the
+        stream of that number may be in another space."""
+        wanted = {stream_id: (stream_id, timeline_number(grant_id)) for stream_id, grant_id in grants}
+        missing = [stream_id for stream_id, key in wanted.items() if key not in self._spaces]
         while missing:
             found = self._reader.query(lambda connection: message_log.read_space_names(connection, missing))
             if found is not None:
-                self._spaces.update(found)
+                self._spaces.update({wanted[stream_id]: name for stream_id, name in found.items()})
                 break
             time.sleep(POLL_INTERVAL_S)
-        return self._spaces
+        return {stream_id: self._spaces[key] for stream_id, key in wanted.items() if key in self._spaces}
 
     def lags(self) -> dict[int, tuple[int, int]]:
         """Return {stream: (next offset to acknowledge, head)}, as they were about a second ago."""

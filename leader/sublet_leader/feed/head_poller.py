@@ -80,7 +80,8 @@ class FeedHeadPoller:
         return HeadWaiter(self)
 
     def register(self, waiter: HeadWaiter, stream_ids: frozenset[int]) -> None:
-        """See `HeadWaiter.set_streams`. Known heads of these streams are passed on at once."""
+        """See `HeadWaiter.set_streams`. Where new ones among these end is looked at soon, and is news then: what was
+        known of them before may be of a timeline that is past, and of another stream."""
         for stream_id in waiter.watched - stream_ids:
             self._waiters[stream_id].discard(waiter)
             if not self._waiters[stream_id]:
@@ -88,10 +89,10 @@ class FeedHeadPoller:
                 self._heads.pop(stream_id, None)
         for stream_id in stream_ids - waiter.watched:
             self._waiters.setdefault(stream_id, set()).add(waiter)
-        known = {id: self._heads[id] for id in stream_ids - waiter.watched if id in self._heads}
+            self._heads.pop(stream_id, None)
+            if self._task is not None:
+                self._hurried.set()
         waiter.watched = stream_ids
-        if known:
-            waiter.update_heads(known)
         self._fresh = True
         if self._waiters and self._task is None:
             self._task = self._loop.create_task(self._run())

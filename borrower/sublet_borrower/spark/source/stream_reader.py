@@ -198,7 +198,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tasks(self, begun: Sequence[StartedRange]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options
-        spaces = planner.spaces(one.planned.stream_id for one in begun)
+        spaces = planner.spaces((one.planned.stream_id, one.grant_id) for one in begun)
         for one in begun:
             yield RangePartition(
                 stream_id=one.planned.stream_id,
