@@ -457,7 +457,7 @@ def test_epochs_of_sessions_grow_whoever_draws_them(nodes: NodeWorld, database: 
 
 
 @pytest.mark.conforms("P10")
-def test_a_connection_of_the_former_timeline_is_replaced(world: World, conn: Connection) -> None:
+def test_a_connection_of_a_past_timeline_is_replaced(world: World, conn: Connection) -> None:
     """One that was idle when the primary died, and looks as if it were open."""
     stream = stream_of(conn, "default")
     put(conn, stream, b"a")

@@ -57,7 +57,7 @@ def test_a_plan_that_is_not_written_is_begun_later(
 
 
 @pytest.mark.conforms("P10")
-def test_a_stream_of_another_timeline_has_its_own_space(fleet: Fleet, database: str, conn: Connection) -> None:
+def test_a_stream_of_another_timeline_has_its_space(fleet: Fleet, database: str, conn: Connection) -> None:
     """After a failover the stream of that number may be in another space."""
     stream = stream_of(conn, "default")
     with contextlib.closing(
