@@ -91,7 +91,7 @@ class Reader:
 
 
 @pytest.mark.conforms("P10", "E23")
-@pytest.mark.parametrize("through_nodes", [False, True])
+@pytest.mark.parametrize("through_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_quiet_holders_stream_is_blocked(
     database: str, conn: Connection, served: Fleet, streams: list[int], shell: Shell, through_nodes: bool
 ) -> None:

@@ -130,7 +130,7 @@ def statuses(conn: Connection) -> dict[int, tuple[str, int, int]]:
 
 
 @pytest.mark.conforms("W10", "X7")
-@pytest.mark.parametrize("through_nodes", [False, True])
+@pytest.mark.parametrize("through_nodes", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_group_blocks_at_a_bad_block(
     database: str, conn: Connection, fleet: Fleet, streams: list[int], through_nodes: bool
 ) -> None:

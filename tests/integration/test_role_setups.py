@@ -174,6 +174,7 @@ def succeed(shell: Shell, *commands: str) -> None:
         assert answer.code == 0, (command, answer.err)
 
 
+@pytest.mark.long
 def test_an_operator_changes_groups(world: RoleWorld, fleet: Fleet, operator: Shell, tmp_path: Path) -> None:
     with Publisher(world.of(Role.APPEND)) as publisher:
         for number in range(10):

@@ -216,6 +216,7 @@ def test_rotation_drops_no_call(
     assert revoked == (ROTATIONS,)
 
 
+@pytest.mark.long
 def test_a_reader_goes_on_with_the_new_token(node: Running, tokens: TokenFile) -> None:
     """Its call lives longer than the token that it began with."""
     with Feed([node.address]) as feed, feed.follow("t/#", "earliest") as reader:

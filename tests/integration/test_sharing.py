@@ -23,7 +23,7 @@ def test_each_message_goes_to_one_of_those_who_share(stage: Stage) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        pytest.param("leaves", marks=pytest.mark.conforms("E8", "E31")),
+        pytest.param("leaves", marks=[pytest.mark.conforms("E8", "E31"), pytest.mark.long]),
         pytest.param("is killed", marks=pytest.mark.conforms("E10", "E17")),
     ],
 )

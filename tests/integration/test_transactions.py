@@ -409,7 +409,7 @@ def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("trouble", ["an exception", "not arrived", "arrived"])
-@pytest.mark.parametrize("done_before", [0, 2])
+@pytest.mark.parametrize("done_before", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_an_uncommitted_part_is_still_to_be_done(place: Place, trouble: str, done_before: int) -> None:
     """A poll gives a batch again of which a part failed, or may have, and each part counts once."""
     with Publisher(place.url) as publisher:
