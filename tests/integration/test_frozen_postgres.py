@@ -23,6 +23,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.errors import Unavailable
+from sublet_storage.db import reconnecting_connection
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
@@ -115,6 +116,29 @@ def test_a_node_gets_over_a_frozen_connection(database: str, conn: psycopg.Conne
             batch.ack()
             saved, said = "select position from lending where stream_id = %s", fleet.nodes["n1"].output
             eventually(lambda: conn.execute(saved, (stream,)).fetchone() == (batch.end,), WAIT_S, said)
+
+
+@pytest.mark.parametrize("trouble", ["frozen", "ended"])
+def test_an_idle_transactions_connection_is_replaced(
+    database: str, conn: psycopg.Connection[Any], fleet: Fleet, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    """Before a user's work begins that would be lost with it."""
+    monkeypatch.setattr(reconnecting_connection, "IDLE_S", 0.0)
+    monkeypatch.setattr(reconnecting_connection, "ANSWER_TIMEOUT_S", 0.5)
+    stream, done = stream_of(conn, "default"), "select position from lending where stream_id = %s"
+    with Session(GROUP, database, starting_position="earliest", settings=SETTINGS, auto_ack=False) as session:
+        for number in (1, 2):
+            put(conn, stream, b"x", topic="a")
+            batch = in_time(lambda: session.poll(WAIT_S))
+            with contextlib.ExitStack() as stack:
+                if number == 2 and trouble == "frozen":
+                    stack.enter_context(frozen(conn, "sublet transaction"))
+                elif number == 2:
+                    for pid in processes(conn, "sublet transaction"):
+                        conn.execute("select pg_terminate_backend(%s, 5000)", (pid,))
+                with batch.transaction() as transaction:
+                    transaction.execute("select 1")
+                assert conn.execute(done, (stream,)).fetchone() == (number,)
 
 
 def test_silence_closes_the_connection(database: str, conn: psycopg.Connection[Any]) -> None:

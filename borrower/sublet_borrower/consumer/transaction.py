@@ -206,7 +206,7 @@ class ProgressTransactions:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:
             self._open = True
-            yield self._reconnecting.ready()
+            yield self._reconnecting.answering()
         finally:
             self._open = False
 

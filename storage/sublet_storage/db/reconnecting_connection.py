@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -16,6 +17,10 @@ from sublet_storage.util.retry import Backoff
 BACKOFF_INITIAL_S = 0.05
 BACKOFF_MAX_S = 2.0
 JITTER = 0.5
+
+IDLE_S = 1.0
+"""A connection that was used longer ago may be dead without anybody having noticed."""
+ANSWER_TIMEOUT_S = 5.0
 
 _LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
 
@@ -34,6 +39,7 @@ class ReconnectingConnection:
         self._connect, self._log = connect, log
         self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
         self._away = self._in_use = False
+        self._asked_at = float("-inf")
         self.current: BoundedConnection | None = None
 
     def __enter__(self) -> BoundedConnection:
@@ -70,6 +76,23 @@ class ReconnectingConnection:
                 self._failed(error)
                 raise
         return self.current
+
+    def answering(self) -> BoundedConnection:
+        """Return the connection, as `ready` does, for work that cannot be tried again by itself: where it has been idle
+        the server is asked for an answer first, and it is opened again if none comes."""
+        idle, connection = self.current, self.ready()
+        now, before = time.monotonic(), self._asked_at
+        self._asked_at = now
+        if connection is not idle or now - before < IDLE_S:
+            return connection
+        limit_s, connection.receive_timeout_s = connection.receive_timeout_s, ANSWER_TIMEOUT_S
+        try:
+            connection.execute("select")
+        except _LOST:
+            self.close()
+            return self.ready()
+        connection.receive_timeout_s = limit_s
+        return connection
 
     def close(self) -> None:
         """Close it; it is opened again when it is needed."""

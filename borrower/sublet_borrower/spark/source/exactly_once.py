@@ -99,7 +99,7 @@ class Guard:
     @contextlib.contextmanager
     def _transaction(self, batch_id: int) -> Iterator[Connection]:
         ranges = self._ranges(batch_id)
-        connection, committing = self._reconnecting.ready(), False
+        connection, committing = self._reconnecting.answering(), False
         attempt: TransactionIdentity | None = None
 
         def settle() -> None:
