@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone, TimelineChanged, UnknownOutcome
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
 
@@ -58,6 +58,7 @@ def test_it_is_opened_when_needed_and_used_again() -> None:
     ("error", "is_reused"),
     [
         (PositionGone(7, 5, 9), True),
+        (TimelineChanged("granted elsewhere"), False),
         (DatabaseUnreachable("gone away"), False),
         (UnknownOutcome("gone away in a commit"), False),
         (psycopg.OperationalError("gone away"), False),

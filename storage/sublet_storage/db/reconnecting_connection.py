@@ -10,7 +10,7 @@ from types import TracebackType
 import psycopg
 from psycopg.pq import TransactionStatus
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, TimelineChanged, UnknownOutcome
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.util.retry import Backoff
 
@@ -29,7 +29,7 @@ class ReconnectingConnection:
     """Not thread-safe. `connect` opens it and configures it.
 
     A `with` block uses it exclusively. An exception out of the block closes it, except for a `SubletError` about the
-    request. A caller that decides itself when to close it calls `ready`.
+    request; `TimelineChanged` may be about either. A caller that decides itself when to close it calls `ready`.
 
     With a `log` the first failure in a row is a warning there, and the end of the row is logged too, and it cannot be
     opened again until a pause is over, which grows from one failure to the next. Without, the caller does both.
@@ -52,7 +52,9 @@ class ReconnectingConnection:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
+        if isinstance(error, TimelineChanged):
+            self.close()  # it may be this that leads to a server of the past, which is still there
+        elif error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
             if self._away:
                 self._back()
         elif isinstance(error, _LOST):
