@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DATABASE_TIMEOUT_S = 30.0
+SILENCE_S = 10.0
+"""So that a connection that was found dead leaves time for another."""
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
 
 FREED_BYTES = 31 * 1024 * 1024
@@ -261,6 +263,6 @@ def _reconnecting(pid: int, address: str, credentials: str, schema: str | None) 
             task_url(address, credentials),
             schema=schema,
             application_name="sublet spark",
-            silence_s=DATABASE_TIMEOUT_S,
+            silence_s=SILENCE_S,
         )
     )
