@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DATABASE_TIMEOUT_S = 30.0
+"""How long a task waits for a database that is away, before it fails and Spark tries it again."""
 SILENCE_S = 10.0
 """So that a connection that was found dead leaves time for another."""
-"""How long a task waits for a database that is away, before it fails and Spark tries it again."""
 
 FREED_BYTES = 31 * 1024 * 1024
 """Just below what glibc takes for large in any case."""
