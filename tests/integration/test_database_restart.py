@@ -59,7 +59,6 @@ def test_a_number_given_again_proves_no_commit(server: EmbeddedPostgres, fleet: 
         with batch.transaction() as output:
             output.execute("insert into public.output values (1)")
 
-    fleet.node("n1")
     with psycopg.connect(server.url, autocommit=True) as conn:
         conn.execute("alter system set wal_writer_delay = '10s'")
         conn.execute("select pg_reload_conf()")
