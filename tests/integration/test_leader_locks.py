@@ -100,14 +100,17 @@ def test_a_leader_whose_lock_is_cut_takes_it_again(stage: Stage) -> None:
 @patient
 @pytest.mark.conforms("E13", "W1")
 def test_a_restart_of_postgres_changes_no_leader(stage: Stage, server: EmbeddedPostgres) -> None:
+    """That has nothing to commit: one whose commit gets no answer steps down."""
     stage.serve("n1", "n2")
     stage.share("a", "b")
     before = eventually(lambda: stage.scene.claim() if holder(stage) else None, WAIT_S, stage.said)
     with stage.scene.load():
         stage.more()
-        server.stop()
-        server.start()
-        eventually(lambda: holder(stage), WAIT_S, stage.said)
+    eventually(stage.scene.consumed, WAIT_S, stage.said)
+    server.stop()
+    server.start()
+    eventually(lambda: holder(stage), WAIT_S, stage.said)
+    with stage.scene.load():
         stage.more()
     assert (stage.scene.claim().term, stage.scene.claim().lock_key) == (before.term, before.lock_key)
     assert stage.verdict().explained == []
