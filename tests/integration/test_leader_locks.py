@@ -104,13 +104,11 @@ def test_a_restart_of_postgres_changes_no_leader(stage: Stage, server: EmbeddedP
     stage.serve("n1", "n2")
     stage.share("a", "b")
     before = eventually(lambda: stage.scene.claim() if holder(stage) else None, WAIT_S, stage.said)
-    with stage.scene.load():
-        stage.more()
+    stage.scene.publish(500)
     eventually(stage.scene.consumed, WAIT_S, stage.said)
     server.stop()
     server.start()
     eventually(lambda: holder(stage), WAIT_S, stage.said)
-    with stage.scene.load():
-        stage.more()
+    stage.scene.publish(500, first=500)
     assert (stage.scene.claim().term, stage.scene.claim().lock_key) == (before.term, before.lock_key)
     assert stage.verdict().explained == []
