@@ -16,6 +16,7 @@ from sublet_storage.spaces.space_changes import reshard
 from tests.integration.async_kit import Scene
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.sharing_kit import Stage
+from tests.integration.tls_kit import Certificates
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
 
@@ -26,6 +27,19 @@ def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
     with connect(database) as connection:
         reshard(connection, "default", 2)
         yield connection
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Certificates:
+    """An authority, and the certificates that it issues."""
+    return Certificates(tmp_path / "ours")
+
+
+@pytest.fixture
+def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates:
+    """The authority that clients of this process trust."""
+    monkeypatch.setenv("SUBLET_TLS_CA", str(ours.ca))
+    return ours
 
 
 @pytest.fixture

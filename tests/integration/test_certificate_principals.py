@@ -39,38 +39,30 @@ Files = tuple[str, str]
 
 
 @pytest.fixture
-def ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """The authority that the node and the clients of this process trust."""
-    made = Certificates(tmp_path / "ours")
-    monkeypatch.setenv("SUBLET_TLS_CA", str(made.ca))
-    return made
-
-
-@pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
     with connect(database) as connection:
         yield connection
 
 
 @pytest.fixture
-def clients(ours: Certificates, tmp_path: Path) -> dict[str, Files | None]:
+def clients(trusted: Certificates, tmp_path: Path) -> dict[str, Files | None]:
     """The files of one of each kind."""
     uri = x509.UniformResourceIdentifier
     foreign = Certificates(tmp_path / "foreign")
     return {
         "none": None,
         "another CA": foreign.write_named("etl", uri(ETL)),
-        "nameless": ours.write_named("nameless", common_names=["etl"]),
-        "NUL": ours.write_named("nul", uri(f"{ETL}\0.other")),
-        "other": ours.write_named("other", uri(OTHER)),
-        "etl": ours.write_named("etl", uri(ETL), x509.DNSName("x.example"), common_names=["user:x"]),
-        "dns": ours.write_named("dns", x509.DNSName(DNS), common_names=["user:x"]),
-        "cn": ours.write_named("cn", common_names=["user:cn"]),
+        "nameless": trusted.write_named("nameless", common_names=["etl"]),
+        "NUL": trusted.write_named("nul", uri(f"{ETL}\0.other")),
+        "other": trusted.write_named("other", uri(OTHER)),
+        "etl": trusted.write_named("etl", uri(ETL), x509.DNSName("x.example"), common_names=["user:x"]),
+        "dns": trusted.write_named("dns", x509.DNSName(DNS), common_names=["user:x"]),
+        "cn": trusted.write_named("cn", common_names=["user:cn"]),
     }
 
 
 @pytest.fixture
-def node(shell: Shell, ours: Certificates, database: str, conn: psycopg.Connection[Any]) -> Running:
+def node(shell: Shell, trusted: Certificates, database: str, conn: psycopg.Connection[Any]) -> Running:
     """It asks for a certificate, on both ports. The rules are there before it starts."""
     store = PostgresGroupStore(database)
     store.declare_group(Subscription.parse(GROUP), GroupOptions())
@@ -78,8 +70,8 @@ def node(shell: Shell, ours: Certificates, database: str, conn: psycopg.Connecti
     for right in Right:
         allow(conn, rule(ETL, right, "orders/#", *(("billing",) if right.is_on_groups else ())))
         allow(conn, rule(OTHER, right, "bills/#"))
-    certificate, key = ours.write("node", HOST)
-    tls = ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", str(ours.ca))
+    certificate, key = trusted.write("node", HOST)
+    tls = ("--tls-cert", certificate, "--tls-key", key, "--tls-client-ca", str(trusted.ca))
     return shell.leader("n1", *tls, "--http", f"{HOST}:0")
 
 
@@ -96,63 +88,63 @@ def shows(monkeypatch: pytest.MonkeyPatch, clients: dict[str, Files | None]) -> 
 
 
 def test_every_rpc_asks_whose_certificate_it_is(
-    node: Running, ours: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
+    node: Running, trusted: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
 ) -> None:
     for kind in ("none", "another CA"):
-        with ours.channel(node.address, clients[kind]) as channel:
+        with trusted.channel(node.address, clients[kind]) as channel:
             for name, method in METHODS:
                 code, _ = refusal(channel, name, method, REQUESTS[method.name]("orders/#"), None)
                 assert code is grpc.StatusCode.UNAVAILABLE, (name, kind)
     for kind, shown in (("nameless", "CN 'etl'"), ("NUL", f"URI '{ETL}\\x00.other'")):
-        with ours.channel(node.address, clients[kind]) as channel:
+        with trusted.channel(node.address, clients[kind]) as channel:
             for name, method in METHODS:
                 code, text = refusal(channel, name, method, REQUESTS[method.name]("orders/#"), None)
                 assert (code, shown in text) == (grpc.StatusCode.UNAUTHENTICATED, True), (name, text)
-    with ours.channel(node.address, clients["other"]) as channel:
+    with trusted.channel(node.address, clients["other"]) as channel:
         denies_all(channel, OTHER)
-    with ours.channel(node.address, clients["etl"]) as channel:
+    with trusted.channel(node.address, clients["etl"]) as channel:
         answers_all(channel)
     found = conn.execute("select distinct producer_id from producer where producer_id like 'feed/%'").fetchall()
     assert found == [("feed/spiffe:%2F%2Fexample%2Fetl/p",)]
 
 
 def test_a_token_is_not_looked_at(
-    node: Running, ours: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
+    node: Running, trusted: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
 ) -> None:
     """Neither one that counts, nor what is none."""
     token = token_of(conn, ETL)
-    with ours.channel(node.address, clients["other"]) as channel:
+    with trusted.channel(node.address, clients["other"]) as channel:
         denies_all(channel, OTHER, token)
-    with ours.channel(node.address, clients["nameless"]) as channel:
+    with trusted.channel(node.address, clients["nameless"]) as channel:
         code, _ = refusal(channel, *HISTORY, REQUESTS["History"]("orders/#"), token)
         assert code is grpc.StatusCode.UNAUTHENTICATED
-    with ours.channel(node.address, clients["etl"]) as channel:
+    with trusted.channel(node.address, clients["etl"]) as channel:
         call(channel, *HISTORY, REQUESTS["History"]("orders/#"), "nonsense")
-    with ours.channel(node.address, clients["none"]) as channel:
+    with trusted.channel(node.address, clients["none"]) as channel:
         code, _ = refusal(channel, *HISTORY, REQUESTS["History"]("orders/#"), token)
         assert code is grpc.StatusCode.UNAVAILABLE
     url = http_address(node).removeprefix("https://").rstrip("/")
-    assert get(Http(url, ours.context(clients["other"])), "/api/v1/nodes", token_of(conn, ETL)).status == 403
+    assert get(Http(url, trusted.context(clients["other"])), "/api/v1/nodes", token_of(conn, ETL)).status == 403
 
 
 def test_a_uri_goes_before_a_dns_name_and_the_cn(
-    node: Running, ours: Certificates, clients: dict[str, Files | None]
+    node: Running, trusted: Certificates, clients: dict[str, Files | None]
 ) -> None:
     """On both ports."""
     url = http_address(node).removeprefix("https://").rstrip("/")
     for kind, principal in (("etl", ETL), ("dns", DNS), ("cn", "user:cn")):
-        with ours.channel(node.address, clients[kind]) as channel:
+        with trusted.channel(node.address, clients[kind]) as channel:
             code, text = refusal(channel, *HISTORY, REQUESTS["History"]("nothing/#"), None)
         assert (code, text.split()[0]) == (grpc.StatusCode.PERMISSION_DENIED, principal)
-        answer = get(Http(url, ours.context(clients[kind])), "/metrics", None)
+        answer = get(Http(url, trusted.context(clients[kind])), "/metrics", None)
         assert (answer.status, answer.object["error"].split()[0]) == (403, principal)
 
 
 def test_http_asks_whose_certificate_it_is(
-    node: Running, ours: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
+    node: Running, trusted: Certificates, clients: dict[str, Files | None], conn: psycopg.Connection[Any]
 ) -> None:
     url = http_address(node).removeprefix("https://").rstrip("/")
-    at = {kind: Http(url, ours.context(files)) for kind, files in clients.items()}
+    at = {kind: Http(url, trusted.context(files)) for kind, files in clients.items()}
     for path, who in GETS.values():
         for kind in ("none", "another CA"):
             with pytest.raises(AssertionError, match="does not answer"):
@@ -207,7 +199,7 @@ def test_a_session_consumes_under_its_certificate(
 
 
 def test_clients_need_no_token(
-    node: Running, shell: Shell, database: str, clients: dict[str, Files | None], shows: Any, ours: Certificates
+    node: Running, shell: Shell, database: str, clients: dict[str, Files | None], shows: Any, trusted: Certificates
 ) -> None:
     """A feed and the command line."""
     shows("etl")
@@ -219,7 +211,7 @@ def test_clients_need_no_token(
     with pytest.raises(Unauthenticated, match="certificate has the CN 'etl'"), Feed(node.address) as feed:
         feed.publish("orders/eu", b"1").result()
     certificate, key = clients["etl"] or ("", "")
-    shell.environment |= {"SUBLET_TLS_CA": str(ours.ca), "SUBLET_TLS_CERT": certificate, "SUBLET_TLS_KEY": key}
+    shell.environment |= {"SUBLET_TLS_CA": str(trusted.ca), "SUBLET_TLS_CERT": certificate, "SUBLET_TLS_KEY": key}
     del shell.environment["SUBLET_DATABASE_URL"]
     answer = shell.run("consume", GROUP, "--node", node.address, "--from", "earliest", "--max-messages", "1")
     assert answer.code == 0, answer.err

@@ -144,13 +144,6 @@ def is_known(address: str, token: str) -> bool:
 
 
 @pytest.fixture
-def certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    made = Certificates(tmp_path / "ours")
-    monkeypatch.setenv("SUBLET_TLS_CA", str(made.ca))
-    return made
-
-
-@pytest.fixture
 def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
     with connect(database) as connection:
         for right in (Right.PUBLISH, Right.READ, Right.JOIN):
@@ -165,14 +158,14 @@ def tokens(conn: psycopg.Connection[Any], tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def node(shell: Shell, certificates: Certificates, tokens: TokenFile) -> Running:
-    certificate, key = certificates.write("node", HOST)
+def node(shell: Shell, trusted: Certificates, tokens: TokenFile) -> Running:
+    certificate, key = trusted.write("node", HOST)
     return shell.leader("n1", "--tls-cert", certificate, "--tls-key", key)
 
 
 def test_rotation_drops_no_call(
     node: Running,
-    certificates: Certificates,
+    trusted: Certificates,
     tokens: TokenFile,
     conn: psycopg.Connection[Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -203,7 +196,7 @@ def test_rotation_drops_no_call(
             users.go_on()
             for _ in range(ROTATIONS):
                 before = shown(node.address)
-                certificates.write("node", HOST)
+                trusted.write("node", HOST)
                 tokens.replace(node.address)
                 eventually(lambda before=before: shown(node.address) != before, WAIT_S)  # type: ignore[misc]
                 users.go_on()

@@ -25,18 +25,6 @@ from tests.kit import eventually
 SUBSCRIPTION = "$share/g/t/#"
 
 
-@pytest.fixture
-def ours(tmp_path: Path) -> Certificates:
-    return Certificates(tmp_path / "ours")
-
-
-@pytest.fixture
-def trusted(ours: Certificates, monkeypatch: pytest.MonkeyPatch) -> Certificates:
-    """The authority that clients of this process trust."""
-    monkeypatch.setenv("SUBLET_TLS_CA", str(ours.ca))
-    return ours
-
-
 def tls_node(shell: Shell, files: tuple[str, str], *arguments: str, name: str = "n1") -> Running:
     return shell.leader(name, "--tls-cert", files[0], "--tls-key", files[1], "--auth", "off", *arguments)
 
