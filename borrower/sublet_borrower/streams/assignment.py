@@ -316,8 +316,8 @@ class SessionAssignment:
             if known is None or one.lower != known.lower:
                 for granted in self.streams_waiting_for_epochs():
                     granted.has_new_frontier = True
-            is_anothers = known is not None and known.space != one.space  # a failover has lost the one of that number
-            if known is None or is_anothers or known.consumed.is_at_or_before(one.consumed):
+            # A failover may have lost the space of that number: it is another's then.
+            if known is None or known.space != one.space or known.consumed.is_at_or_before(one.consumed):
                 self.epochs[one.space_id] = one
 
     def _under(self, stream_id: int, grant_id: int) -> GrantedStream | None:

@@ -101,11 +101,17 @@ def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
     return connection.timeline if isinstance(connection, BoundedConnection) else None
 
 
+def has_gone_over(connection: psycopg.Connection[Any], timeline: str | None) -> bool:
+    """Return whether its server is on another timeline than this; not where one of them is unknown."""
+    here = timeline_of(connection)
+    return None not in (timeline, here) and timeline != here
+
+
 def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
     """Raise `PositionBeyondHead` where `what`, positions stored elsewhere, is of another timeline than the server is
     on: a position below the head may have been beyond it once."""
-    here = timeline_of(connection)
-    if None not in (timeline, here) and timeline != here:
+    if has_gone_over(connection, timeline):
+        here = timeline_of(connection)
         raise PositionBeyondHead(
             f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
             " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "

@@ -93,7 +93,8 @@ class ReconnectingConnection:
         except _LOST:
             self.close()
             return self.ready()
-        connection.receive_timeout_s = limit_s
+        finally:
+            connection.receive_timeout_s = limit_s
         return connection
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     Unavailable,
 )
-from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epoch_capabilities
@@ -177,7 +177,7 @@ class EpochCapability:
             lock_timeout_s=LOCK_TIMEOUT_S,
             silence_s=RECEIVE_TIMEOUT_S,
         )
-        if None not in (self._timeline, conn.timeline) and conn.timeline != self._timeline:
+        if has_gone_over(conn, self._timeline):
             try:
                 self._check_timeline(conn)
             except BaseException:

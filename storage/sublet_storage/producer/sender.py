@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UnknownOutcome,
 )
-from sublet_storage.db.bounded_connection import BoundedConnection
+from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epoch_capabilities
@@ -224,7 +224,7 @@ class Sender(threading.Thread):
 
     def _go_over(self, conn: BoundedConnection) -> None:
         """On another timeline of the database nothing is taken for granted that was known on the one before."""
-        if conn.timeline not in (None, self._timeline) and self._timeline is not None:
+        if has_gone_over(conn, self._timeline):
             self._buffer.routes.check_timeline(conn, self._producer.producer_id)
             if self._producer.incarnation > UNNAMED:
                 register_again(conn, self._producer)
