@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 
-from sublet_borrower.new_data.direct_listener import subscribe_heads
+from sublet_borrower.new_data.postgres_head_listener import subscribe_heads
 
 
 def main(url: str) -> None:

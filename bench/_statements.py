@@ -14,10 +14,10 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
     GrantStream,
     GroupWrites,
     LendingChange,
+    LendingOutcome,
 )
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces.space_changes import reshard
@@ -105,7 +105,7 @@ class Statements:
             entries.setdefault(group_id, []).append(AdvancePosition(stream, self._grants[group_id][stream], number))
         batch = [GroupWrites(group_id, self._terms[group_id], tuple(some)) for group_id, some in entries.items()]
         answers = [answer for result in self._store.commit(batch) for answer in result.results]
-        assert {answer.outcome for answer in answers} == {ChangeOutcome.APPLIED}
+        assert {answer.outcome for answer in answers} == {LendingOutcome.APPLIED}
 
     def _bare(self, keys: list[tuple[int, int]], number: int) -> None:
         parameters: dict[str, Any] = {

@@ -21,7 +21,7 @@ from bench._statements import Statements
 from bench._twin import Size, Twin
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.messages.borrower_leader import LeaderWanted
-from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
+from sublet_protocol.messages.borrower_leader_codec import decode_to_leader, encode_to_leader
 
 UPDATES = 1000
 TARGET_GROWTH = 2.0

@@ -8,7 +8,7 @@ from sublet_borrower.spark.job.consumption import Consumption, consume
 from sublet_borrower.spark.job.exception_transport import TaskFailed
 from sublet_borrower.spark.job.status import ConsumptionStatus, TaskStatus
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSummary
-from sublet_borrower.spark.source.exactly_once import Guard
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
 
 __all__ = [
     "Consumption",

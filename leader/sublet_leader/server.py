@@ -25,7 +25,7 @@ from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
 from sublet_leader.listen_address import ListenAddress
-from sublet_leader.node.caller_rights import CallerRights
+from sublet_leader.node.caller_authorizer import CallerAuthorizer
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentMessageReceived,
@@ -52,13 +52,13 @@ from sublet_leader.settings import LeaderSettings
 from sublet_leader.shutdown import run_with_timeout
 from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
+from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import server_credentials
@@ -125,7 +125,7 @@ class NodeServer:
             from sublet_leader.http.app import HttpPort  # brings Starlette and uvicorn
 
             self._http = HttpPort(http, database_url)
-        self._gate = Gate()
+        self._gate = AccessGate()
         self._access = AccessReader(database_url, self._on_access_changed, clock) if is_auth_required else None
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -139,8 +139,8 @@ class NodeServer:
         await self._open_gate()
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
         server = grpc.aio.server(options=options, interceptors=(GateInterceptor(self._gate),))
-        self._publisher = new_publisher(self._incarnation, NodeSideSettings(hold_s=self.settings.poll_hold_s))
-        self._callers = CallerRights(self._gate, self._publisher)
+        self._publisher = new_publisher(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
+        self._callers = CallerAuthorizer(self._gate, self._publisher)
         self._sessions = PubSubServer(
             self._publisher,
             self._received,
@@ -389,7 +389,7 @@ class NodeServer:
         """Read the rights before anybody may call. Raises what hinders that."""
         if self._access is not None:
             rules = await self._loop.run_in_executor(None, self._access.open)
-            self._gate = Gate(rules, self._access.read_anew, self._by_certificate)
+            self._gate = AccessGate(rules, self._access.read_anew, self._by_certificate)
 
     def _follow_access(self) -> None:
         if self._access is not None:

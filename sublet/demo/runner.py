@@ -21,7 +21,7 @@ import pyarrow as pa
 from sublet.demo import delivery_check, flights
 from sublet.demo.child_processes import ChildProcesses
 from sublet.demo.display import DemoDisplay
-from sublet.demo.group_reader import DemoGroupReader, count_consumed, find_busiest, list_holders
+from sublet.demo.group_monitor import DemoGroupMonitor, count_consumed, find_busiest, list_holders
 from sublet.demo.holding_intervals import holding_intervals, process_of
 from sublet.demo.takeover_reporter import TakeoverReporter
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable, Unavailable, UsageError
@@ -105,7 +105,7 @@ class _Stage:
         records.mkdir()
         source = flights.load()
         self.show.print_line(f"{source.num_rows:,} flights loaded")
-        with DemoGroupReader(self.url) as sight:
+        with DemoGroupMonitor(self.url) as sight:
             for name in NODES:
                 self.processes.start(name, "sublet.cli", "leader", "--name", name, "--listen", "127.0.0.1:0")
             arguments = (str(records), str(TASKS), str(SECONDS_PER_MESSAGE))
@@ -157,7 +157,7 @@ class _Stage:
         except BaseException as error:  # noqa: BLE001 it is raised where it is seen
             self.failure = error
 
-    def _watch(self, sight: DemoGroupReader, total: int) -> None:
+    def _watch(self, sight: DemoGroupMonitor, total: int) -> None:
         """Show how far it is, and kill at the right moments."""
         acts: list[tuple[float, str, Callable[[GroupOverview], bool]]] = [
             (KILL_WORKER_AT, "worker", self._kill_worker),

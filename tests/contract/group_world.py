@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
@@ -22,8 +22,6 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (
     TAKEOVER,
-    ChangeOutcome,
-    ChangeResult,
     GrantStream,
     Group,
     GroupOptions,
@@ -31,6 +29,8 @@ from sublet_storage.groups.model.records import (
     GroupWrites,
     Lending,
     LendingChange,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     StartingPosition,
 )
@@ -50,8 +50,8 @@ TABLES = (
 
 FREE, HELD = LendingStatus.FREE, LendingStatus.HELD
 FINISHED, BLOCKED = LendingStatus.FINISHED, LendingStatus.BLOCKED
-APPLIED, REFUSED, BUSY = ChangeOutcome.APPLIED, ChangeOutcome.REFUSED, ChangeOutcome.BUSY
-INVALID = ChangeOutcome.INVALID
+APPLIED, REFUSED, BUSY = LendingOutcome.APPLIED, LendingOutcome.REFUSED, LendingOutcome.BUSY
+INVALID = LendingOutcome.INVALID
 
 
 class Ticker:
@@ -166,7 +166,7 @@ class World:
     def write(self, group: Group, term: int, *entries: LendingChange, renew: bool = False) -> GroupWriteResult:
         return self.store.commit([GroupWrites(group.group_id, term, entries, renew)])[0]
 
-    def apply(self, group: Group, term: int, entry: LendingChange) -> ChangeResult:
+    def apply(self, group: Group, term: int, entry: LendingChange) -> LendingChangeResult:
         """Write one entry under a term that is alive."""
         result = self.write(group, term, entry)
         assert not result.has_stale_term
@@ -284,7 +284,7 @@ def grant_of(group: Group, held: Lending) -> tuple[int, int, int, GrantKey]:
     return group.group_id, held.stream_id, held.grant_id, held.grant_key
 
 
-def outcome(result: ChangeResult) -> tuple[ChangeOutcome, LendingStatus, int]:
+def outcome(result: LendingChangeResult) -> tuple[LendingOutcome, LendingStatus, int]:
     assert result.lending is not None
     return result.outcome, result.lending.status, result.lending.position
 

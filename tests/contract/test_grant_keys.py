@@ -11,15 +11,15 @@ import pytest
 from psycopg import sql
 
 from sublet_protocol.domain.errors import NotFound, PermissionDenied
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_names
-from sublet_storage.groups.model.history import delete_old_session_epochs
+from sublet_storage.groups.model.history_queries import delete_old_session_epochs
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
 from tests.contract.group_world import SHARE, PostgresWorld, grant_of
 

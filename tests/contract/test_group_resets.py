@@ -25,7 +25,7 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.resets import apply_reset
+from sublet_storage.groups.model.reset_rules import apply_reset
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 
 PLAIN = Subscription.parse("$share/plain/#")

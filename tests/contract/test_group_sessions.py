@@ -13,10 +13,10 @@ from sublet_storage.groups.model import group_errors
 from sublet_storage.groups.model.records import (
     TAKEOVER,
     AdvancePosition,
-    ChangeResult,
     ForceRelease,
     GrantStream,
     GroupWrites,
+    LendingChangeResult,
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
@@ -178,7 +178,7 @@ def test_a_mark_is_a_line_of_history_and_nothing_else(world: World) -> None:
     world.apply(group, term, AdvancePosition(stream, held.grant_id, 2))
     before = world.row(group, term, stream)
     mark = RecordHistory(stream, held.grant_id, "revoke", "balance")
-    assert world.apply(group, term, mark) == ChangeResult(mark, APPLIED, before)
+    assert world.apply(group, term, mark) == LendingChangeResult(mark, APPLIED, before)
     assert world.row(group, term, stream) == before
     line = world.store.history(group.group_id)[-1]
     assert (line.event, line.reason, line.grant_id, line.borrower_id, line.session, line.position, line.term) == (

@@ -15,11 +15,11 @@ from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
-    ChangeResult,
     ForceRelease,
     GroupOptions,
     GroupWrites,
     Leadership,
+    LendingChangeResult,
     OnDataLoss,
     ReclaimStream,
     RecordHistory,
@@ -327,7 +327,7 @@ def test_a_grant_has_the_rows_position_and_a_new_id(world: World) -> None:
     held = granted(world, group, term, stream)
     assert (held.status, held.position, held.borrower_id, held.agent, held.session) == (HELD, 9, "b1", "a1", "session")
     assert held.grant_id == world.clock.now_us
-    assert world.apply(group, term, grant(stream, "b2")) == ChangeResult(grant(stream, "b2"), REFUSED, held)
+    assert world.apply(group, term, grant(stream, "b2")) == LendingChangeResult(grant(stream, "b2"), REFUSED, held)
     freed = world.applied(group, term, ReleaseStream(stream, held.grant_id, 9, "leave"))
     assert freed.grant_id == held.grant_id + 1
     assert granted(world, group, term, stream).grant_id == held.grant_id + 2
@@ -362,7 +362,7 @@ def test_a_report_of_another_grant_changes_nothing(world: World, old: int) -> No
         ReclaimStream(stream, grant_id, 5, "b1", "a1"),
         RecordHistory(stream, grant_id, "revoke", "x"),
     ):
-        assert world.apply(group, term, entry) == ChangeResult(entry, REFUSED, world.row(group, term, stream))
+        assert world.apply(group, term, entry) == LendingChangeResult(entry, REFUSED, world.row(group, term, stream))
     assert outcome(world.apply(group, term, AdvancePosition(stream, held.grant_id, 0))) == (APPLIED, HELD, 0)
     assert events(world, group) == recorded
 

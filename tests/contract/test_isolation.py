@@ -131,7 +131,7 @@ def test_appends_at_another_level_are_refused(conn: Connection, stream: int, lev
 
 @pytest.mark.parametrize("level", STRICT)
 def test_sql_publishing_at_another_level_works(conn: Connection, level: str) -> None:
-    from sublet_storage.producer.outbox import NOTHING, OutboxMover
+    from sublet_storage.producer.outbox_mover import NOTHING, OutboxMover
 
     outbox = OutboxMover(conn, lambda _: None)
     with psycopg.connect(conn.info.dsn, autocommit=True) as user:

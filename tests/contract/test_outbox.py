@@ -24,9 +24,9 @@ from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import ObjectChange, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
-from sublet_storage.producer import outbox
+from sublet_storage.producer import outbox_mover
 from sublet_storage.producer.batches.input_conversion import as_headers, check_size, size_of, to_record_batches
-from sublet_storage.producer.outbox import NOTHING, OutboxBacklog, OutboxMover, read_backlog
+from sublet_storage.producer.outbox_mover import NOTHING, OutboxBacklog, OutboxMover, read_backlog
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES
 from sublet_storage.spaces.space_changes import alter_space, create_space, reshard, rollover
 from tests.integration.log_kit import by_key, everything
@@ -421,7 +421,7 @@ def test_a_bad_row_is_set_aside_and_stops_no_other(conn: Connection) -> None:
 def test_a_locked_row_is_moved_when_it_is_free(
     conn: Connection, user: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outbox, "LOCKED_S", 2.0)
+    monkeypatch.setattr(outbox_mover, "LOCKED_S", 2.0)
     held = publish(conn, "t", "held")
     publish(conn, "t", "free")
     user.execute("delete from sublet.outbox where outbox_id = %s", (held,))

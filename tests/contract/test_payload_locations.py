@@ -26,7 +26,7 @@ from sublet_storage.objects.parallel_calls import run_parallel
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces import restore, tiering
+from sublet_storage.spaces import payload_restore, tiering
 from sublet_storage.spaces.retention import apply_retention, drop_gone
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.small_block_compaction import compact_stream
@@ -444,7 +444,7 @@ def test_a_space_whose_place_changes_is_read_from_both(
     assert move(conn, space) == len(other.names()) == 3
     assert [read(conn, stream), read(conn, later)] == before
     alter_space(conn, "eu", payload_location=None)
-    assert restore.restore_payloads(conn, space.space_id) == BLOCKS + 3
+    assert payload_restore.restore_payloads(conn, space.space_id) == BLOCKS + 3
     assert outside(conn) == set()
     assert swept(conn) == BLOCKS + 3
     assert [read(conn, stream), read(conn, later)] == before
@@ -463,12 +463,12 @@ def test_what_cannot_come_back_holds_up_nothing_else(
     world.remove(lost)
     alter_space(conn, "eu", payload_location=None)
     with pytest.raises(PayloadDamaged, match=rf"^{BLOCKS + 2} payloads are back in Postgres, and 1 are not.*{lost}"):
-        restore.restore_payloads(conn, space.space_id)
+        payload_restore.restore_payloads(conn, space.space_id)
     assert [each.rpartition("/")[2] for each in outside(conn)] == [lost.rpartition("/")[2]]
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     world.write(lost, entire)
-    assert restore.restore_payloads(conn, space.space_id) == 1
-    assert restore.restore_payloads(conn, space.space_id) == 0
+    assert payload_restore.restore_payloads(conn, space.space_id) == 1
+    assert payload_restore.restore_payloads(conn, space.space_id) == 0
     assert list(location_checks.check_locations(conn)) == [], "nothing lies there"
     assert [read(conn, stream), read(conn, later)] == before
 

@@ -21,7 +21,7 @@ from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
 from sublet_borrower.streams.granted_stream import MAX_AWAITED, GrantedStream
 from sublet_leader.feed import fetch
 from sublet_protocol.domain.errors import PositionBeyondHead, PositionGone, TimelineChanged, ValueTooLarge
-from sublet_protocol.domain.keys import TIMELINE_US
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect

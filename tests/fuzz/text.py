@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from sublet.cli.base import values
-from sublet.cli.groups import clone, reset
+from sublet.cli.groups import progress_transfer, reset
 from sublet.cli.groups.names import parse_typed, unescape
 from sublet_borrower.spark.job import exception_transport
 from sublet_borrower.spark.job.task import decode_summary
 from sublet_borrower.spark.job.task_reports import TaskReport, decode_report
 from sublet_leader.listen_address import ListenAddress
-from sublet_protocol.domain.access.rights import AccessSnapshot, Rights, ValidToken, parse_right
+from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, ValidToken, parse_right
 from sublet_protocol.domain.address import split_node_address
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter, check_topic
 from sublet_protocol.gate.access_cache import AccessCache
-from sublet_protocol.gate.gate import Gate
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.gate.gate import AccessGate
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_storage.db.database_url import format_url, parse_url
 from sublet_storage.notify import codec
 
@@ -110,10 +110,10 @@ def _url(text: str) -> None:
 
 
 @cache
-def _gate() -> Gate:
+def _gate() -> AccessGate:
     """One that knows a token by its id, and nobody can have it."""
     known = {"aaaaaaaa": ValidToken(bytes(32), "user:a", 1e9)}
-    return Gate(AccessCache(AccessSnapshot(1, Rights([]), known), lambda: 0.0))
+    return AccessGate(AccessCache(AccessSnapshot(1, AccessRules([]), known), lambda: 0.0))
 
 
 def _token(text: str) -> None:
@@ -164,5 +164,5 @@ _READERS: tuple[tuple[Callable[[str], object], tuple[str, ...]], ...] = (
     (values.parse_starting_position, ("earliest", "1000", "15m", "2026-01-31T12:00")),
     (reset._epoch, ("7", "3,1", "(3,1)")),
     (partial(_in_file, lambda file: reset._offsets(file, Subscription.parse(GROUP))), (json.dumps(FILE),)),
-    (partial(_in_file, clone._read), (json.dumps(FILE),)),
+    (partial(_in_file, progress_transfer._read), (json.dumps(FILE),)),
 )

@@ -11,7 +11,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_protocol.messages import codec, feed, feed_fetch
+from sublet_protocol.messages import borrower_leader_codec as codec
+from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub import wire
 from sublet_protocol.v1 import sublet_pb2 as pb

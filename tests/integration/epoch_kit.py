@@ -12,7 +12,7 @@ from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.log.epoch_capabilities import hold
-from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, FrontierSnapshot
+from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailStart
 from sublet_storage.spaces.space_queries import find_space, open_streams
 from tests.integration.log_kit import in_epochs
 
@@ -81,8 +81,8 @@ def reported(messages: Iterable[EpochTailItem]) -> list[tuple[Epoch, ...]]:
 
 def check_course(messages: list[EpochTailItem]) -> None:
     """The snapshot first and once; frontiers move on only; nothing of an epoch comes after it was completed."""
-    assert isinstance(messages[0], FrontierSnapshot)
-    assert not any(isinstance(each, FrontierSnapshot) for each in messages[1:])
+    assert isinstance(messages[0], EpochTailStart)
+    assert not any(isinstance(each, EpochTailStart) for each in messages[1:])
     lower = messages[0].lower
     for message in messages[1:]:
         if isinstance(message, LowerFrontier):

@@ -16,17 +16,17 @@ import grpc.aio
 from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
-from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelTable, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.node_side_machine import NodeSideSettings
-from sublet_protocol.pubsub.node_side_replies import ChannelInterest
+from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
+from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 
-FAST = AgentSideSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
+FAST = PubSubClientSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
 
 async def until(fact: Callable[[], Any], timeout_s: float = 10.0) -> None:
@@ -48,7 +48,7 @@ class Node:
     def __init__(
         self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelTable = CHANNELS
     ) -> None:
-        publisher = new_publisher(incarnation, NodeSideSettings(hold_s=hold_s, mailbox=mailbox), channels)
+        publisher = new_publisher(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None
@@ -90,7 +90,7 @@ class Node:
         publisher.expire(math.inf)
         await until(lambda: not self.sessions.find_leaks() and not self.sessions.held_polls)
         assert publisher.subscriber_ids == ()
-        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [ChannelInterest(frozenset(), False)] * 3
+        assert [publisher.subscribed_keys(channel) for channel in CHANNELS] == [SubscribedKeys(frozenset(), False)] * 3
         assert publisher.find_leaks() == ()
 
     async def stop(self) -> None:
@@ -150,7 +150,7 @@ class Agent:
         self,
         address: str,
         name: str = "agent",
-        settings: AgentSideSettings | None = None,
+        settings: PubSubClientSettings | None = None,
         answer_within_s: float = 5.0,
         channels: ChannelTable = CHANNELS,
     ) -> None:
@@ -174,7 +174,7 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: AgentSideSettings | None = None, channels: ChannelTable = CHANNELS
+    address: str, name: str = "agent", settings: PubSubClientSettings | None = None, channels: ChannelTable = CHANNELS
 ) -> AsyncIterator[Agent]:
     agent = Agent(address, name, settings, channels=channels)
     try:

@@ -10,9 +10,9 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from sublet_borrower.spark.sink.writer import (
-    BatchWriter,
+    SinkBatchWriter,
+    SinkStreamWriter,
     StagedTaskMessage,
-    StreamWriter,
     batch_writer,
     stage_rows,
     stream_writer,
@@ -54,11 +54,11 @@ class Query:
     def abort(self, done: Sequence[StagedTaskMessage | None], batch: int) -> None:
         self._writer().abort(done, batch)
 
-    def _writer(self) -> StreamWriter:
+    def _writer(self) -> SinkStreamWriter:
         return stream_writer(self._given, self._schema, overwrite=False)
 
 
-def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCHEMA, **options: str) -> BatchWriter:
+def one_write(url: str, rows: Iterator[pa.RecordBatch], schema: StructType = SCHEMA, **options: str) -> SinkBatchWriter:
     """A batch write of one task, whose commit comes next."""
     writer = batch_writer({"url": url, **options}, schema, overwrite=False)
     done = stage_rows(writer.target, writer.options, writer.batch, 0, rows)

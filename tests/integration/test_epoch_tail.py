@@ -17,7 +17,7 @@ from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.block import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.epoch_selection import ExcludedEpochs
-from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, FrontierSnapshot
+from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart
 from sublet_storage.spaces.space_changes import create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put
@@ -52,7 +52,7 @@ def test_where_a_reader_begins_it_gets_entire_epochs(
     reading = EpochTailReader(conn, ALL, begin)
     first = list(reading.read_available(conn))
     lower = None if begin == "earliest" else LowerFrontier(((3,),))
-    assert first[0] == reading.snapshot == FrontierSnapshot(lower, UpperFrontier(((5,),)))
+    assert first[0] == reading.snapshot == EpochTailStart(lower, UpperFrontier(((5,),)))
     assert numbers(seen(first)) == at_first
     assert reported(first) == ([((3,),)] if begin == "earliest" else []), "history is told of what it was given"
     story.the_rest()
@@ -127,7 +127,7 @@ def test_frontiers_of_several_spaces_are_merged(conn: psycopg.Connection[Any], s
     other.advance(B, 3)
     other.publish(B, 6, stream=1)
     reading = EpochTailReader(conn, ALL)
-    assert reading.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
+    assert reading.snapshot == EpochTailStart(LowerFrontier(((3,),)), UpperFrontier(((6,),)))
     story.publish(A, 5, 6, 7)
     story.advance(A, 9)
     other.publish(B, 6, 7, 8)
@@ -227,7 +227,7 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
     other.advance(B, 3)
     mine = TopicFilter("eu/#")
     live, history = EpochTailReader(conn, mine), EpochTailReader(conn, mine, "earliest")
-    assert live.snapshot == FrontierSnapshot(LowerFrontier(((3,),)), UpperFrontier())
+    assert live.snapshot == EpochTailStart(LowerFrontier(((3,),)), UpperFrontier())
     other.publish(B, 3)
     other.advance(B, 4)
     for reading in (live, history):

@@ -23,7 +23,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     ValueTooLarge,
 )
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import (
     ERROR_METADATA,
@@ -111,7 +111,7 @@ def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: p
 @pytest.mark.conforms("P10")
 def test_routes_of_another_timeline_are_read_anew(database: str) -> None:
     """There a space that was made last may be missing, and another have its number and its streams'."""
-    publisher, anybody = FeedPublisher(), Gate().caller()
+    publisher, anybody = FeedPublisher(), AccessGate().caller()
     with connect(database) as before, connect(database) as after:
         create_space(before, "eu", "eu/#", shards=1)
         create_space(before, "us", "us/#", shards=1)

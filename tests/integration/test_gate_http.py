@@ -16,7 +16,7 @@ from sublet_leader.http import app
 from sublet_leader.http.app import HttpPort
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
@@ -106,7 +106,7 @@ def test_every_route_is_in_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HealthProbes", "GroupsApi", "NodesApi", "NodeActionsApi", "GroupActionsApi"):
         monkeypatch.setattr(app, name, lambda *args, **more: _Anything())
     anything: Any = _Anything()
-    routes = port._routes(anything, Gate(), anything, anything)
+    routes = port._routes(anything, AccessGate(), anything, anything)
     found = {(each.path, "POST" in (each.methods or ())) for each in routes if isinstance(each, Route)}
     assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
 

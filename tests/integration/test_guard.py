@@ -11,9 +11,9 @@ import psycopg
 import pytest
 
 from sublet_borrower.agent.agent_loop import AgentLoop
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.spark.source.exactly_once import Guard
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from sublet_protocol.domain.errors import (
     DatabaseUnreachable,
     InvalidSetting,
@@ -431,9 +431,9 @@ def test_what_is_written_last_is_not_planned_again(
     newer = guarded(Checkpoint(), "newer")
     plan, report = PlanLedger.plan, AgentLoop.report_progress
     over: list[bool] = []
-    held_back: list[tuple[AgentLoop, int, StreamConsumed]] = []
+    held_back: list[tuple[AgentLoop, int, ProgressReported]] = []
 
-    def report_later(self: AgentLoop, handle: int, progress: StreamConsumed) -> None:
+    def report_later(self: AgentLoop, handle: int, progress: ProgressReported) -> None:
         report(self, handle, progress) if over else held_back.append((self, handle, progress))
 
     def plan_first(self: PlanLedger, ends: Mapping[int, int]) -> None:

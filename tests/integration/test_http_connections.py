@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sublet_leader.observe.health import Health, HealthCheck, HealthState
-from sublet_leader.observe.http_connections import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpDatabasePool
+from sublet_leader.observe.http_database_pool import MAX_CONNECTIONS, RECEIVE_TIMEOUT_S, HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.db.bounded_connection import BoundedConnection
 from tests.kit import eventually

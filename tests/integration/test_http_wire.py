@@ -28,8 +28,8 @@ from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
-from sublet_protocol.gate.gate import Gate
-from sublet_protocol.gate.source_counts import source_of
+from sublet_protocol.gate.client_address_counts import source_of
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.files import TlsFiles
 from tests.integration.http_kit import Answer
 from tests.integration.tls_kit import Certificates
@@ -56,7 +56,7 @@ class Port:
             Route("/block", self._block),
             Route("/many", lambda request: Response(b"x" * MANY_BYTES)),
             Route("/broken", self._broken),
-            Route("/act", RequestGuard(Gate(), Secret(TOKEN)).operates(json_response), methods=["POST"]),
+            Route("/act", RequestGuard(AccessGate(), Secret(TOKEN)).operates(json_response), methods=["POST"]),
         ]
         self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
         self.server.start()

@@ -16,7 +16,7 @@ from sublet_leader.jobs.access_reader import AccessReader
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.db.connect import connect
 from tests.integration.access_kit import allow, revoked_token, rule, token_of
 from tests.integration.http_kit import Http
@@ -73,7 +73,7 @@ def test_an_unknown_token_is_looked_up_once(reader: AccessReader, conn: psycopg.
         asked += 1
         return reader.read_anew()
 
-    gate = Gate(reader.open(), read_anew)
+    gate = AccessGate(reader.open(), read_anew)
     reader.start()
     unknown = [None, "", "Basic x", "Bearer x"]
     read = [f"Bearer {each}" for each in (revoked_token(conn, "user:a"), "sub_aaaaaaaa_" + "x" * 43)]
@@ -90,7 +90,7 @@ def test_an_unknown_token_is_looked_up_once(reader: AccessReader, conn: psycopg.
 
 def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any], reader: AccessReader) -> None:
     """What could not be read is not unknown."""
-    gate = Gate(reader.open(), reader.read_anew)
+    gate = AccessGate(reader.open(), reader.read_anew)
     header = f"Bearer {token_of(conn, 'user:a')}"
     conn.execute("alter table token rename to away")
     reader.start()

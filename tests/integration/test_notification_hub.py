@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sublet_leader.node.notification_hub import NotificationHub
-from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollDeliveries

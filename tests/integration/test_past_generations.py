@@ -37,7 +37,7 @@ from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.tail import MultiStreamReader, Tail
-from sublet_storage.spaces.past_generations import PastGenerationCleaner
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due

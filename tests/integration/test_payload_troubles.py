@@ -34,7 +34,7 @@ from sublet_storage.objects.object_stores import MARKER, WRITABLE, LocalBackend,
 from sublet_storage.objects.parallel_calls import run_parallel
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailReader
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces import restore, small_block_compaction, tiering
+from sublet_storage.spaces import payload_restore, small_block_compaction, tiering
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, rollover
@@ -73,7 +73,7 @@ def orphan_all(conn: Connection, space: Space) -> None:
     """Payloads are moved out and brought back, so that no block names the objects any more."""
     move(conn, space)
     alter_space(conn, "eu", payload_location=None)
-    restore.restore_payloads(conn, space.space_id)
+    payload_restore.restore_payloads(conn, space.space_id)
 
 
 def rows(conn: Connection) -> int:
@@ -187,7 +187,7 @@ def test_a_restored_database_finds_its_objects(
         try:
             with connect(database) as original:
                 alter_space(original, "eu", payload_location=None)
-                restore.restore_payloads(original, space.space_id)
+                payload_restore.restore_payloads(original, space.space_id)
                 assert unreferenced_objects.delete_expired_objects(original) == 0, "the grace is days"
                 with connect(urlunsplit(parts._replace(path=f"/{backup}"))) as restored:
                     assert read(restored, stream) == before
@@ -357,7 +357,7 @@ def test_all_but_what_cannot_be_written_is_moved(
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.OK]
     with pytest.raises(Conflict, match=rf"{BLOCKS - 1} blocks have their payload outside"):
         downgrade(database)
-    assert restore.restore_payloads(conn, space.space_id) == BLOCKS - 1
+    assert payload_restore.restore_payloads(conn, space.space_id) == BLOCKS - 1
     assert named(conn) == set()
     assert read(conn, stream) == before
 
@@ -541,7 +541,7 @@ def test_while_a_place_hangs_others_are_served(
     try:
         eventually(lambda: len(named(conn)) == BLOCKS, WAIT_S)
         alter_space(conn, "us", payload_location=None)
-        assert restore.restore_payloads(conn, us.space_id) == BLOCKS
+        assert payload_restore.restore_payloads(conn, us.space_id) == BLOCKS
         eventually(lambda: other.names() == set(), WAIT_S)
     finally:
         keeper.stop()
@@ -682,7 +682,7 @@ def test_the_doctor_looks_at_old_places_in_use(conn: Connection, world: LocalWor
     assert [each.state for each in location_checks.check_locations(conn)] == [Severity.ERROR]
     world.come_back()
     eventually(lambda: [each.state for each in location_checks.check_locations(conn)] == [Severity.OK], WAIT_S)
-    restore.restore_payloads(conn, space.space_id)
+    payload_restore.restore_payloads(conn, space.space_id)
     shutil.rmtree(world.root)
     (waits,) = location_checks.check_locations(conn)
     assert (waits.state, f"{BLOCKS} objects wait" in waits.detail) == (Severity.WARNING, True)

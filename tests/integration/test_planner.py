@@ -12,7 +12,7 @@ from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import Unavailable
-from sublet_protocol.domain.keys import TIMELINE_US
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_storage.producer import Publisher
 from tests.integration.log_kit import Connection, stream_of
 from tests.kit import eventually

@@ -13,7 +13,7 @@ from sublet_storage.bootstrap.migrate import downgrade, make_roles, migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import (
     RIGHTS,
-    DatabaseRight,
+    DatabasePrivilege,
     Role,
     existing_roles,
     expected_rights,
@@ -52,7 +52,7 @@ def admin(world: RoleWorld) -> Iterator[psycopg.Connection[Any]]:
         yield conn
 
 
-def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabaseRight]]:
+def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabasePrivilege]]:
     """{who: rights that the table does not say}; a right that it says and nobody has fails."""
     found = {}
     for who in (*Role, PUBLIC):
@@ -103,16 +103,16 @@ def test_what_has_no_row_is_found(world: RoleWorld, admin: psycopg.Connection[An
 @pytest.mark.parametrize(
     ("given", "to", "found"),
     [
-        ("select on space", Role.PUBLISH, DatabaseRight("select", "space")),
-        ("update (head) on stream", Role.APPEND, DatabaseRight("update", "stream", "head")),
-        ("select on token", Role.OPERATE, DatabaseRight("select", "token")),
-        ("execute on function is_fenced", PUBLIC, DatabaseRight("execute", "is_fenced(text, bigint)")),
-        ("usage on sequence space_space_id_seq", PUBLIC, DatabaseRight("usage", "space_space_id_seq")),
-        ("create on schema sublet", Role.NODE, DatabaseRight("create", "schema")),
+        ("select on space", Role.PUBLISH, DatabasePrivilege("select", "space")),
+        ("update (head) on stream", Role.APPEND, DatabasePrivilege("update", "stream", "head")),
+        ("select on token", Role.OPERATE, DatabasePrivilege("select", "token")),
+        ("execute on function is_fenced", PUBLIC, DatabasePrivilege("execute", "is_fenced(text, bigint)")),
+        ("usage on sequence space_space_id_seq", PUBLIC, DatabasePrivilege("usage", "space_space_id_seq")),
+        ("create on schema sublet", Role.NODE, DatabasePrivilege("create", "schema")),
     ],
 )
 def test_a_right_too_much_is_found(
-    world: RoleWorld, admin: psycopg.Connection[Any], given: str, to: str, found: DatabaseRight
+    world: RoleWorld, admin: psycopg.Connection[Any], given: str, to: str, found: DatabasePrivilege
 ) -> None:
     admin.execute(f"grant {given} to {to}")
     assert found in too_much(admin)[to]

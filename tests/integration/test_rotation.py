@@ -16,12 +16,12 @@ import pytest
 
 from sublet import Feed, Session
 from sublet_borrower.node_client.node_calls import NodeCalls
-from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.credentials import access_token
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
@@ -227,7 +227,7 @@ class SlowRefusal(AccessCache):
     def __init__(self, file: Path, old: NewToken, new: NewToken) -> None:
         valid = {new.token_id: ValidToken(new.digest, "user:a", 1e6)}
         rules = [AccessRule("user:a", right, TopicFilter("#")) for right in (Right.JOIN, Right.WATCH)]
-        super().__init__(AccessSnapshot(1, Rights(rules), valid), time.monotonic)
+        super().__init__(AccessSnapshot(1, AccessRules(rules), valid), time.monotonic)
         self._file, self._old, self._new = file, old.token.reveal(), new.token.reveal()
         self.refused = 0
 
@@ -247,7 +247,7 @@ def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch:
     cache = SlowRefusal(file, old, new)
 
     async def test() -> None:
-        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(Gate(cache)),))
+        server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
         sessions = PubSubServer(new_publisher("n1"), lambda subscriber_id, message: None)
         sessions.register(server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping, PingResponse
-from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc

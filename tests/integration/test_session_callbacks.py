@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping
-from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
-from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
@@ -177,7 +177,7 @@ def test_a_gap_is_reported_to_who_reads_its_channel() -> None:
 @pytest.mark.conforms("R9")
 def test_subscribing_from_a_callback_at_any_time() -> None:
     async def test() -> None:
-        async with a_node() as node, an_agent(node.address, settings=AgentSideSettings(hold_s=0.2)) as agent:
+        async with a_node() as node, an_agent(node.address, settings=PubSubClientSettings(hold_s=0.2)) as agent:
             reported = Subscriptions(agent)
             agent.node.subscribe(
                 Channel.GROUP, "first", on_message=lambda delivery: reported.add(Channel.GROUP, "second")

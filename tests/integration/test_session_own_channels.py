@@ -10,13 +10,13 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_messages import GroupEvent
-from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
-from sublet_protocol.pubsub.model import Channel, ChannelTable, Command, DeliveryGuarantee, SequencedMessage
+from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
+from sublet_protocol.pubsub.model import Channel, ChannelKind, ChannelTable, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
-WEATHER = ChannelTable(("temperature", 1_000, DeliveryGuarantee.STATE), ("storm", 1_001, DeliveryGuarantee.LOG))
+WEATHER = ChannelTable(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def test_a_station_and_its_watchers() -> None:
         station.sessions.register(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        watcher = Agent(f"127.0.0.1:{port}", "watcher", AgentSideSettings(hold_s=1.0), channels=WEATHER)
+        watcher = Agent(f"127.0.0.1:{port}", "watcher", PubSubClientSettings(hold_s=1.0), channels=WEATHER)
         storms: list[SequencedMessage] = []
         watcher.node.subscribe("temperature", "oslo")
         watcher.node.subscribe("storm", on_message=storms.append)

@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb

@@ -15,7 +15,7 @@ from sublet_borrower.spark.job.consumption import consume
 from sublet_borrower.spark.sink.writer import batch_writer, stream_writer
 from sublet_borrower.spark.source.batch_options import batch_options
 from sublet_borrower.spark.source.batch_reader import SubletBatchReader
-from sublet_borrower.spark.source.exactly_once import Guard
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from sublet_storage.db.database_url import parse_url
 from sublet_storage.producer import Publisher
 from tests.integration.sink_kit import SCHEMA

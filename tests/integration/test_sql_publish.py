@@ -10,7 +10,7 @@ from collections.abc import Callable
 import psycopg
 import pytest
 
-from sublet_storage.producer.outbox import OutboxBacklog, read_backlog
+from sublet_storage.producer.outbox_mover import OutboxBacklog, read_backlog
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.log_kit import Connection, by_key, everything

@@ -22,7 +22,7 @@ from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.log.fetch import offset_at_time
 from sublet_storage.readers import batch_read_planner
 from sublet_storage.readers.tail import Tail
-from sublet_storage.spaces.restore import restore_payloads
+from sublet_storage.spaces.payload_restore import restore_payloads
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import alter_space, create_space, rollover
 from sublet_storage.spaces.space_queries import list_spaces

@@ -15,7 +15,6 @@ from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     Group,
@@ -23,6 +22,7 @@ from sublet_storage.groups.model.records import (
     GroupWriteResult,
     GroupWrites,
     LendingChange,
+    LendingOutcome,
     StartingPosition,
 )
 from sublet_storage.log import epoch_capabilities
@@ -55,7 +55,7 @@ class Stage:
         assert granted.results[0].lending is not None
         self.held = granted.results[0].lending
         self.grant = self.held.grant_id
-        assert granted.results[0].outcome is ChangeOutcome.APPLIED
+        assert granted.results[0].outcome is LendingOutcome.APPLIED
 
     def renew(self, conn: Connection) -> GroupWriteResult:
         return self._write(PostgresGroupStore(lambda: conn), self.atomic, renew=True)
@@ -136,7 +136,7 @@ def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, sta
         consumed = run.answers["consume"] is None
         assert consumed or isinstance(run.answers["consume"], GrantLost)
         if "force_release" in run.answers:
-            ended = run.answers["force_release"].results[0].outcome is ChangeOutcome.APPLIED
+            ended = run.answers["force_release"].results[0].outcome is LendingOutcome.APPLIED
             assert position == consumed
         else:
             ended = run.answers["reset"] is None

@@ -11,7 +11,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import group_lifecycle, leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.history import HistoryBatch, read_behind
+from sublet_storage.groups.model.history_queries import GroupHistoryBatch, read_behind
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeRef
 from tests.interleavings.harness import Connection, Interleavings, Run
@@ -40,7 +40,7 @@ def lead(conn: Connection) -> None:
         leadership.claim(conn, 1, NODE, 30, None)
 
 
-def look(conn: Connection) -> HistoryBatch:
+def look(conn: Connection) -> GroupHistoryBatch:
     return read_behind(conn, 1, None, ALL)
 
 

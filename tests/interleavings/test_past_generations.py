@@ -14,7 +14,7 @@ from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import ForceRelease, Group, GroupWriteResult, GroupWrites, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces import space_changes
-from sublet_storage.spaces.past_generations import PastGenerationCleaner
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from tests.integration.log_kit import stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run

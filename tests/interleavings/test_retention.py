@@ -14,7 +14,7 @@ from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
 from sublet_storage.spaces import retention, space_changes
-from sublet_storage.spaces.past_generations import PastGenerationCleaner
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.space_queries import read_generation_filters
 from tests.integration.log_kit import put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work

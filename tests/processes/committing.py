@@ -14,7 +14,7 @@ from typing import Any
 
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.groups import consumer_progress
 
 
@@ -34,7 +34,7 @@ class Work:
 def main(url: str, group: str, stream: str, grant: str, key: str, number: str) -> int:
     consumer_progress.BEFORE_COMMIT_S, advance = 0.5, consumer_progress.advance
 
-    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_progress.TransactionIdentity:
+    def advance_and_stop(*arguments: Any, **named: Any) -> consumer_progress.PostgresTransactionId:
         attempt = advance(*arguments, **named)
         sys.stdout.write("advanced\n")
         sys.stdout.flush()

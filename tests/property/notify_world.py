@@ -13,12 +13,12 @@ from sublet_storage.notify.codec import decode
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
+    NotificationPublisherMachine,
     NotificationSendersOpened,
-    PublisherMachine,
 )
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     ChangeOrderUnknown,
@@ -100,7 +100,9 @@ class Speaker:
     def start(self) -> None:
         self._lives += 1
         self.is_alive = True
-        self._machine = PublisherMachine(self._name, f"i{self._lives}", self._world.settings, most_waiting=4)
+        self._machine = NotificationPublisherMachine(
+            self._name, f"i{self._lives}", self._world.settings, most_waiting=4
+        )
         self.do(NotificationSendersOpened(400))
 
     def do(self, event: SaidEvent) -> None:
@@ -133,7 +135,7 @@ class Node:
     def __init__(self, world: World) -> None:
         self._world = world
         self.cache = VersionCache(world.settings.tombstone_retention_s)
-        self.listener = SubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
+        self.listener = NotificationSubscriberMachine(world.settings, pushes=True, channels=CHANNELS)
         self.connection = 0
         self.is_connected = False
         self.news: list[ObjectChange] = []

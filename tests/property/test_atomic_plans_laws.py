@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.machine.events import SavedProgress, StreamConsumed, StreamGranted
+from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
 from sublet_borrower.planner import epoch_planner
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.planner.planned_ranges import PlanLimits, StartedRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, StartableRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers import epoch_steps
@@ -62,7 +62,7 @@ class Query:
         self.logs = logs
         self.batches: list[dict[int, list[int]]] = []
         self.rows = dict.fromkeys(STREAMS, (0, ConsumedFrontier(0)))
-        self._saved: list[StreamConsumed] = []
+        self._saved: list[ProgressReported] = []
         self.begin_anew()
 
     def begin_anew(self) -> None:
@@ -78,7 +78,7 @@ class Query:
             )
             self.planning.apply_update(StreamGranted(grant))
 
-    def _report(self, said: StreamConsumed) -> None:
+    def _report(self, said: ProgressReported) -> None:
         assert said.consumed is not None
         self.rows[said.stream_id] = said.position, said.consumed
         self._saved.append(said)
@@ -111,7 +111,7 @@ class Query:
                 SavedProgress(said.stream_id, said.grant_id, said.position, said.in_doubt, said.consumed)
             )
 
-    def _again(self, begun: StartedRange) -> list[int]:
+    def _again(self, begun: StartableRange) -> list[int]:
         assert begun.step is not None
         stream, step = begun.planned.stream_id, begun.step
         log = self.logs[stream]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_HOLD_S,
@@ -23,7 +23,7 @@ from sublet_protocol.domain.limits import (
     MAX_WEIGHT,
     MIN_WEIGHT,
 )
-from sublet_protocol.messages import codec
+from sublet_protocol.messages import borrower_leader_codec as codec
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
@@ -42,7 +42,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (

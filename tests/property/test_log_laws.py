@@ -12,7 +12,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.block import COMPRESSIONS, add_position_columns, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.record_batch_decoder import decode_block
-from sublet_storage.producer.batches.message_accumulator import count_slice_bytes
+from sublet_storage.producer.batches.pending_batches import count_slice_bytes
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.routing import (
     HashRing,

@@ -23,15 +23,15 @@ from sublet_borrower.machine.agent import (
     SubscriptionProgressed,
     Tick,
 )
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import (
     AgentMessageReceived,
-    CommitFailed,
     CommitWrites,
     ForcedRevokeRequested,
     NodeStarted,
     ShutdownRequested,
+    WritesCommitFailed,
 )
 from sublet_leader.node.events import Tick as NodeTick
 from sublet_protocol.messages.borrower_leader import (
@@ -219,7 +219,7 @@ def fail_first(play: Play) -> None:
     """The next request, if it is a commit, fails."""
     if isinstance(request := play.requests[0], CommitWrites):
         play.requests.pop(0)
-        play.do(CommitFailed(request, is_outcome_unknown=True))
+        play.do(WritesCommitFailed(request, is_outcome_unknown=True))
 
 
 @pytest.mark.conforms("E7", "E10")
@@ -247,7 +247,7 @@ def test_an_agent_survives_whatever_it_receives(data: st.DataObject) -> None:
                 nodes = draw(st.sampled_from([(), ("n1:1",), ("n1:1", "n2:1")]))
                 outcome = agent.decide(NodesDiscovered(nodes), now)
             case 5:
-                progress = StreamConsumed(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
+                progress = ProgressReported(draw(STREAMS), ids.grant(draw), draw(ABSURD), draw(st.booleans()))
                 outcome = agent.decide(SubscriptionProgressed(draw(st.integers(0, 3)), progress), now)
             case _:
                 node = draw(st.sampled_from(["n1:1", "n2:1", "n9:1"]))

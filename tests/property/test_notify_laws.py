@@ -24,11 +24,11 @@ from sublet_storage.notify.codec import decode, encode
 from sublet_storage.notify.publisher_machine import (
     MAX_WAITING,
     ChangesQueued,
+    NotificationPublisherMachine,
     NotificationSendersOpened,
-    PublisherMachine,
 )
 from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
-from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     ListeningStarted,
@@ -120,13 +120,13 @@ def test_catch_ups_alone_make_every_cache_the_truth(seed: int) -> None:
 def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -> None:
     """A steady publisher says `missing` messages that do not come, and one that does; some of them come late."""
     chance = random.Random(seed)
-    machine = PublisherMachine("p", "i", SETTINGS)
+    machine = NotificationPublisherMachine("p", "i", SETTINGS)
     hello = machine.decide(NotificationSendersOpened(None), 0.0).sends[0]
     said = [
         machine.decide(ChangesQueued((stream_change(1, n, False),)), n * 0.1).sends[0] for n in range(1, missing + 3)
     ]
     late = data.draw(st.lists(st.integers(1, missing), unique=True))
-    listener = SubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
+    listener = NotificationSubscriberMachine(SETTINGS, pushes=True, channels=CHANNELS)
     reads = settled(
         listener,
         [
@@ -151,7 +151,7 @@ def test_one_gap_is_one_catch_up(seed: int, missing: int, data: st.DataObject) -
     assert (listener.counters.filled_gaps, listener.counters.expired_gaps) == (int(not reads), int(bool(reads)))
 
 
-def settled(listener: SubscriberMachine, events: list[object], now: float) -> list[object]:
+def settled(listener: NotificationSubscriberMachine, events: list[object], now: float) -> list[object]:
     """Let it do all that these events ask for, until nothing is asked for any more."""
     reads: list[object] = []
     for event in events:
@@ -224,7 +224,7 @@ def test_a_damaged_message_is_refused_or_is_another(noise: bytes, place: int, en
 def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None:
     """Every object that was told of is in some message at its newest version, or its channel shows a hole."""
     chance = random.Random(seed)
-    machine = PublisherMachine("p", "i", SETTINGS)
+    machine = NotificationPublisherMachine("p", "i", SETTINGS)
     machine.decide(NotificationSendersOpened(limit), 0.0)
     newest: dict[str, int] = {}
     sent: list[bytes] = []
@@ -246,7 +246,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
 
 
 def test_of_what_waits_the_newest_remains() -> None:
-    machine = PublisherMachine("p", "i", SETTINGS)
+    machine = NotificationPublisherMachine("p", "i", SETTINGS)
     for number in range(2 * MAX_WAITING):
         machine.decide(ChangesQueued((stream_change(number, 1, False),)), 0.0)
     (_, *envelopes) = map(decode, machine.decide(NotificationSendersOpened(None), 0.0).sends)

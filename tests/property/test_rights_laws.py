@@ -7,7 +7,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.access.rights import AccessRule, Right, Rights
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right
 from sublet_protocol.domain.topics import TopicFilter
 
 WORDS = ("a", "b", "")
@@ -28,7 +28,7 @@ def filters(draw: st.DrawFn) -> TopicFilter:
 
 @given(filters(), filters())
 def test_a_filter_is_covered_if_all_its_topics_are(granted: TopicFilter, asked: TopicFilter) -> None:
-    rights = Rights([AccessRule("user:a", Right.READ, granted)])
+    rights = AccessRules([AccessRule("user:a", Right.READ, granted)])
     # A word that no filter has stands for all words that are not listed.
     words = (*TOPICS, *("/".join(("z",) * depth) for depth in range(1, DEPTH + 1)))
     mixed = (*words, *(t.replace("b", "z") for t in TOPICS))
@@ -38,7 +38,7 @@ def test_a_filter_is_covered_if_all_its_topics_are(granted: TopicFilter, asked: 
 
 @given(st.lists(filters(), max_size=4), filters(), st.sampled_from(TOPICS))
 def test_a_topic_is_allowed_if_a_rule_matches_it(granted: list[TopicFilter], asked: TopicFilter, topic: str) -> None:
-    rights = Rights(AccessRule("user:a", Right.PUBLISH, each) for each in granted)
+    rights = AccessRules(AccessRule("user:a", Right.PUBLISH, each) for each in granted)
     found = rights.find_rule("user:a", Right.PUBLISH, TopicFilter(topic))
     assert (found is not None) == any(each.matches(topic) for each in granted)
     assert found is None or found.filter.matches(topic)

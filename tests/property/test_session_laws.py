@@ -29,13 +29,13 @@ from sublet_protocol.pubsub.agent_side_events import (
     SendCommands,
     Tick,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import DeliveryGuarantee, MailboxOverflow, MessageToNode, Subscribe
-from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
 
-CHANNELS = {"log": DeliveryGuarantee.LOG, "state": DeliveryGuarantee.STATE}
+CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)
 
 
@@ -48,7 +48,7 @@ class World:
         self.now = 0.0
         self.node_number = 0
         self.node = self.new_node()
-        settings = AgentSideSettings(hold_s=5, retry_s=0.5, batch_commands=3)
+        settings = PubSubClientSettings(hold_s=5, retry_s=0.5, batch_commands=3)
         self.agent = AgentSideMachine("agent", settings, channels=CHANNELS)
         self.calls: dict[str, SendCommands | CallPoll] = {}
         self.wake_at: float | None = None
@@ -61,7 +61,7 @@ class World:
 
     def new_node(self) -> NodeSideMachine:
         self.node_number += 1
-        return NodeSideMachine(f"n{self.node_number}", NodeSideSettings(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
+        return NodeSideMachine(f"n{self.node_number}", SubscriberLimits(hold_s=5, mailbox=LIMITS), channels=CHANNELS)
 
     def decide(self, event: Event) -> None:
         outcome = self.agent.decide(event, self.now)

@@ -16,7 +16,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionUpdate,
 )
 from sublet_borrower.machine.agent import Tick as AgentTick
-from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node.events import NodeEvent, Request
@@ -136,7 +136,7 @@ class AgentProcess(Process):
         if stream_id not in self._installed:
             raise BadLine(f"no session of {self.name} has stream {stream_id}")
         handle, grant_id = self._installed[stream_id]
-        self.handle(SubscriptionProgressed(handle, StreamConsumed(stream_id, grant_id, position, final)))
+        self.handle(SubscriptionProgressed(handle, ProgressReported(stream_id, grant_id, position, final)))
 
     def borrowers(self) -> list[str]:
         """Each borrower with its status and its streams."""

@@ -18,9 +18,9 @@ from sublet_borrower.machine.agent import (
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.keys import TIMELINE_US
+from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -135,7 +135,7 @@ class SimulatedAgent(Process):
         """The session says how far it is, and up to where it gives up what its user had in hand."""
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
-        reported = StreamConsumed(
+        reported = ProgressReported(
             work.stream_id,
             work.grant_id,
             work.position,
@@ -148,7 +148,7 @@ class SimulatedAgent(Process):
         )
         self.say(handle, work, reported)
 
-    def say(self, handle: int, work: Work, reported: StreamConsumed) -> None:
+    def say(self, handle: int, work: Work, reported: ProgressReported) -> None:
         self.simulation.checkers.reported(work, reported)
         self.handle(SubscriptionProgressed(handle, reported))
 

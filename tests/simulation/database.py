@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from sublet_leader.node.events import NodeEvent, Request
 from sublet_leader.node.request_executor import execute, failure_answer
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
-from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
@@ -28,7 +28,7 @@ from sublet_storage.groups.model.records import (
     Leadership,
     LendingStatus,
 )
-from sublet_storage.groups.model.resets import apply_reset
+from sublet_storage.groups.model.reset_rules import apply_reset
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue

@@ -28,7 +28,7 @@ from sublet_borrower.machine.events import AssignmentUpdate, RevokeStarted, Stre
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, GrantLost, UnknownOutcome, UsageError
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.groups.model.lending_row import LendingRow

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 from sublet_leader.node.events import CommitWrites
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.lending_row import LendingRow
-from sublet_storage.groups.model.records import ChangeOutcome, ForceRelease, GrantStream, GroupWrites, LendingStatus
+from sublet_storage.groups.model.records import (
+    ForceRelease,
+    GrantStream,
+    GroupWrites,
+    LendingOutcome,
+    LendingStatus,
+)
 from tests.simulation.database import Fate
 from tests.simulation.network import BOTH_DIRECTIONS
 
@@ -275,7 +281,7 @@ class Troubles:
             return
         entry = ForceRelease(stream_id, row.grant_id, "by hand")
         result = self._simulation.store.commit([GroupWrites(group_id, claim.term, (entry,), sync_streams=False)])[0]
-        if not result.has_stale_term and result.results[0].outcome is ChangeOutcome.APPLIED:
+        if not result.has_stale_term and result.results[0].outcome is LendingOutcome.APPLIED:
             self._world.say("operator", f"takes stream {stream_id} of group {group_id} by hand")
             self._simulation.checkers.deliveries.taken(group_id, stream_id, row.grant_id)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from sublet import Session
 from sublet_borrower.spark.job.consumption import consume
-from sublet_borrower.spark.source.exactly_once import Guard
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from tests.spark.query import say
 from tests.spark.session import spark_session
 

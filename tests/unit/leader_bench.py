@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from sublet_leader.group.events import (
     BorrowerMessageReceived,
-    CommitFailed,
     Event,
     ForcedRevokeRequested,
     GroupOutcome,
     Tick,
     WritesCommitted,
+    WritesNotCommitted,
 )
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.stream_table import StreamAssignment
@@ -113,7 +113,7 @@ class Bench:
     def fail(self) -> None:
         """The transaction did not happen."""
         lost, self.entries, self.renew = tuple(self.entries), [], False
-        self.give(CommitFailed(lost))
+        self.give(WritesNotCommitted(lost))
 
     def settle(self) -> None:
         """Commit until nothing waits."""

@@ -19,7 +19,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -195,7 +195,7 @@ def test_messages_for_the_past_reach_nobody() -> None:
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)))
     outcome = play.do(NodeMessageReceived("n1:1", Grant("a/1", TERM, 5, 50, 0, 1, 0, 9, "#", grant_key=GRANT_KEY)))
     assert (outcome.sends, outcome.updates) == ((), ())
-    assert play.do(SubscriptionProgressed(77, StreamConsumed(5, 50, 1))).sends == ()
+    assert play.do(SubscriptionProgressed(77, ProgressReported(5, 50, 1))).sends == ()
     assert play.do(CloseSubscription(77)).updates == ()
 
 
@@ -206,7 +206,7 @@ def test_messages_for_the_past_reach_nobody() -> None:
 def test_after_a_doubt_a_successor_inherits_at_once() -> None:
     play = subscribed(1)
     play.grant(1, 5)
-    play.do(SubscriptionProgressed(1, StreamConsumed(5, 50, 30)), 0.5)
+    play.do(SubscriptionProgressed(1, ProgressReported(5, 50, 30)), 0.5)
     play.do(NodeMessageReceived("n1:1", Invalidate("a/1", TERM, BorrowerEndReason.RETRY)), 0.6)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.predecessor, wanted.group_id, wanted.borrower_number) == ("a/2", "a/1", GROUP, 2)
@@ -252,7 +252,7 @@ def test_one_that_leaves_has_a_leaving_successor() -> None:
     play.do(NodeLost("n1:1"), 0.2)
     [(_, wanted)] = play.wanted()
     assert (wanted.borrower_id, wanted.leaving) == ("a/2", True)
-    play.do(SubscriptionProgressed(1, StreamConsumed(5, 50, 13, is_final=True)), 0.3)
+    play.do(SubscriptionProgressed(1, ProgressReported(5, 50, 13, is_final=True)), 0.3)
     play.do(NodeMessageReceived("n2:1", LeaderConnectResponse("a/2", 200, GROUP)), 0.4)
     assert Disconnect("a/2", 200, (StreamProgress(5, 50, 13, True),)) in [m for _, m in play.last.sends]
 

@@ -7,7 +7,13 @@ from typing import ClassVar
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import (
+    FrontierAdvanced,
+    ProgressReported,
+    RevokeStarted,
+    StreamGranted,
+    StreamRemoved,
+)
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -23,7 +29,7 @@ class Play:
     """A handler with one stream that is lent from `FROM` on, and what it reported."""
 
     def __init__(self) -> None:
-        self.reports: list[StreamConsumed] = []
+        self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
         self.granted = self.lend(1)
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepPiece
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
@@ -34,7 +34,7 @@ class Play:
 
     def __init__(self, *epochs: int, completed: int) -> None:
         self.epochs = epochs
-        self.reports: list[StreamConsumed] = []
+        self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
         self.handler.apply_update(
             StreamGranted(Grant("b", 1, 7, 1, 0, 1, 0, 1, "#", consumed=consumed(0, 0), grant_key=GRANT_KEY))

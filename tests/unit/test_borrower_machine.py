@@ -16,10 +16,10 @@ from sublet_borrower.machine.events import (
     LeaderMessageReceived,
     LeaveRequested,
     NodeLost,
+    ProgressReported,
     RevokeStarted,
     SavedProgress,
     Send,
-    StreamConsumed,
     StreamGranted,
     StreamRemoved,
     Tick,
@@ -153,7 +153,7 @@ EVENTS: dict[BorrowerEventKind, Event] = {
     BorrowerEventKind.PROGRESS_SAVED: LeaderMessageReceived(NODE, ProgressSaved(ME, TERM, 5, 50, 11)),
     BorrowerEventKind.INVALIDATE: LeaderMessageReceived(NODE, Invalidate(ME, TERM, BorrowerEndReason.RETRY)),
     BorrowerEventKind.NODE_LOST: NodeLost(NODE),
-    BorrowerEventKind.SESSION_PROGRESS: StreamConsumed(5, 50, 12),
+    BorrowerEventKind.SESSION_PROGRESS: ProgressReported(5, 50, 12),
     BorrowerEventKind.UNSUBSCRIBE: LeaveRequested(),
     BorrowerEventKind.TICK: Tick(),
 }
@@ -285,7 +285,7 @@ def test_one_that_leaves_waits_for_a_leader() -> None:
     assert [t for t in play.last.updates if isinstance(t, RevokeStarted)] == [RevokeStarted(5, 50)]
     [wanted] = play.said(LeaderWanted)
     assert (wanted.leaving, wanted.reclaim, wanted.predecessor) == (True, (HeldGrant(5, 50, 10),), ME)
-    play.do(StreamConsumed(5, 50, 14, is_final=True), 1.6)
+    play.do(ProgressReported(5, 50, 14, is_final=True), 1.6)
     assert play.do(LeaveRequested(), 9.0).sends == ()
     play.do(Tick(), 10.0)
     [wanted] = play.said(LeaderWanted)
@@ -386,7 +386,7 @@ def test_a_grant_is_installed_once() -> None:
     play = connected(GRANT)
     assert play.last.updates == (StreamGranted(GRANT),)
     assert play.said(UpdateProgress) == [UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10),))]
-    play.do(StreamConsumed(5, 50, 12), 0.01)
+    play.do(ProgressReported(5, 50, 12), 0.01)
     assert play.receive(GRANT, 0.02).updates == ()
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
@@ -400,7 +400,7 @@ def test_a_revoke_is_settled_by_the_final_progress() -> None:
     [stream] = play.machine.streams
     assert stream.status is BorrowedStreamStatus.REVOKING
     final = StreamProgress(5, 50, 15, True)
-    play.do(StreamConsumed(5, 50, 15, is_final=True), 0.01)
+    play.do(ProgressReported(5, 50, 15, is_final=True), 0.01)
     assert play.reported() == [final]
     play.receive(Revoke(ME, TERM, 5, 50), 0.5)
     assert play.reported() == [final], "the leader has not heard it"
@@ -452,7 +452,7 @@ def test_news_of_a_newer_grant_ends_the_one_held() -> None:
 @pytest.mark.conforms("E7")
 def test_a_stream_that_ended_of_itself_needs_no_stop() -> None:
     play = connected(GRANT)
-    play.do(StreamConsumed(5, 50, 30, is_final=True), 0.01)
+    play.do(ProgressReported(5, 50, 30, is_final=True), 0.01)
     assert play.receive(Revoke(ME, TERM, 5, 50)).updates == ()
 
 
@@ -482,7 +482,7 @@ def test_messages_for_another_identity_have_no_effect(message: ToBorrower, chang
 @pytest.mark.conforms("E10", "E17")
 def test_progress_under_an_old_grant_is_not_reported() -> None:
     play = connected(replace(GRANT, grant_id=60))
-    assert play.do(StreamConsumed(5, 50, 99, is_final=True), 0.5).sends == ()
+    assert play.do(ProgressReported(5, 50, 99, is_final=True), 0.5).sends == ()
     [stream] = play.machine.streams
     assert (stream.position, stream.is_final) == (10, False)
 
@@ -493,9 +493,9 @@ def test_progress_under_an_old_grant_is_not_reported() -> None:
 def test_progress_is_reported_no_oftener_than_is_set() -> None:
     """None is forgotten."""
     play = connected(GRANT)
-    assert play.do(StreamConsumed(5, 50, 11), 0.01).sends == ()
+    assert play.do(ProgressReported(5, 50, 11), 0.01).sends == ()
     assert play.last.wake_at == pytest.approx(SETTINGS.progress_interval_s)
-    play.do(StreamConsumed(5, 50, 12), 0.02)
+    play.do(ProgressReported(5, 50, 12), 0.02)
     play.do(Tick(), SETTINGS.progress_interval_s)
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
@@ -520,7 +520,7 @@ def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     play.receive(before, 0.0)
     doubt = InDoubtRange(50, 10, 20, 60.0)
     planned = UpdateProgress(ME, TERM, (StreamProgress(5, 50, 10, in_doubt=doubt),))
-    assert play.do(StreamConsumed(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
+    assert play.do(ProgressReported(5, 50, 10, in_doubt=doubt), 0.001).sends == (Send(NODE, planned),)
     assert play.receive(before, 0.01).updates == (), "that was of before"
     play.do(Tick(), 1.1)
     assert play.said(UpdateProgress) == [planned]
@@ -531,15 +531,15 @@ def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     assert play.reported() == []
     [stream] = play.machine.successor_state().streams
     assert (stream.in_doubt, stream.is_settled) == (doubt, False)
-    play.do(StreamConsumed(5, 50, 20), 2.5)
+    play.do(ProgressReported(5, 50, 20), 2.5)
     assert play.reported() == [StreamProgress(5, 50, 20, in_doubt=doubt)]
 
 
 @pytest.mark.conforms("E17")
 def test_progress_never_goes_back() -> None:
     play = connected(GRANT)
-    play.do(StreamConsumed(5, 50, 20), 0.5)
-    assert play.do(StreamConsumed(5, 50, 15), 0.6).sends == ()
+    play.do(ProgressReported(5, 50, 20), 0.5)
+    assert play.do(ProgressReported(5, 50, 15), 0.6).sends == ()
     [stream] = play.machine.streams
     assert stream.position == 20
 
@@ -555,8 +555,8 @@ def test_leaving_waits_for_final_progress_of_all() -> None:
     play = connected(*TWO)
     assert play.do(LeaveRequested(), 0.5).updates == (RevokeStarted(5, 50), RevokeStarted(6, 50))
     assert play.last.sends == ()
-    assert play.do(StreamConsumed(5, 50, 13, is_final=True), 0.6).sends == ()
-    play.do(StreamConsumed(6, 50, 22, is_final=True), 0.7)
+    assert play.do(ProgressReported(5, 50, 13, is_final=True), 0.6).sends == ()
+    play.do(ProgressReported(6, 50, 22, is_final=True), 0.7)
     goodbye = Disconnect(ME, TERM, (StreamProgress(5, 50, 13, True), StreamProgress(6, 50, 22, True)))
     assert play.said(Disconnect) == [goodbye]
     play.do(Tick(), 1.7)
@@ -570,7 +570,7 @@ def test_at_the_timeout_a_leaver_reports_what_it_has() -> None:
     """No user call begins once goodbye is said: whoever hears it may lend the stream anew."""
     play = connected(*TWO)
     play.do(LeaveRequested(), 0.0)
-    play.do(StreamConsumed(5, 50, 13, is_final=True), 0.1)
+    play.do(ProgressReported(5, 50, 13, is_final=True), 0.1)
     play.receive(PingResponse(ME, TERM, 4.9, GOOD_S), 4.9)
     play.do(Tick(), 4.99)
     assert play.said(Disconnect) == []
@@ -619,9 +619,9 @@ def test_a_successor_asks_to_keep_what_was_held() -> None:
     [wanted] = play.said(LeaderWanted)
     assert (wanted.borrower_id, wanted.group_id, wanted.predecessor) == ("a/2", GROUP, ME)
     assert wanted.reclaim == (HeldGrant(5, 50, 10),)
-    play.do(StreamConsumed(5, 50, 18), 1.1)
+    play.do(ProgressReported(5, 50, 18), 1.1)
     play.receive(LeaderConnectResponse("a/2", 200, GROUP), 1.2)
-    assert play.do(StreamConsumed(5, 50, 19), 1.3).sends == (), "nobody has confirmed it yet"
+    assert play.do(ProgressReported(5, 50, 19), 1.3).sends == (), "nobody has confirmed it yet"
     play.receive(replace(GRANT, borrower_id="a/2", term=200), 1.4)
     assert play.last.updates == ()
     assert play.said(UpdateProgress) == [UpdateProgress("a/2", 200, (StreamProgress(5, 50, 19),))]

@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
-from sublet_storage.producer.batches.message_accumulator import PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer

@@ -10,7 +10,7 @@ import re
 import pytest
 
 from sublet.cli.base.command import EscapingLogFormatter
-from sublet.cli.base.output import Output
+from sublet.cli.base.output import CliOutput
 from sublet_protocol.domain.errors import SubletError, UsageError
 
 COLUMNS = ("STREAM>", "POSITION>", "AT", "OWNER", "REASON")
@@ -23,7 +23,7 @@ def test_numbers_and_times_fit_at_any_width(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("COLUMNS", str(width))
-    Output(json=False).print_table(COLUMNS, [ROW])
+    CliOutput(json=False).print_table(COLUMNS, [ROW])
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     for entire in map(str, ROW[:3]):
         assert entire in shown, shown
@@ -34,10 +34,10 @@ def test_numbers_and_times_fit_at_any_width(
 def test_what_moves_a_cursor_is_escaped(odd: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Or turns a line around: in JSON and in tables alike."""
     text = f"ü☃{odd}"
-    Output(json=True).print_json({"subscription": text})
-    Output(json=False).print_table(("GROUP",), [(text,)])
-    Output(json=False).print_lines([text])
-    Output(json=False).print_info(text)
+    CliOutput(json=True).print_json({"subscription": text})
+    CliOutput(json=False).print_table(("GROUP",), [(text,)])
+    CliOutput(json=False).print_lines([text])
+    CliOutput(json=False).print_info(text)
     reported = capsys.readouterr()
     shown = reported.out.replace("\n", "") + reported.err.replace("\n", "")
     assert shown.isprintable(), shown
@@ -66,9 +66,9 @@ def test_who_sits_at_a_terminal_is_asked(
     as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stdin", Terminal("y\nn\n"))
-    Output(as_json).confirm("Delete it?", "Nothing was deleted.")
+    CliOutput(as_json).confirm("Delete it?", "Nothing was deleted.")
     with pytest.raises(SubletError, match=r"Nothing was deleted\. Answer y, or give --yes\.") as refused:
-        Output(as_json).confirm("Delete it?", "Nothing was deleted.")
+        CliOutput(as_json).confirm("Delete it?", "Nothing was deleted.")
     assert refused.value.exit_code == 1
     assert capsys.readouterr().err == "Delete it? [y/N]\n" * 2
 
@@ -77,7 +77,7 @@ def test_who_cannot_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     for stdin in (None, io.StringIO("y\n")):
         monkeypatch.setattr("sys.stdin", stdin)
         with pytest.raises(UsageError, match="Give --yes"):
-            Output(json=True).confirm("Delete it?", "Nothing was deleted.")
+            CliOutput(json=True).confirm("Delete it?", "Nothing was deleted.")
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(SubletError, match="Nothing was deleted"):
-        Output(json=False).confirm("Delete it?", "Nothing was deleted.")
+        CliOutput(json=False).confirm("Delete it?", "Nothing was deleted.")

@@ -12,13 +12,13 @@ from typing import Any
 import grpc
 import pytest
 
-from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 
 ORDERS = TopicFilter("orders/#")
@@ -34,7 +34,7 @@ class Clock:
 
 
 def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: int = 1) -> AccessSnapshot:
-    return AccessSnapshot(version, Rights(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
+    return AccessSnapshot(version, AccessRules(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
 
 
 def publishes() -> AccessRule:
@@ -42,7 +42,7 @@ def publishes() -> AccessRule:
 
 
 def test_the_bearer_of_a_token_is_its_principal() -> None:
-    gate = Gate(AccessCache(snapshot(publishes()), Clock()))
+    gate = AccessGate(AccessCache(snapshot(publishes()), Clock()))
     for scheme in ("Bearer", "bearer"):
         caller = gate.identify(f"{scheme} {TOKEN}", "ipv4:127.0.0.1:1", "Publish")
         assert caller.principal == "user:etl"
@@ -56,12 +56,12 @@ def test_the_bearer_of_a_token_is_its_principal() -> None:
 def test_without_a_token_nobody_is_let_in(sent: str | None) -> None:
     header = None if sent is None else sent.format(TOKEN, TOKEN[:-1])
     with pytest.raises(Unauthenticated, match="SUBLET_TOKEN"):
-        Gate(AccessCache(snapshot(publishes()), Clock())).identify(header, "", "Publish")
+        AccessGate(AccessCache(snapshot(publishes()), Clock())).identify(header, "", "Publish")
 
 
 def test_a_token_expires_by_the_nodes_clock() -> None:
     clock = Clock()
-    gate = Gate(AccessCache(snapshot(publishes(), remaining_s=5.0), clock))
+    gate = AccessGate(AccessCache(snapshot(publishes(), remaining_s=5.0), clock))
     caller = gate.identify(f"Bearer {TOKEN}", "", "Follow")
     clock.now += 4.9
     caller.check(Right.PUBLISH, ORDERS)
@@ -74,25 +74,25 @@ def test_a_token_expires_by_the_nodes_clock() -> None:
 
 def test_a_call_under_way_loses_what_is_revoked() -> None:
     cache = AccessCache(snapshot(publishes()), Clock())
-    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    caller = AccessGate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
     cache.replace(snapshot(version=2))
     with pytest.raises(PermissionDenied, match="sublet access allow user:etl publish 'orders/#'"):
         caller.check(Right.PUBLISH, ORDERS)
-    cache.replace(AccessSnapshot(3, Rights([publishes()]), {}))
+    cache.replace(AccessSnapshot(3, AccessRules([publishes()]), {}))
     with pytest.raises(Unauthenticated):
         caller.check(Right.PUBLISH, ORDERS)
 
 
 def test_the_command_that_gives_a_right_is_quoted() -> None:
     """Whoever copies it runs nothing that a certificate's name says."""
-    member = Gate(AccessCache(snapshot(), Clock())).member("spiffe://a/$(id)", "")
+    member = AccessGate(AccessCache(snapshot(), Clock())).member("spiffe://a/$(id)", "")
     assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied(Right.JOIN, ORDERS, "billing"))
 
 
 def test_old_rights_allow_nothing() -> None:
     clock = Clock()
     cache = AccessCache(snapshot(publishes()), clock)
-    caller = Gate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
+    caller = AccessGate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
     clock.now += MAX_AGE_S
     caller.check(Right.PUBLISH, ORDERS)
     clock.now += 0.1
@@ -105,16 +105,16 @@ def test_old_rights_allow_nothing() -> None:
 
 
 def test_without_authentication_all_is_allowed() -> None:
-    caller = Gate().identify(None, "", "Publish")
+    caller = AccessGate().identify(None, "", "Publish")
     for right in Right:
         caller.check(right)
         assert caller.may_somewhere(right)
-    assert Gate().caller().principal is None
+    assert AccessGate().caller().principal is None
 
 
 def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
     with pytest.raises(LookupError):
-        Context().run(Gate(AccessCache(snapshot(), Clock())).caller)
+        Context().run(AccessGate(AccessCache(snapshot(), Clock())).caller)
 
 
 def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -137,7 +137,7 @@ def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) ->
 
 
 def test_a_refusal_is_audited_without_the_token(caplog: pytest.LogCaptureFixture) -> None:
-    gate = Gate(AccessCache(snapshot(), Clock()))
+    gate = AccessGate(AccessCache(snapshot(), Clock()))
     with caplog.at_level(logging.INFO, logger=AUDIT):
         caller = gate.identify(f"Bearer {TOKEN}", "here", "Publish")
         with pytest.raises(PermissionDenied):
@@ -167,7 +167,7 @@ class _Context:
         raise RuntimeError(code, text)
 
 
-def call(gate: Gate, method: str, answer: Any, *metadata: tuple[str, str]) -> Any:
+def call(gate: AccessGate, method: str, answer: Any, *metadata: tuple[str, str]) -> Any:
     """The reply, or the code."""
 
     async def run() -> Any:
@@ -192,7 +192,7 @@ async def _answers(request: object, context: object) -> str:
 
 def test_a_served_method_without_a_row_is_refused() -> None:
     bearer = ("authorization", f"Bearer {TOKEN}")
-    is_on, is_off = Gate(AccessCache(snapshot(), Clock())), Gate()
+    is_on, is_off = AccessGate(AccessCache(snapshot(), Clock())), AccessGate()
     for gate in (is_on, is_off):
         assert call(gate, "/sublet.v1.Feed/New", _answers, bearer) is grpc.StatusCode.PERMISSION_DENIED
     assert call(is_on, "/sublet.v1.Feed/New", None, bearer) is grpc.StatusCode.PERMISSION_DENIED
@@ -200,7 +200,7 @@ def test_a_served_method_without_a_row_is_refused() -> None:
 
 
 def test_a_method_that_checks_no_right_is_refused() -> None:
-    gate, bearer = Gate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
+    gate, bearer = AccessGate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
 
     async def asks(request: object, context: object) -> str:
         gate.caller().check(Right.PUBLISH, ORDERS)
@@ -210,4 +210,4 @@ def test_a_method_that_checks_no_right_is_refused() -> None:
     assert call(gate, "/sublet.v1.Feed/Publish", asks, bearer) == "reply"
     assert call(gate, "/sublet.v1.Feed/Publish", asks) is grpc.StatusCode.UNAUTHENTICATED
     assert call(gate, "/sublet.v1.Session/Poll", _answers, bearer) == "reply"
-    assert call(Gate(), "/sublet.v1.Feed/Publish", _answers) == "reply"
+    assert call(AccessGate(), "/sublet.v1.Feed/Publish", _answers) == "reply"

@@ -16,7 +16,7 @@ import pytest
 
 from sublet_borrower.planner.grant_key_file import GrantKeyFile, PlannerGrantKeys, read_grant_keys
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 

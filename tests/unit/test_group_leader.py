@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_leader.group.events import CommitFailed, StreamsChanged
+from sublet_leader.group.events import StreamsChanged, WritesNotCommitted
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -459,7 +459,7 @@ def test_a_stream_finished_before_its_grant_is_dropped(fails_first: bool) -> Non
     [grant], bench.entries = bench.entries, []
     assert isinstance(grant, GrantStream)
     if fails_first:
-        bench.give(CommitFailed((grant,)))
+        bench.give(WritesNotCommitted((grant,)))
     bench.change_row(position=HEAD)
     bench.give(StreamsChanged())
     bench.tick(bench.settings.rebalance_debounce_s)
@@ -467,7 +467,7 @@ def test_a_stream_finished_before_its_grant_is_dropped(fails_first: bool) -> Non
     assert bench.row().status is LendingStatus.FINISHED
     bench.leave()
     if not fails_first:
-        bench.give(CommitFailed((grant,)))
+        bench.give(WritesNotCommitted((grant,)))
     bench.join(OTHER)
     bench.pass_time(bench.settings.resend_interval_s + 1.0, OTHER)
     assert bench.holders() == {2: OTHER}

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
-from sublet_borrower.machine.events import BorrowerOutcome, LeaderMessageReceived, StreamConsumed, Tick
+from sublet_borrower.machine.events import BorrowerOutcome, LeaderMessageReceived, ProgressReported, Tick
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -26,7 +26,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
-from sublet_storage.groups.model.resets import apply_reset
+from sublet_storage.groups.model.reset_rules import apply_reset
 from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import AGENT, BORROWER, EPOCH_US, HEAD, SUBSCRIPTION, Bench, granted
 
@@ -218,7 +218,7 @@ def test_who_is_fenced_elsewhere_is_announced(is_final: bool) -> None:
     """What may be seen twice is what its own leader announces, and no more."""
     talk = Talk()
     bench, elsewhere = talk.bench, Invalidate(BORROWER, 0, BorrowerEndReason.FENCED, "a newer process goes by the name")
-    progress = StreamConsumed(1, talk.grant_id, 7, is_final=is_final)
+    progress = ProgressReported(1, talk.grant_id, 7, is_final=is_final)
     talk.holder.decide(progress, bench.now)
     for send in talk.holder.decide(LeaderMessageReceived("m:1", elsewhere), bench.now).sends:
         assert send.node == NODE

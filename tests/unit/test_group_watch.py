@@ -10,13 +10,13 @@ import pytest
 from sublet_leader.group.members import Member
 from sublet_leader.group.transient_events import GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
-    CommitFailed,
     CommitWrites,
     LeaderLookupCompleted,
     LeaderLookupRequested,
     LookUpLeader,
     ShutdownRequested,
     Tick,
+    WritesCommitFailed,
 )
 from sublet_leader.node.group_event_publisher import (
     MAX_ASKED,
@@ -28,7 +28,7 @@ from sublet_leader.node.group_event_publisher import (
 )
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
 from tests.unit.leader_bench import Bench, granted
@@ -78,7 +78,7 @@ def test_what_is_not_known_as_written_is_not_reported(unknown: bool, then: list[
     play = Play()
     request = under_way(play)
     play.reported.clear()
-    play.do(CommitFailed(request, unknown))
+    play.do(WritesCommitFailed(request, unknown))
     assert events(play) == then
 
 

@@ -10,10 +10,10 @@ import pytest
 from sublet_borrower.machine.agent import Agent, NodeMessageReceived, NodesDiscovered, OpenSubscription
 from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.borrower import Borrower
-from sublet_borrower.machine.events import LeaveRequested, StreamConsumed
+from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_parts import split_into_parts
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.node.message_parts import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageParts
+from sublet_leader.node.message_reassembler import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageReassembler
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.limits import MAX_BORROWERS, MAX_COMMAND_BYTES, MAX_ITEMS, MAX_STREAMS
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     StreamProgress,
 )
-from sublet_protocol.messages.codec import count_items, decode_to_leader, encode_to_leader
+from sublet_protocol.messages.borrower_leader_codec import count_items, decode_to_leader, encode_to_leader
 from tests.unit.test_borrower_machine import GRANT, ME, SETTINGS, WANTS, Play, connected
 
 pytestmark = pytest.mark.conforms("X4")
@@ -46,7 +46,7 @@ def fits(message: Disconnect | LeaderWanted) -> bool:
 
 
 def merged(messages: list[Disconnect] | list[LeaderWanted]) -> object:
-    parts = MessageParts()
+    parts = MessageReassembler()
     found = [parts.merge("a", message, 0.0) for message in messages]
     assert found[:-1] == [None] * (len(messages) - 1)
     assert len(parts) == 0
@@ -70,7 +70,7 @@ def test_a_large_disconnect_arrives_complete() -> None:
     play = holding(MANY)
     play.do(LeaveRequested(), at=play.now)
     for number in range(1, MANY + 1):
-        play.do(StreamConsumed(number, number, 10, True), at=play.now)
+        play.do(ProgressReported(number, number, 10, True), at=play.now)
     said = play.said(Disconnect)
     assert len(said) > 1
     assert all(fits(message) for message in said)
@@ -97,7 +97,7 @@ def test_parts_are_bounded_by_streams_items_and_bytes() -> None:
 
 
 def test_a_part_that_is_repeated_counts_once() -> None:
-    parts = MessageParts()
+    parts = MessageReassembler()
     first = LeaderWanted("a/1", "$share/g/#", reclaim=(HeldGrant(1, 1, 1), HeldGrant(2, 1, 1)), more=True)
     last = replace(first, reclaim=(HeldGrant(3, 1, 1),), more=False)
     for _ in range(3):
@@ -109,7 +109,7 @@ def test_a_part_that_is_repeated_counts_once() -> None:
 
 
 def test_unfinished_parts_are_bounded_and_forgotten() -> None:
-    parts, streams = MessageParts(), tuple(HeldGrant(number, 1, 1) for number in range(1, MAX_STREAMS + 1))
+    parts, streams = MessageReassembler(), tuple(HeldGrant(number, 1, 1) for number in range(1, MAX_STREAMS + 1))
     part = LeaderWanted("a/1", "$share/g/#", reclaim=streams, more=True)
     for number in range(MAX_STREAMS_OF_AGENT // MAX_STREAMS):
         assert parts.merge("a", replace(part, borrower_id=f"a/{number}"), 0.0) is None

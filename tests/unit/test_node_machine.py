@@ -11,7 +11,6 @@ from sublet_leader.group.transient_events import GroupWatchEvent
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
-    CommitFailed,
     CommitWrites,
     ForcedRevokeRequested,
     GroupLoadCompleted,
@@ -25,6 +24,7 @@ from sublet_leader.node.events import (
     Request,
     ShutdownRequested,
     Tick,
+    WritesCommitFailed,
 )
 from sublet_leader.node.machine import Node
 from sublet_leader.node.request_executor import execute
@@ -471,7 +471,7 @@ def test_one_commit_at_a_time() -> None:
 
 def test_a_failed_commit_is_written_again() -> None:
     play, commit = writing()
-    play.do(CommitFailed(commit, is_outcome_unknown=False))
+    play.do(WritesCommitFailed(commit, is_outcome_unknown=False))
     play.pass_time(SETTINGS.resend_interval_s + 0.1)
     assert play.store.rows(1)[1].position == 5
     assert 1 in play.machine.leaders
@@ -480,7 +480,7 @@ def test_a_failed_commit_is_written_again() -> None:
 @pytest.mark.conforms("E13")
 def test_after_an_unknown_outcome_it_steps_down() -> None:
     play, commit = writing()
-    play.do(CommitFailed(commit, is_outcome_unknown=True))
+    play.do(WritesCommitFailed(commit, is_outcome_unknown=True))
     assert play.machine.leaders == {}
     assert [m.reason for m in play.received(Invalidate)] == [BorrowerEndReason.RETRY]
     assert len(play.waiting(ReleaseLeaderships)) == 1

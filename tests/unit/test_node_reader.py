@@ -11,7 +11,7 @@ import pytest
 
 from sublet_borrower.fetch import node_reader as module
 from sublet_borrower.fetch.node_reader import NodeReader
-from sublet_borrower.node_client.node_calls import RetryableError
+from sublet_borrower.node_client.node_calls import RetryableCallError
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import PositionBeyondHead, ProtocolMismatch, SubletError, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -93,8 +93,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return calls
 
 
-def lost(node: str, after_s: float = 0.0) -> RetryableError:
-    return RetryableError(node, "connection refused", after_s)
+def lost(node: str, after_s: float = 0.0) -> RetryableCallError:
+    return RetryableCallError(node, "connection refused", after_s)
 
 
 def found(start: int, end: int) -> Any:

@@ -21,9 +21,9 @@ from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
     Event,
+    NotificationPublisherMachine,
     NotificationPublisherStatus,
     NotificationSendersOpened,
-    PublisherMachine,
     Tick,
 )
 
@@ -34,7 +34,7 @@ class Harness:
     """An announcer and what it says."""
 
     def __init__(self, most_waiting: int = 100) -> None:
-        self.machine = PublisherMachine("p", "i", SETTINGS, most_waiting)
+        self.machine = NotificationPublisherMachine("p", "i", SETTINGS, most_waiting)
         self.wake_at: float | None = None
 
     def do(self, event: Event, now: float) -> list[Message]:

@@ -16,7 +16,7 @@ from sublet_storage.notify.changes import (
     ObjectChange,
     stream_change,
 )
-from sublet_storage.notify.subscriber_machine import MAX_GAPS, SubscriberMachine
+from sublet_storage.notify.subscriber_machine import MAX_GAPS, NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
@@ -38,7 +38,7 @@ class Harness:
     """A listener whose catch-ups take no time."""
 
     def __init__(self, *, pushes: bool = True, channels: tuple[str, ...] = ("stream",)) -> None:
-        self.machine = SubscriberMachine(SETTINGS, pushes=pushes, channels=channels)
+        self.machine = NotificationSubscriberMachine(SETTINGS, pushes=pushes, channels=channels)
         self.jitter = 0.0
         self.now = 0.0
         self.wake_at: float | None = None

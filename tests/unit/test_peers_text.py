@@ -9,7 +9,7 @@ import pytest
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from sublet_protocol.messages import codec
+from sublet_protocol.messages import borrower_leader_codec as codec
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import Subscribe, UndecodableCommand

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from sublet_borrower.machine.events import RevokeStarted, SavedProgress, StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
@@ -22,7 +22,7 @@ class Desk:
     """A planning whose reports are written down as soon as `write` is called."""
 
     def __init__(self, *, recalled: bool = True) -> None:
-        self.said: list[StreamConsumed] = []
+        self.said: list[ProgressReported] = []
         self.planning = PlanLedger(self.said.append, HOLD_S)
         if recalled:
             self.planning.restore((), ())
@@ -56,7 +56,7 @@ class Desk:
         self.planning.acknowledge(planned)
         self.planning.report_progress()
 
-    def last(self) -> StreamConsumed:
+    def last(self) -> ProgressReported:
         return self.said[-1]
 
 
@@ -71,7 +71,7 @@ def desk() -> Desk:
 def test_nothing_is_begun_before_it_is_written(desk: Desk) -> None:
     assert desk.idle() == [1]
     desk.planning.plan({1: 20})
-    assert desk.last() == StreamConsumed(1, 50, 10, lag=20, in_doubt=InDoubtRange(50, 10, 20, HOLD_S))
+    assert desk.last() == ProgressReported(1, 50, 10, lag=20, in_doubt=InDoubtRange(50, 10, 20, HOLD_S))
     assert desk.planning.has_unsaved_plan()
     assert desk.begun() == []
     desk.write()
@@ -100,7 +100,7 @@ def test_a_stream_has_one_plan_at_a_time(desk: Desk) -> None:
     assert desk.idle() == []
     assert desk.plan(s1=30) == [first]
     desk.done([first])
-    assert desk.last() == StreamConsumed(1, 50, 20, lag=10)
+    assert desk.last() == ProgressReported(1, 50, 20, lag=10)
     assert desk.idle() == [1]
     assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
 
@@ -111,7 +111,7 @@ def test_done_and_planned_next_are_one_report(desk: Desk) -> None:
     desk.planning.acknowledge([first])
     desk.planning.plan({1: 30})
     desk.planning.report_progress()
-    assert desk.said[said:] == [StreamConsumed(1, 50, 20, lag=10, in_doubt=InDoubtRange(50, 20, 30, HOLD_S))]
+    assert desk.said[said:] == [ProgressReported(1, 50, 20, lag=10, in_doubt=InDoubtRange(50, 20, 30, HOLD_S))]
 
 
 def test_another_acknowledgement_changes_nothing(desk: Desk) -> None:
@@ -228,7 +228,7 @@ def test_what_was_begun_is_done_again_first(first: str) -> None:
     assert desk.idle() == []
     assert desk.begun() == [BEGUN]
     desk.done([BEGUN])
-    assert desk.last() == StreamConsumed(1, 50, 20, lag=10)
+    assert desk.last() == ProgressReported(1, 50, 20, lag=10)
     assert desk.plan(s1=30) == [PlannedRange(1, 50, 20, 30)]
 
 
@@ -242,7 +242,7 @@ def test_only_what_was_done_is_not_planned_anew(done: Iterable[PlannedRange], po
     desk = Desk(recalled=False)
     desk.planning.restore(done, ())
     desk.grant(left=LEFT)
-    assert desk.last() == StreamConsumed(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
+    assert desk.last() == ProgressReported(1, 50, position, in_doubt=InDoubtRange(50, position, position, 0.0))
     desk.heads(s1=30)
     assert desk.plan(s1=25) == [PlannedRange(1, 50, position, 25)]
 

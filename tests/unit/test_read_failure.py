@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
-from sublet_borrower.machine.events import LeaveRequested, StreamConsumed, StreamGranted, Tick
+from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted, Tick
 from sublet_borrower.machine.message_parts import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import (
     PERSISTENT_AFTER_S,
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
-from sublet_protocol.messages.codec import decode_to_leader, encode_to_leader
+from sublet_protocol.messages.borrower_leader_codec import decode_to_leader, encode_to_leader
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
 from sublet_storage.log.fetch import LogPage
@@ -102,7 +102,7 @@ def test_a_failure_too_long_is_refused() -> None:
 
 
 def test_a_handler_reports_the_beginning_and_the_end() -> None:
-    reports = list[StreamConsumed]()
+    reports = list[ProgressReported]()
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
     (granted,) = [handler.next_readable(lambda _: True)]
@@ -131,7 +131,7 @@ class Damaged:
 
 def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    reports = list[StreamConsumed]()
+    reports = list[ProgressReported]()
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("a/1", 1, 7, 1, 4, 3, 0, 9, "#", grant_key=GRANT_KEY)))
     (granted,) = [handler.next_readable(lambda _: True)]
@@ -155,13 +155,13 @@ def troubles(play: Play) -> list[str]:
 def test_a_failure_is_passed_on_at_once() -> None:
     """To the next leader, too; and so is its end."""
     play = connected(GRANT)
-    play.do(StreamConsumed(5, 50, 10, read_error="damaged"), at=play.now)
+    play.do(ProgressReported(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == ["damaged"]
     (stream,) = play.machine.successor_state().streams
     assert stream.read_error == stream.to_progress().read_error == "damaged"
-    play.do(StreamConsumed(5, 50, 10, read_error="damaged"), at=play.now)
+    play.do(ProgressReported(5, 50, 10, read_error="damaged"), at=play.now)
     assert troubles(play) == []
-    play.do(StreamConsumed(5, 50, 10), at=play.now)
+    play.do(ProgressReported(5, 50, 10), at=play.now)
     assert troubles(play) == [""]
 
 
@@ -169,7 +169,7 @@ def test_a_failure_is_passed_on_at_once() -> None:
 def test_beyond_the_head_is_passed_on_while_leaving() -> None:
     """The next holder will not see it for itself; a predecessor's report is its successor's."""
     play = connected(GRANT)
-    play.do(StreamConsumed(5, 50, 12, is_final=True, read_error="beyond", is_beyond_head=True), at=play.now)
+    play.do(ProgressReported(5, 50, 12, is_final=True, read_error="beyond", is_beyond_head=True), at=play.now)
     (said,) = [each for said in play.said(UpdateProgress) if isinstance(said, UpdateProgress) for each in said.streams]
     assert (said.final, said.beyond_head, said.read_error) == (True, True, "beyond")
     (stream,) = play.machine.successor_state().streams
@@ -188,7 +188,7 @@ def all_in_trouble() -> Play:
     play = connected(*grants)
     for each in grants:
         play.do(
-            StreamConsumed(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_EXPLANATION_CHARACTERS),
+            ProgressReported(each.stream_id, each.grant_id, each.position, read_error="é" * MAX_EXPLANATION_CHARACTERS),
             at=play.now,
         )
     return play

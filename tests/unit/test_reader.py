@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sublet_borrower.fetch import database_reader as module
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
@@ -110,7 +110,7 @@ def test_another_page_is_discarded_and_read_again(log: Log, connections: list[Co
 
 @pytest.mark.conforms("P2", "E10")
 def test_a_page_of_an_old_grant_is_discarded() -> None:
-    reports: list[StreamConsumed] = []
+    reports: list[ProgressReported] = []
     handler = SessionAssignment(reports.append)
     handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, 0, 3, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
     old = handler.next_readable(lambda _: True)

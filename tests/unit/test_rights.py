@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.access.rights import AccessRule, Right, Rights, check_principal, parse_right
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right, check_principal, parse_right
 from sublet_protocol.domain.access.token import NewToken, check_token, digest_of, token_id_of
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 from sublet_protocol.domain.topics import TopicFilter
@@ -51,20 +51,20 @@ RULES = (
 def test_one_rule_covers_what_is_asked(
     principal: str, right: Right, asked: str, group: str | None, allowed: int | None
 ) -> None:
-    found = Rights(RULES).find_rule(principal, right, TopicFilter(asked), group)
+    found = AccessRules(RULES).find_rule(principal, right, TopicFilter(asked), group)
     assert found == (None if allowed is None else RULES[allowed])
 
 
 def test_several_rules_do_not_add_up() -> None:
-    halves = Rights([rule("user:a", Right.READ, "a/b"), rule("user:a", Right.READ, "a/+/#")])
+    halves = AccessRules([rule("user:a", Right.READ, "a/b"), rule("user:a", Right.READ, "a/+/#")])
     assert halves.find_rule("user:a", Right.READ, TopicFilter("a/+")) is not None
     assert halves.find_rule("user:a", Right.READ, TopicFilter("a/#")) is None
 
 
 def test_without_rules_nothing_is_allowed() -> None:
     for right in Right:
-        assert Rights().find_rule("user:a", right) is None
-        assert not Rights().has_right("user:a", right)
+        assert AccessRules().find_rule("user:a", right) is None
+        assert not AccessRules().has_right("user:a", right)
 
 
 @pytest.mark.parametrize("text", ["", "etl", "user:", "user:a b", "user:*", "user:" + "x" * 255, "user:\n"])

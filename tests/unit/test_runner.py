@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, run
-from sublet_borrower.machine.events import StreamConsumed, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
@@ -24,7 +24,7 @@ class Source:
     """A session with these many messages in each of its batches, all of one stream that begins at `FIRST`."""
 
     def __init__(self, *sizes: int, key: bytes | None = b"k") -> None:
-        self.reports: list[StreamConsumed] = []
+        self.reports: list[ProgressReported] = []
         self.handler = SessionAssignment(self.reports.append)
         self.handler.apply_update(StreamGranted(Grant("b", 1, 7, 1, FIRST, 1, 0, 1 << 64, "#", grant_key=GRANT_KEY)))
         granted = self.handler.next_readable(lambda _: True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage

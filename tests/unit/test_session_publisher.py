@@ -7,8 +7,8 @@ import pytest
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
+    ChannelKind,
     CommandRefusal,
-    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
@@ -17,24 +17,24 @@ from sublet_protocol.pubsub.model import (
     UndecodableCommand,
     Unsubscribe,
 )
-from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import (
-    ChannelInterest,
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
+    SubscribedKeys,
     SubscriberRefused,
     UnknownSubscriber,
 )
 from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
 
-CHANNELS = {"news": DeliveryGuarantee.LOG, "chat": DeliveryGuarantee.LOG, "price": DeliveryGuarantee.STATE}
+CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"
 
 
 def publisher(**limits: int) -> NodeSideMachine:
-    settings = NodeSideSettings(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
+    settings = SubscriberLimits(hold_s=5, mailbox=MailboxLimits(**limits), subscribers=3, subscriptions_each=5)
     return NodeSideMachine(INCARNATION, settings, channels=CHANNELS, size_of=lambda body: len(str(body)))
 
 
@@ -266,7 +266,7 @@ def test_subscriptions_and_subscribers_are_bounded() -> None:
 
 @pytest.mark.conforms("X4")
 def test_the_keys_of_all_are_bounded_by_their_bytes() -> None:
-    node = NodeSideMachine(INCARNATION, NodeSideSettings(key_bytes=10), channels=CHANNELS)
+    node = NodeSideMachine(INCARNATION, SubscriberLimits(key_bytes=10), channels=CHANNELS)
     subscribed(node, "a", ("news", "123456"), ("news", "123456"), ("news", None))
     answer = node.receive("b", 1, [Subscribe("news", "12345"), Subscribe("news", "1234")], now=0)
     assert isinstance(answer, CommandsAccepted)
@@ -338,8 +338,8 @@ def test_the_silent_go_and_the_quiet_stay() -> None:
         node.end_poll("quiet", now + 5)
         node.expire(now + 5)
     assert node.subscriber_ids == ("quiet",)
-    assert node.subscribed_keys("news") == ChannelInterest(frozenset({"k"}), has_all=False)
-    assert node.subscribed_keys("price") == ChannelInterest(frozenset(), has_all=False)
+    assert node.subscribed_keys("news") == SubscribedKeys(frozenset({"k"}), has_all=False)
+    assert node.subscribed_keys("price") == SubscribedKeys(frozenset(), has_all=False)
     assert node.publish("news", "k", "x") == 1
 
 
@@ -418,7 +418,7 @@ class Owner:
     """A publisher whose owner keeps book of the interest that it is told of."""
 
     def __init__(self) -> None:
-        self.node = NodeSideMachine(INCARNATION, NodeSideSettings(hold_s=5), channels=CHANNELS)
+        self.node = NodeSideMachine(INCARNATION, SubscriberLimits(hold_s=5), channels=CHANNELS)
         self.node.on_interest = self.receive
         self.received: list[tuple[str, str | None, bool]] = []
         self._batches: dict[str, int] = {}
@@ -439,20 +439,20 @@ def test_only_first_and_last_subscriber_are_reported() -> None:
         owner.do(name, Subscribe("price", "gold"))
     assert owner.received == [("price", "gold", True)]
     for name in ("b", "a", "c"):
-        assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"gold"}), False)
+        assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"gold"}), False)
         owner.do(name, Unsubscribe("price", "gold"))
         owner.do(name, Unsubscribe("price", "gold"))
     assert owner.received == [("price", "gold", True), ("price", "gold", False)]
-    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset(), False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset(), False)
 
 
 def test_all_keys_and_other_channels_are_separate() -> None:
     owner = Owner()
     owner.do("a", Subscribe("price", None), Subscribe("news", "gold"), Subscribe("price", "tin"))
-    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), True)
-    assert owner.node.subscribed_keys("news") == ChannelInterest(frozenset({"gold"}), False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), True)
+    assert owner.node.subscribed_keys("news") == SubscribedKeys(frozenset({"gold"}), False)
     owner.do("a", Unsubscribe("price", None))
-    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
     assert owner.received[-1] == ("price", None, False)
 
 
@@ -463,7 +463,7 @@ def test_the_interest_of_the_silent_ends_with_them() -> None:
     owner.do("alive", Subscribe("price", "tin"), now=10.0)
     assert owner.node.expire(16.0) == ("dead",)
     assert owner.received[-1] == ("price", "gold", False)
-    assert owner.node.subscribed_keys("price") == ChannelInterest(frozenset({"tin"}), False)
+    assert owner.node.subscribed_keys("price") == SubscribedKeys(frozenset({"tin"}), False)
 
 
 def test_what_interest_publishes_is_delivered() -> None:

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer import member, member_access
+from sublet_borrower.consumer import group_membership, member_transport
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.fetch import stream_fetcher
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_borrower.machine.events import RevokeStarted, StreamConsumed, StreamGranted
+from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import (
     PayloadDamaged,
@@ -36,7 +36,7 @@ class Agent:
     """In the agent's place: lends two streams for ever, and confirms the end at once."""
 
     def __init__(self) -> None:
-        self.reports: list[StreamConsumed] = []
+        self.reports: list[ProgressReported] = []
         self.inbox = SessionEventQueue()
         self.trusts: Callable[[], bool] = lambda: True
 
@@ -49,7 +49,7 @@ class Agent:
     def unsubscribe(self, handle: int) -> None:
         self.inbox.put(SubscriptionClosed(handle, BorrowerEndReason.DONE, ""))
 
-    def report_progress(self, handle: int, progress: StreamConsumed) -> None:
+    def report_progress(self, handle: int, progress: ProgressReported) -> None:
         self.reports.append(progress)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
@@ -104,9 +104,9 @@ def reader() -> Reader:
 
 @pytest.fixture
 def session(monkeypatch: pytest.MonkeyPatch, agent: Agent, reader: Reader) -> Iterator[Session]:
-    monkeypatch.setattr(member_access, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
-    monkeypatch.setattr(member, "AgentLoop", lambda *_: agent)
-    monkeypatch.setattr(member_access, "DatabaseReader", lambda *_: reader)
+    monkeypatch.setattr(member_transport, "open_database", lambda *_: contextlib.nullcontext(SimpleNamespace(url="")))
+    monkeypatch.setattr(group_membership, "AgentLoop", lambda *_: agent)
+    monkeypatch.setattr(member_transport, "DatabaseReader", lambda *_: reader)
     with Session("$share/g/none/#") as session:
         yield session
 
@@ -132,7 +132,7 @@ def test_a_revoked_stream_is_read_no_more(session: Session, reader: Reader, agen
     assert session.poll() is None
     assert STREAM not in reader.read[5:]
     assert reader.read[5:] == [OTHER] * 20
-    assert next(said for said in agent.reports if said.is_final) == StreamConsumed(STREAM, 1, 3, True, 0, 997)
+    assert next(said for said in agent.reports if said.is_final) == ProgressReported(STREAM, 1, 3, True, 0, 997)
 
 
 @pytest.mark.conforms("E34")
@@ -143,7 +143,7 @@ def test_without_trust_no_batch_is_given_out(session: Session, reader: Reader, a
     assert session.poll(0.2) is None, "the page took longer than the leader's word is good, say"
     assert session.assignment() == {STREAM: 0, OTHER: 0}
     agent.inbox.put(RevokeStarted(OTHER, 1))
-    assert agent.reports[-1] == StreamConsumed(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
+    assert agent.reports[-1] == ProgressReported(OTHER, 1, 0, True, 0, HEAD), "it is in nobody's hand"
     agent.trusts = lambda: True
     batch = session.poll(5.0)
     assert batch is not None

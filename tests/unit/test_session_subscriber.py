@@ -27,11 +27,11 @@ from sublet_protocol.pubsub.agent_side_events import (
     SendCommands,
     Tick,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
+    ChannelKind,
     CommandRefusal,
-    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     SequencedMessage,
@@ -41,8 +41,10 @@ from sublet_protocol.pubsub.model import (
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 
-CHANNELS = {"news": DeliveryGuarantee.LOG, "price": DeliveryGuarantee.STATE}
-SETTINGS = AgentSideSettings(hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20)
+CHANNELS = {"news": ChannelKind.LOG, "price": ChannelKind.STATE}
+SETTINGS = PubSubClientSettings(
+    hold_s=5, retry_s=1, max_retry_s=4, batch_commands=3, batch_bytes=100, queued_commands=20
+)
 
 
 class Harness:
@@ -325,7 +327,7 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_a_batch_is_bounded_by_bytes() -> None:
-    settings = AgentSideSettings(batch_bytes=100)
+    settings = PubSubClientSettings(batch_bytes=100)
     machine = AgentSideMachine("agent", settings, size_of=lambda command: (40, 1))
     machine.decide(MessageToNode(0), 0)
     for number in range(1, 6):
@@ -433,7 +435,7 @@ def test_jitter_spreads_the_way_back_to_a_lost_node() -> None:
 
 
 def test_an_agent_counts_what_happens() -> None:
-    agent = AgentSideMachine("agent", AgentSideSettings(batch_commands=2), channels=CHANNELS)
+    agent = AgentSideMachine("agent", PubSubClientSettings(batch_commands=2), channels=CHANNELS)
     assert agent.counters == AgentSideCounters(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, {})
     for number in range(3):
         agent.decide(Subscribe("news", str(number)), 0)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from sublet_storage.spaces.drop_check import MAX_LOSSES, GroupUsingSpace, SpaceUsers
+from sublet_storage.spaces.drop_check import MAX_LOSSES, DropAffectedGroup, SpaceUsers
 
 
 def test_of_many_losses_the_first_are_named() -> None:
     """The others are counted."""
     groups = [
-        GroupUsingSpace("$share/done/#", 1, 0, 0),
-        *(GroupUsingSpace(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),
+        DropAffectedGroup("$share/done/#", 1, 0, 0),
+        *(DropAffectedGroup(f"$share/g{n}/#", 0, 2, n) for n in range(1, MAX_LOSSES + 6)),
     ]
     lines = SpaceUsers(100, tuple(groups), ()).describe_losses()
     assert lines[0] == "$share/g1/# loses 1 unread messages, in 2 streams"

@@ -12,7 +12,7 @@ from sublet_borrower.spark.common.credentials import driver_url, task_address, t
 from sublet_borrower.spark.common.options import stream_options
 from sublet_borrower.spark.sink.options import write_options
 from sublet_borrower.spark.source.batch_options import batch_options
-from sublet_borrower.spark.source.exactly_once import Guard
+from sublet_borrower.spark.source.micro_batch_transaction import Guard
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret
 from sublet_storage.db.database_url import parse_url

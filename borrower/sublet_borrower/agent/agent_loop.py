@@ -26,7 +26,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionUpdate,
     Tick,
 )
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
@@ -36,7 +36,7 @@ from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
-from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
@@ -100,7 +100,7 @@ class AgentLoop:
         """The same, for a session that cannot say so itself; on the network's thread."""
         self._handle(CloseSubscription(handle, reason))
 
-    def report_progress(self, handle: int, progress: StreamConsumed) -> None:
+    def report_progress(self, handle: int, progress: ProgressReported) -> None:
         """Report how far a stream is consumed."""
         self._post(SubscriptionProgressed(handle, progress))
 

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from sublet_borrower.consumer.member import Member
+from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
@@ -33,7 +33,7 @@ _HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
 class PollMonitor:
     """Watches the user of one session, from `start` to `stop`, and gives its member up."""
 
-    def __init__(self, member: Member[SessionAssignment]) -> None:
+    def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
         self._created_at = _caller()
         self._watched_handle = 0

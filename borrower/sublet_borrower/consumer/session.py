@@ -34,10 +34,10 @@ import psycopg
 import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
-from sublet_borrower.consumer.iterators import SessionIterator, SessionLoops
+from sublet_borrower.consumer.group_membership import GroupMembership
+from sublet_borrower.consumer.iterators import SessionIterator, SessionIterators
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
-from sublet_borrower.consumer.member import Member
-from sublet_borrower.consumer.member_access import MemberAccess, database_transport, node_transport
+from sublet_borrower.consumer.member_transport import MemberTransport, database_transport, node_transport
 from sublet_borrower.consumer.transaction import ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
@@ -119,12 +119,12 @@ class Session:
         settings = settings or BorrowerSettings.from_env()
         timeout_s = settings.read_timeout_s
 
-        def open_transport(opened: contextlib.ExitStack) -> MemberAccess:
+        def open_transport(opened: contextlib.ExitStack) -> MemberTransport:
             if transport == "nodes":
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
-        self.loops = SessionLoops()
+        self.loops = SessionIterators()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
         self._failed: list[Batch] = []
@@ -132,7 +132,7 @@ class Session:
         self._is_draining = self._is_woken = False
         self._drain_deadline: float | None = None
         self._announced: dict[int, GroupFrontier] = {}
-        self._member = Member(
+        self._member = GroupMembership(
             subscription,
             SessionAssignment,
             open_transport,

@@ -21,13 +21,13 @@ import psycopg
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.consumer_progress import TransactionIdentity
+from sublet_storage.groups.consumer_progress import PostgresTransactionId
 
 Connection = psycopg.Connection[Any]
 
@@ -63,7 +63,7 @@ class _Doubt:
 
     batches: Sequence[CommittableBatch]
     furthest: Sequence[CommittableBatch]
-    attempt: TransactionIdentity
+    attempt: PostgresTransactionId
     was_committed: bool | None = None
 
 

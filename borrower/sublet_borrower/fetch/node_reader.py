@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
-from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
+from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableCallError
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.owner_process import OwnerProcess
@@ -128,7 +128,7 @@ class NodeReader:
             return None
         try:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
-        except RetryableError as again:
+        except RetryableCallError as again:
             if not self._is_waiting:
                 log.warning("reading waits for a node, and goes on when one answers: %s", again)
             self._is_waiting = True
@@ -148,24 +148,24 @@ class NodeReader:
         try:
             return call_with_retry(
                 lambda: self._round(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
-                lambda error: isinstance(error, RetryableError),
+                lambda error: isinstance(error, RetryableCallError),
                 backoff,
                 time.sleep,
             )
-        except RetryableError as again:
+        except RetryableCallError as again:
             over, listed = again.given_up(timeout_s, HINT), ", ".join(self._nodes)
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
         """Ask one node after the other, each for so long at most, beginning with the one in use. Raise
-        `RetryableError` where none answers, what all say where all refuse, and what is wrong with the request."""
+        `RetryableCallError` where none answers, what all say where all refuse, and what is wrong with the request."""
         deadline = time.monotonic() + all_s
-        failure: RetryableError | None = None
+        failure: RetryableCallError | None = None
         refusal: SubletError | None = None
         for _ in self._nodes:
             try:
                 return self._ask(method, request, decode, min(each_s, max(deadline - time.monotonic(), 0.01)))
-            except RetryableError as error:
+            except RetryableCallError as error:
                 failure = error
             except SubletError as error:
                 if type(error) not in REFUSALS:
@@ -186,7 +186,7 @@ class NodeReader:
         try:
             return decode(wire)
         except MalformedMessage as error:
-            raise RetryableError(self._calls.address, f"an answer that cannot be ({error})") from error
+            raise RetryableCallError(self._calls.address, f"an answer that cannot be ({error})") from error
 
 
 def _page(wanted: FetchRequest, wire: Any) -> LogPage:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sublet_borrower.machine import events as borrower_events
 from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
-from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, StreamConsumed
+from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, ProgressReported
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
@@ -70,7 +70,7 @@ class SubscriptionProgressed:
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
-    progress: StreamConsumed
+    progress: ProgressReported
 
 
 @dataclass(frozen=True, slots=True)

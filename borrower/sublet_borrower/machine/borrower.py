@@ -15,10 +15,10 @@ from sublet_borrower.machine.events import (
     LeaderMessageReceived,
     LeaveRequested,
     NodeLost,
+    ProgressReported,
     RevokeStarted,
     SavedProgress,
     Send,
-    StreamConsumed,
     StreamGranted,
     StreamRemoved,
     Tick,
@@ -58,7 +58,7 @@ _KINDS: dict[type, BorrowerEventKind] = {
     ProgressSaved: BorrowerEventKind.PROGRESS_SAVED,
     Invalidate: BorrowerEventKind.INVALIDATE,
     NodeLost: BorrowerEventKind.NODE_LOST,
-    StreamConsumed: BorrowerEventKind.SESSION_PROGRESS,
+    ProgressReported: BorrowerEventKind.SESSION_PROGRESS,
     LeaveRequested: BorrowerEventKind.UNSUBSCRIBE,
     Tick: BorrowerEventKind.TICK,
 }
@@ -370,7 +370,7 @@ class Borrower:
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
         """Note it; no session is left to notify."""
-        assert isinstance(event, StreamConsumed)
+        assert isinstance(event, ProgressReported)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
             return None

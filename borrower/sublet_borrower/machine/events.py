@@ -34,7 +34,7 @@ class NodeLost:
 
 
 @dataclass(frozen=True, slots=True)
-class StreamConsumed:
+class ProgressReported:
     """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
@@ -70,7 +70,7 @@ class Tick:
     """Time has passed."""
 
 
-Event = LeaderMessageReceived | NodeLost | StreamConsumed | LeaveRequested | Tick
+Event = LeaderMessageReceived | NodeLost | ProgressReported | LeaveRequested | Tick
 
 
 # --- out ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from sublet_borrower.node_client.node_calls import (
     BACKOFF_MAX_S,
     FeedPagePrefetcher,
     NodeCalls,
-    RetryableError,
+    RetryableCallError,
 )
 from sublet_protocol.domain.errors import PayloadUnavailable, PositionGone, SchemaMismatch, SubletError, UsageError
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
@@ -128,13 +128,13 @@ class FeedReader(Iterator[pa.Table]):
                 return page
             except TimeoutError:
                 return None
-            except RetryableError as again:
+            except RetryableCallError as again:
                 if not self._try_again(again, deadline):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
-        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `Again` if the call came to
-        naught."""
+        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `RetryableCallError` if the
+        call came to naught."""
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
@@ -142,16 +142,16 @@ class FeedReader(Iterator[pa.Table]):
         except TimeoutError:
             if pages.idle_s < RECEIVE_TIMEOUT_S:
                 raise
-            raise RetryableError(self._calls.address, f"no word for {RECEIVE_TIMEOUT_S:g} s") from None
+            raise RetryableCallError(self._calls.address, f"no word for {RECEIVE_TIMEOUT_S:g} s") from None
         except PayloadUnavailable as error:
-            raise RetryableError(self._calls.address, str(error).rstrip(".")) from None
+            raise RetryableCallError(self._calls.address, str(error).rstrip(".")) from None
         if wire is None:
             self._end()
             return None
         try:
             return decode_page(wire)
         except SubletError as error:
-            raise RetryableError(self._calls.address, f"a page that cannot be ({error})") from error
+            raise RetryableCallError(self._calls.address, f"a page that cannot be ({error})") from error
 
     def _request(self) -> Any:
         read = FeedReadRequest(self._filter, self._cursor.bookmark or self._begin, self._cursor.new_subscription_id())
@@ -160,10 +160,10 @@ class FeedReader(Iterator[pa.Table]):
     def _end(self) -> None:
         """The node has nothing more. Before it has sent where the beginning is, that is no answer."""
         if self._cursor.bookmark is None:
-            raise RetryableError(self._calls.address, "it ended without a beginning")
+            raise RetryableCallError(self._calls.address, "it ended without a beginning")
         self.close()
 
-    def _try_again(self, again: RetryableError, deadline: float) -> bool:
+    def _try_again(self, again: RetryableCallError, deadline: float) -> bool:
         """Wait a moment, then take the next node; False if the deadline comes first."""
         self._hang_up()
         backoff = self._backoff = self._backoff or Backoff(

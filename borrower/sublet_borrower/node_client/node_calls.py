@@ -52,7 +52,7 @@ _REFUSED: Final = {
 }
 
 
-class RetryableError(Exception):
+class RetryableCallError(Exception):
     """The call may be repeated, at this node or another; after `after_s` if the node has asked for that."""
 
     def __init__(self, address: str, reason: str, after_s: float = 0.0) -> None:
@@ -83,11 +83,11 @@ class NodeCalls:
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
-        """Return a `PublishReply`. Raises `Again`, or what is wrong with the request."""
+        """Return a `PublishReply`. Raises `RetryableCallError`, or what is wrong with the request."""
         return self.call("Publish", request, timeout_s)
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Return the one reply of that method of `Feed`. Raises `Again`, or what is wrong with the request."""
+        """Return the one reply of that method of `Feed`. Raises as `publish` does."""
         sent = call_metadata(self._token)
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=sent)
@@ -105,7 +105,7 @@ class NodeCalls:
 
     def _explain(self, address: str, sent: tuple[tuple[str, str], ...], error: Any) -> Exception:
         if error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent):
-            return RetryableError(address, "the access token was replaced while the call was under way")
+            return RetryableCallError(address, "the access token was replaced while the call was under way")
         return map_grpc_error(address, error)
 
     def close(self) -> None:
@@ -134,7 +134,8 @@ class FeedPagePrefetcher:
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
-        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `Again`, a `SubletError`."""
+        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `RetryableCallError`, a
+        `SubletError`."""
         with self._changed:
             if not self._changed.wait_for(lambda: self._pages or self._over, timeout_s):
                 raise TimeoutError
@@ -194,21 +195,21 @@ def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def map_grpc_error(address: str, error: Any) -> Exception:
-    """`Again`, or what the node found wrong with the request, as the error of that name."""
+    """`RetryableCallError`, or what the node found wrong with the request, as the error of that name."""
     code, details = error.code(), " ".join(truncate(error.details() or "").split()).rstrip(".")
     beside = dict(error.trailing_metadata() or ())
     named = getattr(errors, beside.get(ERROR_METADATA, ""), None)
     if isinstance(named, type) and issubclass(named, SubletError):
         return named.reported(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
     if RETRY_AFTER_METADATA in beside:
-        return RetryableError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
+        return RetryableCallError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
     if code in _REFUSED:
         return _REFUSED[code](f"node {address} refuses: {details}.")
     if code in _FINAL:
         return _FINAL[code](f"node {address} refuses: {details} ({code.name}). Is it of this release of sublet?")
     if code is grpc.StatusCode.UNAVAILABLE and (reason := explain_failure(address, error.details() or "")):
         return TlsFailed(f"{reason}.")
-    return RetryableError(address, f"{details or 'no answer'} ({code.name})")
+    return RetryableCallError(address, f"{details or 'no answer'} ({code.name})")
 
 
 def _made(kind: type[SubletError], text: str) -> SubletError:

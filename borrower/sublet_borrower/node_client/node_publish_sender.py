@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableError
+from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableCallError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
 from sublet_protocol.messages.feed import (
@@ -27,7 +27,7 @@ from sublet_protocol.messages.feed import (
     encode_publish,
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.producer.batches.message_accumulator import PendingArrowBatch, PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AppendedSpan, Rows
@@ -119,7 +119,7 @@ class NodePublishSender(threading.Thread):
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
 
         def may_try_again(error: Exception) -> bool:
-            if not isinstance(error, RetryableError) or self._giving_up.is_set():
+            if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
                 return False
             self._calls.use_next_node()
             return True
@@ -128,7 +128,7 @@ class NodePublishSender(threading.Thread):
             return call_with_retry(
                 lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
-        except RetryableError as again:
+        except RetryableCallError as again:
             if self._giving_up.is_set():
                 raise Unavailable(f"no word from {again} before the feed was closed. {HINT}") from again
             raise again.given_up(self._delivery_timeout_s, HINT) from again
@@ -138,7 +138,7 @@ class NodePublishSender(threading.Thread):
         try:
             answer = decode_published(self._calls.publish(request, timeout_s), count)
         except ValueError as closed:  # the channel was closed under the call
-            raise RetryableError(self._calls.address, str(closed)) from closed
+            raise RetryableCallError(self._calls.address, str(closed)) from closed
         if answer.spans is None:
             raise MalformedMessage("it is stored, but the node does not know where any more")
         return answer.spans

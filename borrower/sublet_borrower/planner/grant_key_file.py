@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 

@@ -12,8 +12,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from sublet_borrower.consumer.member import Member
-from sublet_borrower.consumer.member_access import database_transport
+from sublet_borrower.consumer.group_membership import GroupMembership
+from sublet_borrower.consumer.member_transport import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.planner.epoch_planner import EpochPlanner
 from sublet_borrower.planner.grant_key_file import GrantKeyFile
@@ -23,12 +23,12 @@ from sublet_borrower.planner.planned_ranges import (
     PlannedRange,
     PlannedRangeStatus,
     PlannerStream,
-    StartedRange,
+    StartableRange,
     resolve_outcome,
 )
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
-from sublet_protocol.domain.keys import timeline_number
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups import consumer_progress
@@ -78,7 +78,7 @@ class MicroBatchPlanner:
         self._spaces: dict[tuple[int, int], str] = {}
         self._targets: dict[int, int] | None = None
         self._lags_at = float("-inf")
-        self._member = Member(
+        self._member = GroupMembership(
             subscription,
             lambda report: PlanLedger(report, hold_s, self._hand_key),
             lambda opened: database_transport(opened, url, data_dir, nodes, 1, timeout_s, listens=False),
@@ -107,7 +107,7 @@ class MicroBatchPlanner:
         """Take over what is known of earlier processes of this session, first of all: see `PlanLedger.restore`."""
         self._ledger.restore(done, begun)
 
-    def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[StartedRange], list[PlannedRange]]:
+    def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[StartableRange], list[PlannedRange]]:
         """Wait until it is known what became of each. Return those that are to be done again, and those that others
         have got, or may get. What is neither was done, and that is durable.
 
@@ -172,7 +172,7 @@ class MicroBatchPlanner:
         """Note that these are done for good; the next `plan` reports it to the leader."""
         self._ledger.acknowledge(done)
 
-    def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartedRange]:
+    def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartableRange]:
         """Return what is to be done next, saved in the rows; what was planned before and is not acknowledged too.
 
         `wait_s`: how long it waits for new messages where there is nothing; for a leader to save a plan it waits
@@ -249,7 +249,7 @@ class MicroBatchPlanner:
         """Return whether all that was there for the group is done, or blocked."""
         return self._unfinished_elsewhere() == [] and self._ledger.is_caught_up()
 
-    def _unfinished_elsewhere(self) -> list[consumer_progress.UnconsumedStream] | None:
+    def _unfinished_elsewhere(self) -> list[consumer_progress.LaggingStream] | None:
         """Return the streams with something that was there for the group at first, without those that the ledger has.
         None where the rows cannot be read."""
         group_id = self._member.group_id

@@ -19,13 +19,13 @@ from typing import assert_never
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
     FrontierAdvanced,
+    ProgressReported,
     RevokeStarted,
     SavedProgress,
-    StreamConsumed,
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartedRange
+from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartableRange
 from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock
@@ -45,7 +45,7 @@ class PlanLedger:
 
     def __init__(
         self,
-        report: Callable[[StreamConsumed], None],
+        report: Callable[[ProgressReported], None],
         hold_s: float,
         on_grant: Callable[[Grant], None] = lambda grant: None,
     ) -> None:
@@ -186,7 +186,7 @@ class PlanLedger:
             for granted in self._granted.values():
                 self._settle(granted)
 
-    def restart(self, planned: PlannedRange) -> StartedRange | None:
+    def restart(self, planned: PlannedRange) -> StartableRange | None:
         """What was begun, as it is to be done again, if its stream is ours."""
         with self.changed:
             granted = self._granted.get(planned.stream_id)
@@ -335,7 +335,7 @@ class PlanLedger:
         with self.changed:
             return any(granted.in_doubt is not None and not granted.is_plan_saved for granted in self._granted.values())
 
-    def take_saved_plans(self) -> list[StartedRange]:
+    def take_saved_plans(self) -> list[StartableRange]:
         """What is planned and written down, by stream. It is begun by this."""
         with self.changed:
             ready = [
@@ -393,7 +393,7 @@ class PlanLedger:
         lag = None if granted.head is None else max(granted.head - granted.position, 0)
         doubt = in_doubt or granted.in_doubt
         consumed = None if granted.step_planner is None else granted.step_planner.consumed
-        progress = StreamConsumed(
+        progress = ProgressReported(
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         problem = granted.beyond_head or granted.poison

@@ -70,7 +70,7 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
 
 
 @dataclass(frozen=True, slots=True)
-class StartedRange:
+class StartableRange:
     """What may be begun: messages of what is planned from `position` on that match the filter; of a group that is
     atomic those of the step. `grant_id`: under which the stream is held now."""
 
@@ -143,12 +143,12 @@ class PlannerStream:
         return self.is_stopping or self.at_end
 
     @property
-    def to_started(self) -> StartedRange | None:
+    def to_started(self) -> StartableRange | None:
         """What is planned and written down."""
         if self.in_doubt is None or not self.is_plan_saved or (self.step_planner is not None and self.step is None):
             return None
         grant, planned = self.grant, PlannedRange.from_in_doubt(self.grant.stream_id, self.in_doubt)
-        return StartedRange(planned, grant.grant_id, self.position, grant.generation_id, grant.filter, self.step)
+        return StartableRange(planned, grant.grant_id, self.position, grant.generation_id, grant.filter, self.step)
 
     @property
     def known_end(self) -> int:

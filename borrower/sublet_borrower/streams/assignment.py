@@ -19,9 +19,9 @@ from typing import Any, assert_never
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
     FrontierAdvanced,
+    ProgressReported,
     RevokeStarted,
     SavedProgress,
-    StreamConsumed,
     StreamGranted,
     StreamRemoved,
 )
@@ -43,7 +43,7 @@ class SessionAssignment:
     acknowledgement.
     """
 
-    def __init__(self, report: Callable[[StreamConsumed], None]) -> None:
+    def __init__(self, report: Callable[[ProgressReported], None]) -> None:
         self._report = report
         self.came_back: Callable[[], None] = lambda: None
         self.epochs: dict[int, GroupFrontier] = {}

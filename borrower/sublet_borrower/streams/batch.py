@@ -14,7 +14,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEn
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""

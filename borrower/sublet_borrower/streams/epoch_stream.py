@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_storage.log.fetch import LogPage
@@ -209,12 +209,12 @@ class EpochGrantedStream(GrantedStream):
             self.outstanding.pop(piece.ticket, None)
         self.pieces.clear()
 
-    def to_progress(self) -> StreamConsumed:
+    def to_progress(self) -> ProgressReported:
         """See `GrantedStream.to_progress`."""
         final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
-        progress = StreamConsumed(
+        progress = ProgressReported(
             self.stream_id, self.grant_id, step_end.position, final, self.size, lag, until, consumed=step_end.consumed
         )
         return self._with_read_error(progress)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.machine.read_failure_report import ReadFailureTracker, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AWAITED: Final = 64
@@ -118,23 +118,23 @@ class GrantedStream:
         """Whether its final progress was reported, or is being so: others may hold the stream from then on."""
         return self.is_ending and self.is_quiescent
 
-    def to_progress(self) -> StreamConsumed:
+    def to_progress(self) -> ProgressReported:
         """Return what to report; final once nothing more will be read and nothing is outstanding but what was given
         up."""
         final, position = self.is_handed_back, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
         until = self.next_read_offset if final and self.outstanding else 0
-        progress = StreamConsumed(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        progress = ProgressReported(self.stream_id, self.grant_id, position, final, self.size, lag, until)
         return self._with_read_error(progress)
 
-    def _with_read_error(self, progress: StreamConsumed) -> StreamConsumed:
+    def _with_read_error(self, progress: ProgressReported) -> ProgressReported:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
         if self.final_error is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)
         return with_final_error(progress, self.final_error)
 
 
-def with_final_error(progress: StreamConsumed, error: PoisonBlock | PositionBeyondHead) -> StreamConsumed:
+def with_final_error(progress: ProgressReported, error: PoisonBlock | PositionBeyondHead) -> ProgressReported:
     """Return the final progress of a stream that nobody can read on, with the reason."""
     progress = replace(progress, read_error=plain(str(error)))
     if isinstance(error, PoisonBlock):

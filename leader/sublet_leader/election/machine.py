@@ -1,4 +1,4 @@
-"""The claims of one node incarnation on leaderships, as a pure machine."""
+"""Elects leaders: the claims of one node incarnation on leaderships, as a pure machine."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed
 from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosed, store_batch
+from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
 """How many rollovers in a row a batch is routed after."""
@@ -49,7 +49,7 @@ class FeedPublisher:
             try:
                 routes.check(messages)
                 return store_batch(conn, routes, batch), messages.num_rows
-            except StreamClosed:
+            except StreamClosedError:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 

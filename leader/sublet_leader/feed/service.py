@@ -37,7 +37,7 @@ from sublet_protocol.domain.errors import (
     UsageError,
 )
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
 from sublet_storage.db.bounded_connection import BoundedConnection, timeline_of
@@ -94,14 +94,14 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         url: str,
         limits: FeedLimits | None = None,
         on_stored: Callable[[Mapping[int, int]], None] = lambda heads: None,
-        gate: Gate | None = None,
+        gate: AccessGate | None = None,
     ) -> None:
         limits = limits or FeedLimits()
         self._writing = DatabaseThreads(url, limits.publishing_connections, "feed publishing")
         self._reading = DatabaseThreads(url, limits.reading_connections, "feed reading")
         self._watching = DatabaseThreads(url, 1, "feed watching")
         self._on_stored = on_stored
-        self._gate = gate or Gate()
+        self._gate = gate or AccessGate()
         self._writer = FeedPublisher()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)

@@ -24,7 +24,7 @@ class WritesCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFailed:
+class WritesNotCommitted:
     """The transaction certainly did not happen: these changes are still to be written."""
 
     changes: tuple[LendingChange, ...]
@@ -39,7 +39,7 @@ class ForcedRevokeRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberDenied:
+class MemberRightRevoked:
     """A member has lost the right to be one."""
 
     borrower_id: str
@@ -59,9 +59,9 @@ class Tick:
 Event = (
     BorrowerMessageReceived
     | WritesCommitted
-    | CommitFailed
+    | WritesNotCommitted
     | ForcedRevokeRequested
-    | MemberDenied
+    | MemberRightRevoked
     | StreamsChanged
     | Tick
 )

@@ -10,14 +10,14 @@ from typing import assert_never
 from sublet_leader.group.assignments import AssignmentManager
 from sublet_leader.group.events import (
     BorrowerMessageReceived,
-    CommitFailed,
     Event,
     ForcedRevokeRequested,
     GroupOutcome,
-    MemberDenied,
+    MemberRightRevoked,
     StreamsChanged,
     Tick,
     WritesCommitted,
+    WritesNotCommitted,
 )
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.schedule import GroupTimers
@@ -45,8 +45,6 @@ from sublet_storage.groups.model.desired_state import format_pause
 from sublet_storage.groups.model.records import (
     COMMAND,
     AdvancePosition,
-    ChangeOutcome,
-    ChangeResult,
     ForceRelease,
     GrantStream,
     Group,
@@ -55,6 +53,8 @@ from sublet_storage.groups.model.records import (
     HistoryRecord,
     Lending,
     LendingChange,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     ReclaimStream,
     RecordHistory,
@@ -114,11 +114,11 @@ class GroupLeader:
                 self._receive(event.agent, event, now)
             case WritesCommitted():
                 self._learn(event.result, now)
-            case CommitFailed():
+            case WritesNotCommitted():
                 self._put_back(event.changes, now)
             case ForcedRevokeRequested():
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
-            case MemberDenied():
+            case MemberRightRevoked():
                 self._deny(event, now)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
@@ -355,11 +355,11 @@ class GroupLeader:
             if member.last_ping_sent_at is not None:
                 self._send_ping_response(member, member.last_ping_sent_at, self._assignments.without(member, now))
 
-    def _take_answer(self, entry: StreamEntry, answer: ChangeResult, now: float) -> None:
-        applied = answer.outcome is ChangeOutcome.APPLIED
+    def _take_answer(self, entry: StreamEntry, answer: LendingChangeResult, now: float) -> None:
+        applied = answer.outcome is LendingOutcome.APPLIED
         holder = entry.assignment.borrower_id if entry.assignment else None
         match answer.change:
-            case ReclaimStream() | AdvancePosition() | ReleaseStream() if answer.outcome is ChangeOutcome.INVALID:
+            case ReclaimStream() | AdvancePosition() | ReleaseStream() if answer.outcome is LendingOutcome.INVALID:
                 self._end_as_invalid(entry, answer.change, answer.problem, now)
             case GrantStream() | ReclaimStream():
                 self._assignments.grant_written(entry, answer.change, applied, now)
@@ -451,7 +451,7 @@ class GroupLeader:
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 
-    def _deny(self, denied: MemberDenied, now: float) -> None:
+    def _deny(self, denied: MemberRightRevoked, now: float) -> None:
         """Nothing is reserved for its session: that has lost the right to it."""
         if (member := self.members.get(denied.borrower_id)) is not None:
             self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, keep_s=0.0)

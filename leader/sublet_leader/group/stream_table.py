@@ -14,12 +14,12 @@ from sublet_protocol.messages.borrower_leader import GrantOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
-    ChangeResult,
     ForceRelease,
     GrantStream,
     Lending,
     LendingChange,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     ReleaseStream,
 )
@@ -190,12 +190,12 @@ class StreamTable:
                 taken.append(entry.in_flight)
         return tuple(taken)
 
-    def complete(self, result: ChangeResult, now: float) -> StreamEntry | None:
+    def complete(self, result: LendingChangeResult, now: float) -> StreamEntry | None:
         """Record the row of an answer; return the entry, or None where the change is to be written again."""
         entry = self._streams.get(result.change.stream_id)
         if entry is None:
             return None
-        if result.outcome is ChangeOutcome.BUSY and not self._is_unwanted(entry, result.change):
+        if result.outcome is LendingOutcome.BUSY and not self._is_unwanted(entry, result.change):
             self.put_back(result.change, now + BUSY_RETRY_S)
             return None
         entry.in_flight = None
@@ -205,7 +205,7 @@ class StreamTable:
         if result.lending is not None:
             self._see(entry, result.lending, now)
         elif (
-            result.outcome is ChangeOutcome.APPLIED
+            result.outcome is LendingOutcome.APPLIED
             and isinstance(change, AdvancePosition)
             and change.grant_id == entry.lending.grant_id
         ):

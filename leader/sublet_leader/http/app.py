@@ -25,11 +25,11 @@ from sublet_leader.listen_address import ListenAddress, is_wildcard
 from sublet_leader.observe.collector import NodeCollector
 from sublet_leader.observe.event_counters import NodeCounters
 from sublet_leader.observe.health import HealthState
-from sublet_leader.observe.http_connections import HttpDatabasePool
+from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import NotFound
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 
 
 class HttpPort:
@@ -65,7 +65,7 @@ class HttpPort:
         """Answer, be it that nothing is known yet."""
         self._server.start()
 
-    def attach_node(self, facts: NodeView, gate: Gate) -> None:
+    def attach_node(self, facts: NodeView, gate: AccessGate) -> None:
         """From now on it answers for this node, and whoever the gate lets in."""
         self._reading = HttpDatabasePool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
@@ -77,7 +77,7 @@ class HttpPort:
         self._app = build_app(self._routes(facts, gate, self._reading, self._lag_history))
 
     def _routes(
-        self, facts: NodeView, gate: Gate, reading: HttpDatabasePool, lag_history: LagHistory
+        self, facts: NodeView, gate: AccessGate, reading: HttpDatabasePool, lag_history: LagHistory
     ) -> list[BaseRoute]:
         probes, pages = HealthProbes(facts.ref.name, facts.health, is_brief=gate.is_on), StaticFiles()
         may_act = gate.is_on or self._token is not None

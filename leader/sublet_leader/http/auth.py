@@ -27,7 +27,7 @@ from sublet_leader.http.settings import CERTIFICATE
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate import audit
-from sublet_protocol.gate.gate import Caller, Gate
+from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def caller_of(request: Request) -> Caller:
 class RequestGuard:
     """Lets requests through to what answers them. `admin_token`: where the gate is off, whoever has it may act."""
 
-    def __init__(self, gate: Gate, admin_token: Secret | None) -> None:
+    def __init__(self, gate: AccessGate, admin_token: Secret | None) -> None:
         self._gate, self._token = gate, admin_token
         self._quiet = LogThrottle()
 

@@ -17,7 +17,7 @@ from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.responses import json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin, reset_transaction
 from sublet_storage.groups.admin import live_reset as live_reset
@@ -49,7 +49,7 @@ _OPTIONS = (
 class GroupActionsApi:
     """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
 
-    def __init__(self, url: str, gate: Gate) -> None:
+    def __init__(self, url: str, gate: AccessGate) -> None:
         self._url, self._gate = url, gate
 
     def create(self, reported: JsonBody) -> Response:

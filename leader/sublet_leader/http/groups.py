@@ -10,7 +10,7 @@ from starlette.responses import Response
 from sublet_leader.http import query_fields as of
 from sublet_leader.http.auth import caller_of
 from sublet_leader.http.responses import json_response
-from sublet_leader.observe.http_connections import HttpDatabasePool
+from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.access.rights import Right
@@ -18,7 +18,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_storage.groups.coordinator import group_lifecycle
-from sublet_storage.groups.model.history import read_behind
+from sublet_storage.groups.model.history_queries import read_behind
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
 from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
 from sublet_storage.groups.status.overview import describe_group

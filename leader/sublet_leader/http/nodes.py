@@ -9,7 +9,7 @@ from sublet_leader.http import body_fields as of
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import json_response
-from sublet_leader.observe.http_connections import HttpDatabasePool
+from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.node_view import NodeView
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage import node_directory

@@ -39,7 +39,7 @@ from sublet_leader.http.settings import (
 )
 from sublet_leader.listen_address import ListenAddress, is_loopback
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.gate.source_counts import SourceCounts
+from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class HttpServer:
             family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
             dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
         )
-        counts = SourceCounts()
+        counts = ClientAddressCounts()
         self._socket = _CountingListener(made, counts, is_refusing=encrypted is not None)
         self.where = ListenAddress(listen.host, int(self._socket.getsockname()[1]))
         config = uvicorn.Config(
@@ -127,7 +127,7 @@ def reloading_context(files: TlsFiles) -> ssl.SSLContext:
     return first
 
 
-def _excess(counts: SourceCounts, host: str) -> str | None:
+def _excess(counts: ClientAddressCounts, host: str) -> str | None:
     """Return which limit a connection from there that is counted already is beyond. Connections count from the moment
     that they are accepted."""
     if counts.total() > MAX_CONNECTIONS:
@@ -140,7 +140,7 @@ def _excess(counts: SourceCounts, host: str) -> str | None:
 class _CountingListener(socket.socket):
     """Counts what it accepts. `is_refusing`: closes what is beyond the limits, before any work is spent on it."""
 
-    def __init__(self, made: socket.socket, counts: SourceCounts, *, is_refusing: bool) -> None:
+    def __init__(self, made: socket.socket, counts: ClientAddressCounts, *, is_refusing: bool) -> None:
         super().__init__(made.family, made.type, made.proto, fileno=made.detach())
         self._counts, self._is_refusing = counts, is_refusing
 
@@ -157,7 +157,7 @@ class _CountingListener(socket.socket):
 class _CountedConnection(socket.socket):
     """Counts until it is closed."""
 
-    def __init__(self, accepted: socket.socket, counts: SourceCounts, host: str) -> None:
+    def __init__(self, accepted: socket.socket, counts: ClientAddressCounts, host: str) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
         self._counts, self._host, self._is_counted = counts, host, True
         counts.add(host)
@@ -173,7 +173,7 @@ class _CountedConnection(socket.socket):
 class _BoundedProtocol(H11Protocol):
     """One connection: its head and its answer have their time, and there are so many of them and no more."""
 
-    def __init__(self, counts: SourceCounts, **options: Any) -> None:
+    def __init__(self, counts: ClientAddressCounts, **options: Any) -> None:
         super().__init__(**options)
         self._counts = counts
 

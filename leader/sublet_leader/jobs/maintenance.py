@@ -15,7 +15,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.admin import access_rules, access_tokens
 from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.model import history
+from sublet_storage.groups.model import history_queries
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.notify import catch_up_reads
@@ -24,7 +24,7 @@ from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import unreferenced_objects
 from sublet_storage.producer import staging
 from sublet_storage.spaces import (
-    past_generations,
+    generation_cleanup,
     retention,
     small_block_compaction,
     space_changes,
@@ -74,7 +74,7 @@ class MaintenanceRunner:
             _steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
-            collapse=past_generations.PastGenerationCleaner(),
+            collapse=generation_cleanup.PastGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
         )
         payloads = partial(_payload_steps, grace_s=grace_s)
@@ -168,7 +168,7 @@ def _steps(
     guard: Guard,
     history_s: float,
     notify: Publish,
-    collapse: past_generations.PastGenerationCleaner,
+    collapse: generation_cleanup.PastGenerationCleaner,
     producers: retention.IdleProducerCleaner,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield what is to be done in Postgres."""
@@ -217,7 +217,7 @@ def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
 
 
 def _collapse(
-    connection: psycopg.Connection[Any], guard: Guard, collapse: past_generations.PastGenerationCleaner
+    connection: psycopg.Connection[Any], guard: Guard, collapse: generation_cleanup.PastGenerationCleaner
 ) -> None:
     if deleted := collapse(connection, guard):
         log.info("generations %s are past: their rows are deleted", deleted)
@@ -250,9 +250,9 @@ def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
 
 
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
-    if forgotten := history.delete_old_history(connection, history_s):
+    if forgotten := history_queries.delete_old_history(connection, history_s):
         log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
-    history.delete_old_session_epochs(connection, history_s)
+    history_queries.delete_old_session_epochs(connection, history_s)
     if deleted := access_rules.delete_past_changes(connection, history_s):
         log.info("%d changes of rights are older than %g s and forgotten", deleted, history_s)
     if deleted := access_tokens.delete_past_tokens(connection, history_s):

@@ -14,7 +14,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.outbox import OutboxMover, OutboxMoveResult
+from sublet_storage.producer.outbox_mover import OutboxMover, OutboxMoveResult
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 from sublet_storage.util.retry import Backoff
 

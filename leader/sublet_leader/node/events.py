@@ -129,7 +129,7 @@ class AgentMessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberDenied:
+class MemberRightRevoked:
     """A member of a group that may be led here has lost the right to be one."""
 
     group_id: int
@@ -139,7 +139,7 @@ class MemberDenied:
     @property
     def for_leader(self) -> group_events.Event:
         """Return the event of the group's leader."""
-        return group_events.MemberDenied(self.borrower_id, self.reason)
+        return group_events.MemberRightRevoked(self.borrower_id, self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +215,7 @@ class WritesCommitted:
 
 
 @dataclass(frozen=True, slots=True)
-class CommitFailed:
+class WritesCommitFailed:
     """Answer to `CommitWrites`: it failed. `is_outcome_unknown`: it may have been committed all the same."""
 
     request: CommitWrites
@@ -299,7 +299,7 @@ DatabaseAnswer = (
     | LeadershipReleaseCompleted
     | GroupLoadCompleted
     | WritesCommitted
-    | CommitFailed
+    | WritesCommitFailed
     | LeaderLookupCompleted
     | SessionEpochRead
 )
@@ -310,7 +310,7 @@ NodeEvent = (
     | AgentMessageReceived
     | LeaderLookupRequested
     | ForcedRevokeRequested
-    | MemberDenied
+    | MemberRightRevoked
     | StreamsChanged
     | NodeDesiredStateRead
     | ShutdownRequested

@@ -19,7 +19,6 @@ from sublet_leader.group.transient_events import STEP_DOWN, GroupWatchEvent, tra
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
-    CommitFailed,
     CommitWrites,
     DatabaseAnswer,
     ForcedRevokeRequested,
@@ -32,7 +31,7 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
-    MemberDenied,
+    MemberRightRevoked,
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
@@ -45,12 +44,13 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     StreamsChanged,
     Tick,
+    WritesCommitFailed,
     WritesCommitted,
 )
 from sublet_leader.node.group_event_publisher import LeaderLookups
+from sublet_leader.node.group_registry import GroupRegistry
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
-from sublet_leader.node.message_parts import MessageParts
-from sublet_leader.node.requested_groups import RequestedGroups
+from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
@@ -97,7 +97,7 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.registry = RequestedGroups()
+        self.registry = GroupRegistry()
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}
@@ -106,7 +106,7 @@ class Node:
         self._releasing_all = False
         self._restrictions = LeadershipRestrictions(settings.lease_duration_s)
         self._inquiries = LeaderLookups()
-        self._parts = MessageParts()
+        self._parts = MessageReassembler()
         self.foreign_pings = 0
         self._session_epochs = DrawnSessionEpochs()
         self._out = NodeOutcomeBuilder()
@@ -123,7 +123,7 @@ class Node:
                 self._receive(event, now)
             case LeaderLookupRequested():
                 self._asked(event)
-            case ForcedRevokeRequested() | MemberDenied():
+            case ForcedRevokeRequested() | MemberRightRevoked():
                 if (leader := self.leaders.get(event.group_id)) is not None:
                     self._give(leader, event.for_leader, now)
             case StreamsChanged():
@@ -150,7 +150,7 @@ class Node:
                 self._elect(event.to_election_event(), now)
             case GroupLoadCompleted():
                 self._loaded(event, now)
-            case WritesCommitted() | CommitFailed():
+            case WritesCommitted() | WritesCommitFailed():
                 self._commit_answered(event, now)
             case LeaderLookupCompleted():
                 self._looked(event)
@@ -441,7 +441,7 @@ class Node:
         self._committing = True
         self._out.requests.append(CommitWrites(batch))
 
-    def _commit_answered(self, answer: WritesCommitted | CommitFailed, now: float) -> None:
+    def _commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False
         if isinstance(answer, WritesCommitted):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
@@ -455,7 +455,7 @@ class Node:
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
             else:
-                self._inform(writes, group_events.CommitFailed(writes.changes), now)
+                self._inform(writes, group_events.WritesNotCommitted(writes.changes), now)
 
     def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Completed epochs concern atomic groups alone."""

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from sublet_protocol.messages.channel_messages import StreamHead
+from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads

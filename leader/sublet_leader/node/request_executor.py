@@ -10,7 +10,6 @@ from typing import assert_never
 
 from sublet_leader.node.events import (
     ClaimLeadership,
-    CommitFailed,
     CommitWrites,
     DatabaseAnswer,
     GroupLoadCompleted,
@@ -27,6 +26,7 @@ from sublet_leader.node.events import (
     RenewLeaderships,
     Request,
     SessionEpochRead,
+    WritesCommitFailed,
     WritesCommitted,
 )
 from sublet_protocol.domain.errors import PermissionDenied, StaleTerm, TooManyGroups, UndeclaredQueue
@@ -77,7 +77,7 @@ def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) ->
         case LoadGroup():
             return GroupLoadCompleted(request, None)
         case CommitWrites():
-            return CommitFailed(request, unknown)
+            return WritesCommitFailed(request, unknown)
         case LookUpLeader():
             return LeaderLookupCompleted(request, is_answered=False)
         case ReadSessionEpoch():

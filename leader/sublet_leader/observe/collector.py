@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.health import HealthState
-from sublet_leader.observe.http_connections import HttpDatabasePool
+from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.metric_definitions import MetricDefinition, MetricType
 from sublet_leader.observe.node_view import NodeView
 from sublet_leader.observe.settings import MetricsSettings

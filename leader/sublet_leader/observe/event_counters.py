@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupWatchEvent
-from sublet_leader.node.events import CommitFailed, CommitWrites, NodeEvent, Request, WritesCommitted
+from sublet_leader.node.events import CommitWrites, NodeEvent, Request, WritesCommitFailed, WritesCommitted
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.metric_definitions import MetricDefinition
 from sublet_storage.groups.model.records import TAKEOVER
@@ -68,7 +68,7 @@ class NodeCounters:
             case WritesCommitted(CommitWrites(batch)):
                 self._commits.labels("written").inc()
                 self._entries.inc(sum(len(writes.changes) for writes in batch))
-            case CommitFailed(is_outcome_unknown=unknown):
+            case WritesCommitFailed(is_outcome_unknown=unknown):
                 self._commits.labels("unknown" if unknown else "failed").inc()
             case _:
                 pass

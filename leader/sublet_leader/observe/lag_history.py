@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 import psycopg
 
-from sublet_leader.observe.http_connections import HttpDatabasePool
+from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.groups.status.lag_queries import all_lags
 

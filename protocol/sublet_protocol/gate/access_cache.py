@@ -56,7 +56,7 @@ class AccessCache:
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
     ) -> AccessRule | None:
-        """See `Rights.find_rule`. Raises `Unavailable` where the rules are too old."""
+        """See `AccessRules.find_rule`. Raises `Unavailable` where the rules are too old."""
         if self.is_stale:
             raise Unavailable(
                 f"this node has not been able to read the rights for {MAX_AGE_S:g} s, and grants none until it has. "

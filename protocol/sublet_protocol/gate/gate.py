@@ -93,7 +93,7 @@ MAX_REFUSED = 1_000
 """So many refused tokens are remembered."""
 
 
-class Gate:
+class AccessGate:
     """`access`: the rules and tokens; None: authentication is off. `read_anew` has them read once more, and returns
     what is done then, with True if they were; None where too many wait for that. `by_certificate`: every client has
     shown a certificate, whose name is its principal, and no token is looked at."""

@@ -11,8 +11,8 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import Unauthenticated
-from sublet_protocol.gate.gate import UNKNOWN, Caller, Gate
-from sublet_protocol.gate.open_calls import OpenCalls
+from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
+from sublet_protocol.gate.open_call_limiter import OpenCallLimiter
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
 
 log = logging.getLogger(__name__)
@@ -29,8 +29,8 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     refused once its message is read.
     """
 
-    def __init__(self, gate: Gate) -> None:
-        self._gate, self._open_calls = gate, OpenCalls()
+    def __init__(self, gate: AccessGate) -> None:
+        self._gate, self._open_calls = gate, OpenCallLimiter()
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the method's handler behind the gate."""

@@ -11,14 +11,14 @@ import hashlib
 import hmac
 import secrets
 
-from sublet_protocol.domain.keys import Key
+from sublet_protocol.domain.grant_keys import SecretKey
 
 KEY_BYTES = 32
 ID_CHARACTERS = 26
 """Of the hash: 130 bits of it."""
 
 
-class AgentKey(Key):
+class AgentKey(SecretKey):
     """The key of one agent, for one life of its process. `label` is for people: where the agent runs.
 
     It is drawn and never stored: a process that is forked or started again makes another, and is another agent.

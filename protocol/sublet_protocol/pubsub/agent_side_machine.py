@@ -43,8 +43,8 @@ from sublet_protocol.pubsub.agent_side_events import (
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
+    ChannelKind,
     Command,
-    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     SequencedMessage,
@@ -61,7 +61,7 @@ HOLD_SPREAD = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class AgentSideSettings:
+class PubSubClientSettings:
     """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
     `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
@@ -107,14 +107,14 @@ class AgentSideMachine:
     def __init__(
         self,
         agent: str,
-        settings: AgentSideSettings | None = None,
+        settings: PubSubClientSettings | None = None,
         *,
-        channels: Mapping[str, DeliveryGuarantee] = CHANNELS,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[Command], tuple[int, int]] = lambda command: (256, 1),
     ) -> None:
         self.status = ConnectionStatus.IDLE
         self._agent = agent
-        self._settings = settings or AgentSideSettings()
+        self._settings = settings or PubSubClientSettings()
         self._channels = channels
         self._size_of = size_of
         self._wanted: dict[Subject, None] = {}
@@ -283,7 +283,7 @@ class AgentSideMachine:
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True
-        if self._channels.get(delivery.channel) is not DeliveryGuarantee.LOG:
+        if self._channels.get(delivery.channel) is not ChannelKind.LOG:
             return True
         predecessor = self._life.last_on.get(delivery.channel, 0)
         self._life.last_on[delivery.channel] = delivery.sequence

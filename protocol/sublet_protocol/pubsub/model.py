@@ -15,7 +15,7 @@ class Channel(StrEnum):
     GROUP = "group"  # key: subscription; events of a group, for those who watch it
 
 
-class DeliveryGuarantee(Enum):
+class ChannelKind(Enum):
     """What a subscriber of a channel may rely on."""
 
     LOG = "log"  # every message, in order; each names its predecessor
@@ -26,15 +26,15 @@ Subject = tuple[str, str | None]
 """What is subscribed to: a channel, and a key or None for all."""
 
 
-class ChannelTable(Mapping[str, DeliveryGuarantee]):
+class ChannelTable(Mapping[str, ChannelKind]):
     """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
 
-    def __init__(self, *channels: tuple[str, int, DeliveryGuarantee]) -> None:
+    def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
         self._kinds = {name: kind for name, _, kind in channels}
         self._numbers = {name: number for name, number, _ in channels}
         self._names = {number: name for name, number, _ in channels}
 
-    def __getitem__(self, name: str) -> DeliveryGuarantee:
+    def __getitem__(self, name: str) -> ChannelKind:
         return self._kinds[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -53,9 +53,9 @@ class ChannelTable(Mapping[str, DeliveryGuarantee]):
 
 
 CHANNELS = ChannelTable(
-    (Channel.BORROWER, 1, DeliveryGuarantee.LOG),
-    (Channel.STREAM, 2, DeliveryGuarantee.STATE),
-    (Channel.GROUP, 3, DeliveryGuarantee.LOG),
+    (Channel.BORROWER, 1, ChannelKind.LOG),
+    (Channel.STREAM, 2, ChannelKind.STATE),
+    (Channel.GROUP, 3, ChannelKind.LOG),
 )
 
 

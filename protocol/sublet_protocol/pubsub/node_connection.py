@@ -43,7 +43,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     SendCommands,
     Tick,
 )
-from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, Command, MessageToNode, Subscribe, Unsubscribe
@@ -106,7 +106,7 @@ class NodeConnection:
         on_lost: OnLost = lambda lost: None,
         *,
         on_refused: OnRefused = lambda command, text: None,
-        settings: AgentSideSettings | None = None,
+        settings: PubSubClientSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
         token: Secret | None = None,
         channels: ChannelTable = CHANNELS,

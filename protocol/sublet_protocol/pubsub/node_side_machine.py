@@ -17,8 +17,8 @@ from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
+    ChannelKind,
     CommandRefusal,
-    DeliveryGuarantee,
     MailboxOverflow,
     MessageToNode,
     ReceivedCommand,
@@ -28,11 +28,11 @@ from sublet_protocol.pubsub.model import (
     Unsubscribe,
 )
 from sublet_protocol.pubsub.node_side_replies import (
-    ChannelInterest,
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
     PollDeliveries,
+    SubscribedKeys,
     SubscriberRefused,
     UnknownSubscriber,
 )
@@ -46,7 +46,7 @@ REMEMBERED_PAST = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class NodeSideSettings:
+class SubscriberLimits:
     """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
 
     hold_s: float = 5.0
@@ -79,13 +79,13 @@ class NodeSideMachine:
     def __init__(
         self,
         incarnation: str,
-        settings: NodeSideSettings | None = None,
+        settings: SubscriberLimits | None = None,
         *,
-        channels: Mapping[str, DeliveryGuarantee] = CHANNELS,
+        channels: Mapping[str, ChannelKind] = CHANNELS,
         size_of: Callable[[object], int] = lambda body: 256,
     ) -> None:
         self.incarnation = incarnation
-        self.settings = settings or NodeSideSettings()
+        self.settings = settings or SubscriberLimits()
         self.on_ready: Callable[[str], None] = lambda subscriber_id: None
         self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
         self._channels = channels
@@ -162,7 +162,7 @@ class NodeSideMachine:
 
         On a state channel a version that is not above the key's current one is dropped.
         """
-        is_state = self._channels[channel] is DeliveryGuarantee.STATE
+        is_state = self._channels[channel] is ChannelKind.STATE
         if is_state and not self._states.put(channel, key, body, version):
             return 0
         size = self._size_of(body) + len(key)
@@ -178,7 +178,7 @@ class NodeSideMachine:
         """
         if subscriber_id not in self._subscribers:
             return False
-        is_state = self._channels[channel] is DeliveryGuarantee.STATE
+        is_state = self._channels[channel] is ChannelKind.STATE
         size = self._size_of(body) + len(key)
         self._put(subscriber_id, QueuedMessage(channel, key, body, size, is_state, is_deduplicated=not is_state))
         return True
@@ -219,9 +219,9 @@ class NodeSideMachine:
         subscriber = self._subscribers.get(subscriber_id)
         return () if subscriber is None else tuple(subscriber.all_subjects())
 
-    def subscribed_keys(self, channel: str) -> ChannelInterest:
+    def subscribed_keys(self, channel: str) -> SubscribedKeys:
         """Return the subscribed keys of a channel: only these are worth reading."""
-        return ChannelInterest(frozenset(self._index.keys(channel)), self._index.has_all(channel))
+        return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
         """Whether this subscriber id is alive."""
@@ -335,7 +335,7 @@ class NodeSideMachine:
         self._key_bytes += size
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
-        if kind is DeliveryGuarantee.STATE:
+        if kind is ChannelKind.STATE:
             for state_key, body, version in self._states.current(channel, key):
                 size = self._size_of(body) + len(state_key)
                 self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))

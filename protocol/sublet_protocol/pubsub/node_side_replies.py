@@ -51,7 +51,7 @@ class HoldPoll:
 
 
 @dataclass(frozen=True, slots=True)
-class ChannelInterest:
+class SubscribedKeys:
     """The keys of a channel that are subscribed by name, and whether all keys are."""
 
     keys: frozenset[str]

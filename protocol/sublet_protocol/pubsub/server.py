@@ -40,7 +40,7 @@ from sublet_protocol.pubsub.model import (
     Subscribe,
     UndecodableCommand,
 )
-from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, NodeSideSettings
+from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
@@ -84,7 +84,7 @@ Principal = Callable[[], str | None]
 
 
 def new_publisher(
-    incarnation: str, settings: NodeSideSettings | None = None, channels: ChannelTable = CHANNELS
+    incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelTable = CHANNELS
 ) -> NodeSideMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.body_size)

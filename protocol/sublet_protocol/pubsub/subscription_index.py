@@ -1,4 +1,4 @@
-"""The two tables behind a publisher: subscriptions, and the newest states.
+"""The two tables of a `NodeSideMachine`: subscriptions, and the newest states.
 
 Both are as small as possible: a node has an entry for each subscription of each agent.
 """

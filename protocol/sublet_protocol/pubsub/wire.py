@@ -1,4 +1,4 @@
-"""Encodes and decodes the frames of a connection; their content goes through `sublet_protocol.messages.codec`.
+"""Encodes and decodes the frames of a connection; their content goes through `borrower_leader_codec`.
 
 `channels` are those that both sides know: ours, or the parties' own.
 """
@@ -17,7 +17,7 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIPTION_BYTES,
     SLICE_ITEMS,
 )
-from sublet_protocol.messages import codec
+from sublet_protocol.messages import borrower_leader_codec as codec
 from sublet_protocol.messages.agent_key import AgentKey, is_key_of
 from sublet_protocol.messages.borrower_leader import (
     PROTOCOL_VERSION,
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     RevokeFinished,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_messages import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_text
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (

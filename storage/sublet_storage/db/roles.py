@@ -178,7 +178,7 @@ select r.rolname, array(select m.rolname::text from pg_auth_members a join pg_ro
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class DatabaseRight:
+class DatabasePrivilege:
     """A privilege on a table, a function (with its arguments), the schema, or one column of a table."""
 
     privilege: str
@@ -209,24 +209,26 @@ def list_unknown(conn: Connection, schema: str) -> list[str]:
     return [found.listed for found in _find(conn, schema) if found.listed not in RIGHTS]
 
 
-def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabaseRight]:
+def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
     """Return what members of these roles may do with the schema as it is."""
     wanted = list(roles)
     rights = {right for found in _find(conn, schema) for role in wanted for right in _of(found, role)}
     of_tables = {(right.privilege, right.on) for right in rights if right.column is None}
     rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in of_tables}
-    return frozenset(rights | ({DatabaseRight("usage", "schema")} if wanted else set()))
+    return frozenset(rights | ({DatabasePrivilege("usage", "schema")} if wanted else set()))
 
 
-def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseRight]:
+def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabasePrivilege]:
     """Return what a user, a role or `public` may do with the schema; a column's only where not all of the table are."""
     rows = conn.execute(_RIGHTS, {"schema": schema, "user": user}).fetchall()
-    return frozenset(DatabaseRight(*row) for row in rows)
+    return frozenset(DatabasePrivilege(*row) for row in rows)
 
 
-def missing_rights(wanted: frozenset[DatabaseRight], has: frozenset[DatabaseRight]) -> frozenset[DatabaseRight]:
+def missing_rights(
+    wanted: frozenset[DatabasePrivilege], has: frozenset[DatabasePrivilege]
+) -> frozenset[DatabasePrivilege]:
     """Return those that are wanted and not there; a right on a table is one on each of its columns."""
-    return frozenset(right for right in wanted - has if DatabaseRight(right.privilege, right.on) not in has)
+    return frozenset(right for right in wanted - has if DatabasePrivilege(right.privilege, right.on) not in has)
 
 
 def existing_roles(conn: Connection) -> list[Role]:
@@ -298,10 +300,10 @@ def _find(conn: Connection, schema: str) -> list[_Found]:
     return found
 
 
-def _of(found: _Found, role: Role) -> Iterator[DatabaseRight]:
+def _of(found: _Found, role: Role) -> Iterator[DatabasePrivilege]:
     for privilege, columns in _columns(found, role):
         for column in columns or (None,):
-            yield DatabaseRight(privilege, found.name, column)
+            yield DatabasePrivilege(privilege, found.name, column)
 
 
 def _phrases(found: _Found, role: Role) -> Iterator[str]:

@@ -14,7 +14,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_storage.doctor.checks import DoctorFinding, Severity
 from sublet_storage.objects.location import PayloadStoreLocation, parse_location, parse_stored_location
-from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectNotFound, ObjectStore, get_store
+from sublet_storage.objects.object_stores import ASK_DOCTOR, ObjectStore, PayloadObjectNotFound, get_store
 from sublet_storage.objects.parallel_calls import TO_CHANGE, TO_READ, run_with_timeout
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.tiering import STREAMS_TO_TIER
@@ -90,7 +90,7 @@ def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
         what = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
         return DoctorFinding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
-    except ObjectNotFound:
+    except PayloadObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
         return DoctorFinding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
     return DoctorFinding("payloads", Severity.OK, detail)
@@ -159,6 +159,6 @@ def _probe(store: ObjectStore) -> None:
     store.put(name, payload)
     try:
         if bytes(memoryview(store.get(name, 65))) != payload:
-            raise ObjectNotFound
+            raise PayloadObjectNotFound
     finally:
         store.delete(name)

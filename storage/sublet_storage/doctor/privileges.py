@@ -11,7 +11,7 @@ from typing import Any
 import psycopg
 
 from sublet_storage.db.connect import schema_name
-from sublet_storage.db.roles import DatabaseRight, Role, expected_rights, missing_rights, read_rights
+from sublet_storage.db.roles import DatabasePrivilege, Role, expected_rights, missing_rights, read_rights
 
 _USER = """
 select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_role(c.relowner, 'member'),
@@ -65,7 +65,7 @@ def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
     return UserPrivileges(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
 
 
-def describe(rights: Iterable[DatabaseRight]) -> tuple[str, ...]:
+def describe(rights: Iterable[DatabasePrivilege]) -> tuple[str, ...]:
     """Return them as text, such as `select on space, stream` or `select on node (name, address)`."""
     columns, objects = defaultdict(set), defaultdict(set)
     for right in sorted(rights, key=lambda right: (right.privilege, right.on, right.column or "")):

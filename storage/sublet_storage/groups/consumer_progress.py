@@ -17,8 +17,8 @@ from psycopg import sql
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
-from sublet_protocol.domain.keys import GrantKey, timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
@@ -75,7 +75,7 @@ class SessionIdentity:
 
 
 @dataclass(frozen=True, slots=True)
-class TransactionIdentity:
+class PostgresTransactionId:
     """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
     a failover the numbers of lost transactions are used again."""
 
@@ -89,7 +89,7 @@ def idle_limit_s(batch_s: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class UnconsumedStream:
+class LaggingStream:
     """A stream with messages that the group has not consumed; `is_anothers`: another session holds it, or it is
     reserved for one."""
 
@@ -125,7 +125,7 @@ def advance(
     consumed: ConsumedFrontier | None = None,
     in_doubt: InDoubtRange | None = None,
     schema: str | None = None,
-) -> TransactionIdentity:
+) -> PostgresTransactionId:
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
@@ -148,11 +148,11 @@ def advance(
             raise UsageError(f"{error.diag.message_primary}. {error.diag.message_hint}") from error
         raise
     assert row is not None
-    return TransactionIdentity(row[0], row[1])
+    return PostgresTransactionId(row[0], row[1])
 
 
 def was_committed(
-    conn: psycopg.Connection[Any], attempt: TransactionIdentity, timeout_s: float = OUTCOME_TIMEOUT_S
+    conn: psycopg.Connection[Any], attempt: PostgresTransactionId, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
     """Whether the transaction of that number was committed; None if this server cannot know: it is another one since.
 
@@ -259,7 +259,7 @@ def ahead(
     filter: TopicFilter,
     *,
     schema: str | None = None,
-) -> dict[int, UnconsumedStream]:
+) -> dict[int, LaggingStream]:
     """Return {stream: what the session's group has before it}, of those that it has something before it in, also where
     no leader has made a row yet. What a session is to have read that ends when it has had all there was is known by
     this."""
@@ -268,4 +268,4 @@ def ahead(
     filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
     whose = (group_id, session.name, session.epoch)
     rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (*whose, *filters))
-    return {row[0]: UnconsumedStream(*row) for row in rows}
+    return {row[0]: LaggingStream(*row) for row in rows}

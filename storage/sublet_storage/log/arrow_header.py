@@ -31,7 +31,7 @@ class ArrowHeader:
 
 
 @dataclass(frozen=True, slots=True)
-class HeaderOffsets:
+class ArrowHeaderLayout:
     """Where in a stored message the numbers are that differ between batches of one schema: how many messages, how long
     the body is, from where on the lengths of arrays and of buffers are; and where the body begins."""
 
@@ -44,7 +44,7 @@ class HeaderOffsets:
     end: int
 
 
-def locate_numbers(stored: bytes) -> HeaderOffsets:
+def locate_numbers(stored: bytes) -> ArrowHeaderLayout:
     """Return where they are in a message of our own that has a body. Raises `ValueError` where one is absent."""
     metadata = stored[_PREFIX:]
     root = _offset(metadata, 0)
@@ -55,7 +55,7 @@ def locate_numbers(stored: bytes) -> HeaderOffsets:
         vectors.append((_PREFIX + vector + 4, struct.unpack_from("<I", metadata, vector)[0]))
     count, body = _present(metadata, table, _LENGTH), _present(metadata, root, _BODY_LENGTH)
     end = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
-    return HeaderOffsets(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
+    return ArrowHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
 
 
 def envelope(message: pa.ipc.Message) -> ArrowHeader:

@@ -73,7 +73,7 @@ def hold(
 
 
 @dataclass(frozen=True, slots=True)
-class AdvanceResult:
+class EpochAdvanceResult:
     """The outcome of appends, and of an advance behind them: `change` where it is made, `error` why it cannot be. Where
     there is neither, not all is stored that comes before it."""
 
@@ -89,7 +89,7 @@ def append_and_advance(
     who: ProducerIdentity,
     least: Iterable[Epoch],
     lease_s: float,
-) -> AdvanceResult:
+) -> EpochAdvanceResult:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
     wanted = LowerFrontier.from_epochs(least)
@@ -97,12 +97,12 @@ def append_and_advance(
         conn.execute(_LOCK, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
-            return AdvanceResult(answers)
+            return EpochAdvanceResult(answers)
         asked = _ask_to_hold(conn, space_id, who, wanted, lease_s)
     try:
-        return AdvanceResult(answers, _held(asked, space_id, who, wanted)[1])
+        return EpochAdvanceResult(answers, _held(asked, space_id, who, wanted)[1])
     except SubletError as error:
-        return AdvanceResult(answers, error=error)
+        return EpochAdvanceResult(answers, error=error)
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity) -> None:

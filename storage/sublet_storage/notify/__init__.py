@@ -16,12 +16,12 @@ that is ahead, another incarnation, a lost connection, a publisher that is silen
 was lost but reads the present state from the database (`snapshot`): a *catch-up*. One read covers whatever was missed
 before it began; reads are limited in rate and spread in time, so that many subscribers that miss the same message do
 not all read at once (`subscriber_machine`). What is known is stored by version, with tombstones for what was deleted,
-so that an old message that arrives late changes nothing (`change_cache`).
+so that an old message that arrives late changes nothing (`version_cache`).
 
 A **driver** moves the bytes (`drivers.base`, `drivers.registry`): `drivers.poll` moves nothing and leaves it all to
 regular catch-ups, `drivers.postgres` uses LISTEN and NOTIFY, `drivers.zmq` connects processes directly. A driver may
 lose, repeat and reorder. The directory of nodes has every subscriber's endpoint.
 
-`publisher_machine`, `subscriber_machine` and `change_cache` are pure: no clock, no randomness, no threads. `publisher`
+`publisher_machine`, `subscriber_machine` and `version_cache` are pure: no clock, no randomness, no threads. `publisher`
 and `subscriber` are the shells around them, with the threads and the connections.
 """

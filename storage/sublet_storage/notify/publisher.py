@@ -1,4 +1,4 @@
-"""Publishes a process's changes to all nodes that listen: the thread around `PublisherMachine`, and the senders.
+"""Publishes a process's changes to all nodes that listen: the thread around the machine, and the senders.
 
 The endpoints of nodes are read from the directory, every few seconds and only while something is published; where no
 node listens, publishing costs nothing but that. A process that has published nothing for long sends that it leaves, and
@@ -27,14 +27,14 @@ from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, stream_change
 from sublet_storage.notify.drivers import registry
-from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver, NotificationSender
+from sublet_storage.notify.drivers.base import NotificationDriver, NotificationDriverFactory, NotificationSender
 from sublet_storage.notify.publisher_machine import (
     ChangesQueued,
     CloseRequested,
     Event,
+    NotificationPublisherMachine,
     NotificationPublisherStatus,
     NotificationSendersOpened,
-    PublisherMachine,
     Tick,
 )
 from sublet_storage.util.log_throttle import LogThrottle
@@ -70,7 +70,7 @@ class NotificationPublisher:
         *,
         publisher: str | None = None,
         settings: NotifySettings | None = None,
-        load: Callable[[str], DriverFactory] = registry.load_driver,
+        load: Callable[[str], NotificationDriverFactory] = registry.load_driver,
     ) -> None:
         self._settings = (settings or NotifySettings()).check()
         self._url = url
@@ -194,8 +194,8 @@ class NotificationPublisher:
             self.sent += self._senders.send(message)
         return math.inf if outcome.wake_at is None else min(outcome.wake_at, self._rest_at)
 
-    def _new_announcer(self) -> PublisherMachine:
-        return PublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
+    def _new_announcer(self) -> NotificationPublisherMachine:
+        return NotificationPublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
 
     def _begin_anew(self, now: float) -> None:
         self._announcer = self._new_announcer()
@@ -298,7 +298,7 @@ class _OpenSender:
 class NotificationSenders:
     """Not thread-safe. A driver that this process cannot have, or that fails, is logged and harms no other."""
 
-    def __init__(self, url: str, load: Callable[[str], DriverFactory]) -> None:
+    def __init__(self, url: str, load: Callable[[str], NotificationDriverFactory]) -> None:
         self._url, self._load = url, load
         self._senders: dict[str, _OpenSender] = {}
         self._drivers: dict[str, NotificationDriver | None] = {}

@@ -81,7 +81,7 @@ class NotificationPublisherOutcome:
     wake_at: float | None
 
 
-class PublisherMachine:
+class NotificationPublisherMachine:
     """The messages of one incarnation of a publisher. Pass it every event, and a `Tick` at `wake_at`."""
 
     def __init__(

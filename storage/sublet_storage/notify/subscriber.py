@@ -1,4 +1,4 @@
-"""Receives notifications on a node: the threads and the connection around `SubscriberMachine` and `VersionCache`.
+"""Receives notifications on a node: the threads and the connection around the machine and the `VersionCache`.
 
 The driver's threads only queue what arrives. One thread decides, updates the cache and calls `on_change`, so that
 changes are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection
@@ -28,7 +28,7 @@ from sublet_storage.notify.catch_up_scheduler import CatchUp
 from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, MalformedNotification, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.base import NotificationDriver
-from sublet_storage.notify.subscriber_machine import SubscriberMachine
+from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     CatchUpRequested,
@@ -69,7 +69,7 @@ class _Read:
     begun: int
 
 
-class NotificationRate:
+class NotificationRateLimiter:
     """Lets so many notifications pass in a second. `is_first_refused`: the last one was the first beyond that."""
 
     def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S) -> None:
@@ -109,14 +109,16 @@ class NotificationSubscriber:
         self._on_change, self._process = on_change, os.getpid()
         self._lock = threading.Lock()
         self._cache = VersionCache(self._settings.tombstone_retention_s)
-        self._listener = SubscriberMachine(self._settings, pushes=driver.capabilities.is_push, channels=self._channels)
+        self._listener = NotificationSubscriberMachine(
+            self._settings, pushes=driver.capabilities.is_push, channels=self._channels
+        )
         self._queue: deque[bytes | Event | _Read] = deque([SubscriberStarted()])
         self._rung = threading.Event()
         self._closing = False
         self._uncaught = set(self._channels)
         self._caught_up = threading.Event()
         self._handler_failures = self._dropped = 0
-        self._rate = NotificationRate()
+        self._rate = NotificationRateLimiter()
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
         self._thread = threading.Thread(target=self._run, name="sublet notify subscriber", daemon=True)

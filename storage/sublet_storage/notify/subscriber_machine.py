@@ -60,7 +60,7 @@ class _Publisher:
     gaps: dict[str, list[SequenceGap]] = field(default_factory=dict)
 
 
-class SubscriberMachine:
+class NotificationSubscriberMachine:
     """The notifications that one node receives. Pass it every event, `SubscriberStarted` first, and a `Tick` at
     `wake_at`.
 

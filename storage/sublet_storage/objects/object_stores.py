@@ -54,7 +54,7 @@ Payload = bytes | memoryview
 _T = TypeVar("_T")
 
 
-class ObjectNotFound(Exception):
+class PayloadObjectNotFound(Exception):
     """There is no such object, and its place is there."""
 
 
@@ -197,7 +197,7 @@ class ObjectStore:
         self._attempt(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, limit: int) -> Payload:
-        """Return the bytes of an object, at most `limit`. Raises `ObjectNotFound`, `ObjectUnusable`."""
+        """Return the bytes of an object, at most `limit`. Raises `PayloadObjectNotFound`, `ObjectUnusable`."""
         return self._attempt(name, lambda backend: backend.read(name, limit), may_miss=True)
 
     def delete(self, name: str) -> None:
@@ -255,7 +255,7 @@ class ObjectStore:
             if self.location.marker:
                 self.check_marker()
             if may_miss and isinstance(error, FileNotFoundError):
-                raise ObjectNotFound from error
+                raise PayloadObjectNotFound from error
             if not self.location.marker:
                 raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
             refused = ObjectUnusable(

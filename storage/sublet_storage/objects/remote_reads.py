@@ -18,7 +18,7 @@ from sublet_storage.objects.location import (
     format_location,
     locate_object,
 )
-from sublet_storage.objects.object_stores import ObjectNotFound, ObjectUnusable, Payload, get_store
+from sublet_storage.objects.object_stores import ObjectUnusable, Payload, PayloadObjectNotFound, get_store
 from sublet_storage.objects.parallel_calls import TO_READ, run_parallel
 
 Row = tuple[Any, ...]
@@ -92,7 +92,7 @@ def _fetch_one(
         raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
     try:
         payload = get_store(location).get(name.text, size + 1)
-    except ObjectNotFound:
+    except PayloadObjectNotFound:
         raise _damaged(stream_id, row, "there is nothing") from None
     except ObjectUnusable as unusable:
         detail = f"it cannot be read: {unusable.__cause__}"

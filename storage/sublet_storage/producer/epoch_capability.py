@@ -91,10 +91,10 @@ class EpochCapability:
 
     def advance(
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], least: Sequence[Epoch]
-    ) -> epoch_capabilities.AdvanceResult:
+    ) -> epoch_capabilities.EpochAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
         if self._lost is not None:
-            return epoch_capabilities.AdvanceResult(append(conn, appends) if appends else [], error=self._lost)
+            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._lost)
         moved = epoch_capabilities.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
         if isinstance(moved.error, (EpochCapabilityExpired, ProducerFenced)):
             self._lost = moved.error

@@ -54,7 +54,7 @@ select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::t
  where generation_id in (select generation_id from stream where stream_id = any(%s)) order by s.stream_id"""
 
 
-class StreamClosed(Exception):
+class StreamClosedError(Exception):
     """A stream that the batch was routed to takes no more: nothing was stored, route again."""
 
 
@@ -84,7 +84,7 @@ class BatchStoreResult:
 
 
 def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch) -> BatchStoreResult:
-    """Store the batch unless it is stored. Raises `StreamClosed`, `ProducerFenced`, `BatchNumberConflict`,
+    """Store the batch unless it is stored. Raises `StreamClosedError`, `ProducerFenced`, `BatchNumberConflict`,
     `UsageError`."""
     with conn.transaction():
         if not _enter(conn, batch):
@@ -129,7 +129,7 @@ def _append(
     if outcomes & {AppendOutcome.COMPLETED, AppendOutcome.EXPIRED}:
         raise UsageError("messages with an epoch: only a Publisher with access to the database can have them. Use one.")
     if outcomes != {AppendOutcome.APPENDED}:
-        raise StreamClosed
+        raise StreamClosedError
     return tuple(
         AppendedSpan(stream, (answer.end_offset or 0) - len(rows), rows)
         for (stream, _, rows), answer in zip(parts, answers, strict=True)

@@ -38,7 +38,7 @@ from sublet_storage.log.append import (
     register_again,
 )
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.batches.message_accumulator import PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
@@ -64,7 +64,9 @@ _REFUSALS: dict[AppendOutcome, Callable[[str], SubletError]] = {
 }
 """What comes of loads that were not stored while the others were."""
 
-Advance = Callable[[psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_capabilities.AdvanceResult]
+Advance = Callable[
+    [psycopg.Connection[Any], Sequence[BlockAppend], Sequence[Epoch]], epoch_capabilities.EpochAdvanceResult
+]
 
 _T = TypeVar("_T")
 

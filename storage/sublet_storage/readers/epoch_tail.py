@@ -40,7 +40,7 @@ _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %
 
 
 @dataclass(frozen=True, slots=True)
-class FrontierSnapshot:
+class EpochTailStart:
     """Where a reader begins. `lower`: it is given epochs at or after these only (None: any); `upper`: the greatest
     that have begun and are not completed, or, of all history, that have begun."""
 
@@ -55,7 +55,7 @@ class EpochMessages:
     table: pa.Table
 
 
-EpochTailItem = FrontierSnapshot | EpochMessages | LowerFrontier
+EpochTailItem = EpochTailStart | EpochMessages | LowerFrontier
 """Epochs that are not at or after a `LowerFrontier` are completed, and were delivered completely or not at all."""
 
 
@@ -176,7 +176,7 @@ def _begin(begin: str, entire: bool) -> EpochStartingPosition:
 
 def _joined(
     begin: EpochStartingPosition, cursors: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
-) -> tuple[EpochSelection, FrontierSnapshot]:
+) -> tuple[EpochSelection, EpochTailStart]:
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
     begun = [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
     taken = {space_id: UpperFrontier() for space_id in lowers}
@@ -190,7 +190,7 @@ def _joined(
     }
     compared = {space_id: lowers[space_id] for space_id in open}
     selection = EpochSelection.starting_at(begin, compared, begun, [taken[space_id] for space_id in open], apart)
-    return selection, FrontierSnapshot(
+    return selection, EpochTailStart(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)
     )
 

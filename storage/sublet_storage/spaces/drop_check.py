@@ -66,7 +66,7 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
 
 
 @dataclass(frozen=True, slots=True)
-class GroupUsingSpace:
+class DropAffectedGroup:
     """A group with messages from the space; some of its streams are granted to members, or reserved for them.
 
     `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
@@ -83,7 +83,7 @@ class SpaceUsers:
     """What a space holds and who uses it. `messages` may be fewer by now in an open generation, never more."""
 
     messages: int
-    groups: tuple[GroupUsingSpace, ...]
+    groups: tuple[DropAffectedGroup, ...]
     producers: tuple[str, ...]
 
     def describe_losses(self) -> list[str]:
@@ -137,7 +137,9 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
         streams, behind = unread.get(group_id, (0, 0))
         # what it holds under an older filter of the space concerns only groups that have not read it
         if granted or behind or wanted[group_id].get(space.filter):
-            groups.append(GroupUsingSpace(str(Subscription(kind, name, TopicFilter(filter))), granted, streams, behind))
+            groups.append(
+                DropAffectedGroup(str(Subscription(kind, name, TopicFilter(filter))), granted, streams, behind)
+            )
     producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
     return SpaceUsers(int(messages), tuple(groups), producers)
 

@@ -8,7 +8,7 @@ import typer
 
 from sublet.cli.access import tokens
 from sublet.cli.base.command import CommandContext, command, command_group
-from sublet_protocol.domain.access.rights import AccessRule, Right, Rights, check_principal, parse_right
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right, check_principal, parse_right
 from sublet_protocol.domain.topics import TopicFilter
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
 
 def _find(rules: list[GrantedRule], asked: AccessRule) -> AccessRule | None:
     group = None if asked.group == "*" else asked.group
-    return Rights(each.rule for each in rules).find_rule(asked.principal, asked.right, asked.filter, group)
+    return AccessRules(each.rule for each in rules).find_rule(asked.principal, asked.right, asked.filter, group)
 
 
 def _rule(principal: str, right: str, filter: str, group: str) -> AccessRule:

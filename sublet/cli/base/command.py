@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base import lazy_commands
-from sublet.cli.base.output import Output, escape_control_characters
+from sublet.cli.base.output import CliOutput, escape_control_characters
 from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
 from sublet_protocol.domain.secret import SecretFilter, hide_secrets
 
@@ -132,7 +132,7 @@ class SignalReceived(KeyboardInterrupt):
         self.number = number
 
 
-class CommandContext(Output):
+class CommandContext(CliOutput):
     """What a command is given: where the database is, and how to answer."""
 
     def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:

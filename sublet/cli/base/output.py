@@ -23,7 +23,7 @@ MIN_BROKEN = 8
 """So narrow they may become; where that does not do either, the terminal breaks the lines."""
 
 
-class Output:
+class CliOutput:
     """`json`: objects instead of text on stdout. What dresses text is loaded when there is some to dress."""
 
     def __init__(self, json: bool) -> None:

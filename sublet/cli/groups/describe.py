@@ -9,7 +9,7 @@ import typer
 
 from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.base.values import GroupName, format_ranges, format_utc
-from sublet.cli.groups import clone, control, create_delete, history, reset, watch, why
+from sublet.cli.groups import control, create_delete, history, progress_transfer, reset, watch, why
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 
@@ -258,9 +258,9 @@ _GROUPS = {
     "resume": command(control.resume),
     "weight": command(control.weight),
     "reset": command(reset.reset),
-    "export": command(clone.export),
-    "import": command(clone.import_),
-    "clone": command(clone.clone),
+    "export": command(progress_transfer.export),
+    "import": command(progress_transfer.import_),
+    "clone": command(progress_transfer.clone),
     "history": command(history.history),
     "watch": command(watch.watch),
 }

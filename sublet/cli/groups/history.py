@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.model.history import GroupAtTime
+    from sublet_storage.groups.model.history_queries import GroupAtTime
     from sublet_storage.groups.model.records import Group, HistoryRecord
 
 
@@ -43,7 +43,7 @@ def history(
       sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
     from sublet_storage.groups.coordinator import group_lifecycle
-    from sublet_storage.groups.model.history import read_group_at, read_history
+    from sublet_storage.groups.model.history_queries import read_group_at, read_history
     from sublet_storage.groups.status.json_views import history_to_json
 
     wanted = resolve_subscription(cli, subscription)
@@ -95,7 +95,7 @@ def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stre
 
 def _show_then(cli: CommandContext, group: Group, then_us: int, then: GroupAtTime) -> None:
     """Who had what, and since or until which line of history."""
-    from sublet_storage.groups.model.history import has_owner
+    from sublet_storage.groups.model.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json
 
     if cli.json:

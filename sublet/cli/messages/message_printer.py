@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sublet.cli.base import values
-from sublet.cli.base.output import Output, to_json_line
+from sublet.cli.base.output import CliOutput, to_json_line
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class MessagePrinter:
     """`limit`: how many messages in all; None is no limit. `count`: how many so far."""
 
-    def __init__(self, output: Output, limit: int | None) -> None:
+    def __init__(self, output: CliOutput, limit: int | None) -> None:
         self._output, self._limit = output, limit
         self._coloured = output.is_coloured
         self.count = 0
@@ -43,18 +43,18 @@ class MessagePrinter:
 class EpochPrinter:
     """Messages go to the `printer`, which counts them. `count`: how much was written, frontiers and all."""
 
-    def __init__(self, output: Output, printer: MessagePrinter) -> None:
+    def __init__(self, output: CliOutput, printer: MessagePrinter) -> None:
         self._output, self._printer = output, printer
         self.count = 0
 
     def print_item(self, message: EpochTailItem) -> bool:
         """Write it; whether there is room for more. It is out of this process when it returns."""
-        from sublet_storage.readers.epoch_tail import EpochMessages, FrontierSnapshot
+        from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailStart
 
         self.count += 1
         if isinstance(message, EpochMessages):
             self._printer.print_batch(message.table)
-        elif isinstance(message, FrontierSnapshot):
+        elif isinstance(message, EpochTailStart):
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
             reported = {"lower": lower, "upper": upper}

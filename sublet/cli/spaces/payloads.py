@@ -97,7 +97,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, given: str | None)
 
 def restore_all(cli: CommandContext, space_id: int) -> None:
     """All that lies outside."""
-    from sublet_storage.spaces.restore import restore_payloads
+    from sublet_storage.spaces.payload_restore import restore_payloads
 
     with cli.open_connection() as connection:
         cli.print_info(f"{restore_payloads(connection, space_id)} payloads are back in Postgres.")

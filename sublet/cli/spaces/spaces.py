@@ -92,7 +92,7 @@ def list_(cli: CommandContext) -> None:
     \b
       sublet spaces list
     """
-    from sublet_storage.producer.outbox import read_backlog
+    from sublet_storage.producer.outbox_mover import read_backlog
     from sublet_storage.spaces.drop_check import list_dropped_spaces
     from sublet_storage.spaces.space_queries import list_spaces
 

@@ -12,18 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_leader.node.events import NodeOutcome
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_storage.groups.admin.progress_transfer import GroupProgress
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
-    ChangeOutcome,
     GrantStream,
     Group,
     GroupWriteResult,
     GroupWrites,
     Leadership,
+    LendingOutcome,
 )
 from tests.simulation.checkers.authority import Authority
 from tests.simulation.checkers.deliveries import Deliveries
@@ -154,7 +154,7 @@ class Checkers:
                 row = answer.lending
                 if (
                     isinstance(answer.change, GrantStream)
-                    and answer.outcome is ChangeOutcome.APPLIED
+                    and answer.outcome is LendingOutcome.APPLIED
                     and row is not None
                 ):
                     self.deliveries.order.check_grant((writes.group_id, row.stream_id), row.grant_id)
@@ -175,7 +175,7 @@ class Checkers:
         self.record.reported(outcome.history)
         self.authority.node_acted(node)
 
-    def reported(self, work: Work, reported: StreamConsumed) -> None:
+    def reported(self, work: Work, reported: ProgressReported) -> None:
         """A session says how far it is under this grant."""
         self.authority.reported(work)
         self.epochs.reported(work, reported)

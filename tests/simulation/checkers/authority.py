@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
-    ChangeResult,
     ForceRelease,
     GrantStream,
     GroupWriteResult,
     GroupWrites,
     Leadership,
     Lending,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     ReclaimStream,
     RecordHistory,
@@ -120,16 +120,16 @@ class Authority:
                 if answer.lending is not None:
                     self._answered((writes.group_id, answer.lending.stream_id), answer, answer.lending)
 
-    def _answered(self, key: Key, answer: ChangeResult, row: Lending) -> None:
+    def _answered(self, key: Key, answer: LendingChangeResult, row: Lending) -> None:
         if self._lives.is_deleted(key[0]):
             raise Violation(f"{key}: {answer.change} found a row of a deleted group: {row}")
         if row.position < self._positions.get(key, 0):
             raise Violation(f"{key}: position went back to {row.position} by {answer.change}")
         self._positions[key] = row.position
         if isinstance(answer.change, GrantStream):
-            if answer.outcome is ChangeOutcome.APPLIED:
+            if answer.outcome is LendingOutcome.APPLIED:
                 self._granted(key, row)
-        elif answer.outcome is ChangeOutcome.APPLIED and not isinstance(answer.change, UnreserveStream):
+        elif answer.outcome is LendingOutcome.APPLIED and not isinstance(answer.change, UnreserveStream):
             self._under_its_grant(key, answer.change, row)
         if row.status is LendingStatus.HELD:
             self._in_force[key] = row.grant_id

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from sublet_borrower.machine.events import StreamConsumed
+from sublet_borrower.machine.events import ProgressReported
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import GrantStream, Group, GroupWriteResult, Lending, LendingStatus
@@ -98,7 +98,7 @@ class Epochs:
 
     # --- rows and what is said of them ------------------------------------------------------------------------------
 
-    def reported(self, work: Work, reported: StreamConsumed) -> None:
+    def reported(self, work: Work, reported: ProgressReported) -> None:
         """A session says how far it is: the position and the epochs go together."""
         if reported.consumed is not None:
             self._said[work.group_id, work.stream_id].add((reported.position, reported.consumed))

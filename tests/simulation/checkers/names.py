@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 from sublet_storage.groups.model.records import (
-    ChangeOutcome,
-    ChangeResult,
     ForceRelease,
     GrantStream,
     Lending,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     ReleaseStream,
 )
@@ -66,13 +66,13 @@ class Names:
         self._holders.pop(key, None)
         self._reconnecting.pop(key, None)
 
-    def answered(self, group_id: int, answer: ChangeResult) -> None:
+    def answered(self, group_id: int, answer: LendingChangeResult) -> None:
         """An entry was written."""
         key = group_id, answer.change.stream_id
         status = answer.lending.status if answer.lending is not None else None
-        if answer.outcome is ChangeOutcome.APPLIED and isinstance(answer.change, GrantStream):
+        if answer.outcome is LendingOutcome.APPLIED and isinstance(answer.change, GrantStream):
             self._granted(key, answer.change)
-        elif answer.outcome is ChangeOutcome.APPLIED and isinstance(answer.change, ReleaseStream | ForceRelease):
+        elif answer.outcome is LendingOutcome.APPLIED and isinstance(answer.change, ReleaseStream | ForceRelease):
             self._ended(key, answer.change, status is LendingStatus.FREE)
         if answer.lending is not None:
             self.read(group_id, answer.lending)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
-from sublet_protocol.domain.keys import TIMELINE_US, GrantKey
+from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantKey
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -24,7 +24,7 @@ from sublet_storage.groups.model.group_errors import (
     too_many_session_names_error,
     undeclared_queue_error,
 )
-from sublet_storage.groups.model.history_records import (
+from sublet_storage.groups.model.history_record_builder import (
     command_record,
     consumption_record,
     deletion_records,
@@ -48,8 +48,6 @@ from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
     AdvancePosition,
-    ChangeOutcome,
-    ChangeResult,
     Group,
     GroupDesiredState,
     GroupOptions,
@@ -60,11 +58,13 @@ from sublet_storage.groups.model.records import (
     Leadership,
     Lending,
     LendingChange,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.resets import close_out
+from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream
 
@@ -285,13 +285,13 @@ class MemoryGroupStore:
         before: Mapping[int, LendingRow],
         on_data_loss: OnDataLoss,
         now: int,
-    ) -> ChangeResult:
+    ) -> LendingChangeResult:
         """Judge one entry against the rows as they were before the batch."""
         row = before.get(entry.stream_id)
         if row is None:
-            return ChangeResult(entry, ChangeOutcome.REFUSED, None)
+            return LendingChangeResult(entry, LendingOutcome.REFUSED, None)
         if (writes.group_id, entry.stream_id) in self.locked:
-            return ChangeResult(entry, ChangeOutcome.BUSY, None)
+            return LendingChangeResult(entry, LendingOutcome.BUSY, None)
         facts = self._facts(entry.stream_id)
         parents = () if isinstance(entry, HOLDING) else self._ancestors(entry.stream_id, before)
         ruling = apply_change(
@@ -307,7 +307,7 @@ class MemoryGroupStore:
         self._keep(ruling, writes.term, now)
         if isinstance(entry, AdvancePosition) and _only_moves(entry, row, ruling, facts):
             self._only_moved.add((writes.group_id, entry.stream_id))
-        return ChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
+        return LendingChangeResult(entry, ruling.outcome, to_lending(ruling.row, facts, now, parents), ruling.problem)
 
     def _renew(self, life: _Life, term: int, now: int) -> tuple[tuple[Lending, ...], tuple[GroupFrontier, ...]]:
         """In the order of the statements on Postgres: what is completed first, then rows and heads."""
@@ -531,4 +531,4 @@ def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
 def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
-    return plain and ruling.outcome is ChangeOutcome.APPLIED and row.position < change.position
+    return plain and ruling.outcome is LendingOutcome.APPLIED and row.position < change.position

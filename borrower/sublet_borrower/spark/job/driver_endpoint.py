@@ -18,7 +18,7 @@ import grpc.aio
 from sublet_borrower.spark.job.task_reports import DRAIN_EVENT, TaskReport, decode_report
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
@@ -72,7 +72,7 @@ class DriverEndpoint:
 
     async def _serve(self, bind: str) -> int:
         """Return the port; 0 where it cannot listen."""
-        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(Gate()),))
+        self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate()),))
         self._sessions = PubSubServer(
             new_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic
         )

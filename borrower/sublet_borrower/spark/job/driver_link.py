@@ -17,9 +17,9 @@ from typing import Self
 from sublet_borrower.spark.job.task_reports import TaskReport
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.messages.agent_key import AgentKey
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
-from sublet_protocol.pubsub.agent_side_machine import AgentSideSettings
+from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 
@@ -31,7 +31,7 @@ LAST_WORD_S = 2.0
 """How long the last report is given to arrive."""
 
 
-class DriverLink:
+class SparkDriverLink:
     """Runs as a context manager. `report()` and `drain(reason)` are called on the network thread and must not block."""
 
     def __init__(
@@ -67,7 +67,7 @@ class DriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, AgentKey(), self._received, settings=AgentSideSettings(hold_s=2 * REPORT_S)
+            self._address, AgentKey(), self._received, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
         )
         received_at, reported = time.monotonic(), False
         while not self._over:

@@ -116,10 +116,10 @@ class _Task:
         self._draining = threading.Event()
 
     def run(self, ending: ShutdownSignals) -> TaskSummary:
-        from sublet_borrower.spark.job.driver_link import DriverLink
+        from sublet_borrower.spark.job.driver_link import SparkDriverLink
 
         work = self._work
-        with DriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
+        with SparkDriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
             try:
                 with ending.user_call():
                     self._consume(ending)

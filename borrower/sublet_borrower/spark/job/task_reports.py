@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 
 DRAIN_EVENT = GroupEvent(json.dumps({"wish": "drain"}).encode())
 

@@ -49,20 +49,22 @@ class StagedTaskMessage(WriterCommitMessage):
     staged: StagedTask
 
 
-def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:
     """Return the writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
-        return BatchWriter(SinkDatabase.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True))
-    return BatchWriter(SinkDatabase.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
+        return SinkBatchWriter(
+            SinkDatabase.of(options), options, SinkBatch(f"write {uuid.uuid4().hex}", 0, is_single=True)
+        )
+    return SinkBatchWriter(SinkDatabase.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
     """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
-    return StreamWriter(SinkDatabase.of(options), options)
+    return SinkStreamWriter(SinkDatabase.of(options), options)
 
 
 def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: str, hint: str) -> None:
@@ -80,7 +82,7 @@ def stage_rows(
         return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
 
 
-class BatchWriter(DataSourceArrowWriter):
+class SinkBatchWriter(DataSourceArrowWriter):
     """See the module's page. Pickled on its way to the tasks, and to the commit.
 
     `target`: the database. `batch`: under which the rows are staged and published.
@@ -102,7 +104,7 @@ class BatchWriter(DataSourceArrowWriter):
         _abort(self.target, [self.batch])
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class SinkStreamWriter(DataSourceStreamArrowWriter):
     """See the module's page."""
 
     def __init__(self, target: SinkDatabase, options: WriteOptions) -> None:

@@ -29,7 +29,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, StartedRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, StartableRange
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.credentials import driver_url, task_address
 from sublet_borrower.spark.common.database import check_database_exists
@@ -44,7 +44,7 @@ from sublet_borrower.spark.source.offsets import (
 )
 from sublet_borrower.spark.source.range_reader import RangePartition, plan_tasks, poison_in, read_task
 from sublet_protocol.domain.errors import RangeLost
-from sublet_protocol.domain.keys import timeline_number
+from sublet_protocol.domain.grant_keys import timeline_number
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,7 +65,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._planner: MicroBatchPlanner | None = None
-        self._begun: dict[PlannedRange, StartedRange] = {}
+        self._begun: dict[PlannedRange, StartableRange] = {}
         self._recalled = False
         self._resumed: Offset | None = None
         self._finite = False
@@ -181,7 +181,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise problem
             log.warning("%s They are left out of this batch, as onRangeLost is drop.", problem)
 
-    def _put_off(self, again: Sequence[StartedRange]) -> None:
+    def _put_off(self, again: Sequence[StartableRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
         found = poison_in(list(self._tasks(again)))
@@ -196,7 +196,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 problem,
             )
 
-    def _tasks(self, begun: Sequence[StartedRange]) -> Iterator[RangePartition]:
+    def _tasks(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options
         spaces = planner.spaces((one.planned.stream_id, one.grant_id) for one in begun)
         for one in begun:

@@ -73,7 +73,7 @@ class AccessRule:
         return f"{self.principal} {self.right} {self.filter}{group}"
 
 
-class Rights:
+class AccessRules:
     """All rules, by whom and what they are for."""
 
     def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
@@ -111,7 +111,7 @@ class AccessSnapshot:
     """All rules and valid tokens (by id) of one moment. `version`: of the changes that it has all of."""
 
     version: int
-    rights: Rights
+    rights: AccessRules
     tokens: Mapping[str, ValidToken]
 
 

@@ -20,14 +20,14 @@ from pathlib import Path
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import location
-from sublet_storage.bootstrap.embedded.location import ServerUser, find_inaccessible
+from sublet_storage.bootstrap.embedded.location import PostgresOsUser, find_inaccessible
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory
 
 OLDEST_MAJOR = 15
 PROGRAMS = ("postgres", "initdb", "pg_ctl", "pg_isready")
 
 
-def find_binaries(data_dir: Path, user: ServerUser | None) -> Path:
+def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
     """Return the directory of programs for this data directory: of its cluster's major version, and within reach of
     `user`.
 

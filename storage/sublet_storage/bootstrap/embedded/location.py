@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ServerUser:
+class PostgresOsUser:
     """The unprivileged account root starts the server as."""
 
     name: str
@@ -80,7 +80,7 @@ def has_cluster(data_dir: Path) -> bool:
     return _cluster_owner(data_dir) is not None
 
 
-def server_user(data_dir: Path) -> ServerUser | None:
+def server_user(data_dir: Path) -> PostgresOsUser | None:
     """As whom to run the server of this directory; None means as ourselves.
 
     Raises `EmbeddedDirectoryUnusable`, naming the directory, or the file, that bars the way.
@@ -106,7 +106,7 @@ def server_user(data_dir: Path) -> ServerUser | None:
     raise _unusable(data_dir, users)
 
 
-def check_trusted(data_dir: Path, user: ServerUser | None) -> None:
+def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Raise `EmbeddedDirectoryUnusable` where others can replace what is run, read or handed to the server's user."""
     with naming(data_dir):
         check_directory(data_dir, owners_beside_us(user))
@@ -125,7 +125,7 @@ def naming(data_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def owners_beside_us(user: ServerUser | None) -> tuple[int, ...]:
+def owners_beside_us(user: PostgresOsUser | None) -> tuple[int, ...]:
     """Return who else may own what is in a data directory."""
     return () if user is None else (user.uid,)
 
@@ -138,7 +138,7 @@ def _check_no_file(data_dir: Path) -> None:
             )
 
 
-def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
+def find_inaccessible(user: PostgresOsUser, path: Path) -> Path | None:
     """Return the first directory on the way to `path`, or `path`, that exists and that the user cannot enter."""
     for directory in (*reversed(path.parents), path):
         try:
@@ -150,7 +150,7 @@ def find_inaccessible(user: ServerUser, path: Path) -> Path | None:
     return None
 
 
-def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
+def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
     """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
     uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.uid, user.gid)
     directory = data_dir / "socket"
@@ -171,7 +171,7 @@ def socket_directory(data_dir: Path, user: ServerUser | None) -> Path:
     return parent / name
 
 
-def chown_to(path: Path, user: ServerUser | None) -> None:
+def chown_to(path: Path, user: PostgresOsUser | None) -> None:
     """Hand a path of ours to the server's user."""
     if user is not None:
         give_to(path, user.uid, user.gid)
@@ -182,7 +182,7 @@ def _fits(directory: Path) -> bool:
     return "," not in str(directory) and len(os.fsencode(directory / f".s.PGSQL.{PORT}")) < SOCKET_PATH_LIMIT
 
 
-def _search_bit(user: ServerUser, status: os.stat_result) -> int:
+def _search_bit(user: PostgresOsUser, status: os.stat_result) -> int:
     if status.st_uid == user.uid:
         return stat.S_IXUSR
     if status.st_gid == user.gid or status.st_gid in user.groups:
@@ -197,7 +197,7 @@ def _cluster_owner(data_dir: Path) -> int | None:
         return None
 
 
-def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[ServerUser]:
+def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
     """Return the owner of the cluster; without one, the owner of the directory, `postgres`, or `nobody`."""
     if cluster_owner is not None:
         entries = [_entry(cluster_owner)]
@@ -207,7 +207,7 @@ def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[ServerUse
     for entry in entries:
         if entry is not None and entry.pw_uid != 0:
             groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
-            yield ServerUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
+            yield PostgresOsUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
 
 
 def _entry(who: int | str) -> pwd.struct_passwd | None:
@@ -217,7 +217,7 @@ def _entry(who: int | str) -> pwd.struct_passwd | None:
         return None
 
 
-def _unusable(data_dir: Path, users: list[ServerUser]) -> EmbeddedDirectoryUnusable:
+def _unusable(data_dir: Path, users: list[PostgresOsUser]) -> EmbeddedDirectoryUnusable:
     if not users:
         return EmbeddedDirectoryUnusable(
             f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "

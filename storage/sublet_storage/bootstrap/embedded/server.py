@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectory
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import (
     PORT,
-    ServerUser,
+    PostgresOsUser,
     chown_to,
     default_data_dir,
     naming,
@@ -56,7 +56,7 @@ class EmbeddedPostgres:
         self.data_dir = Path(data_dir if data_dir is not None else default_data_dir()).expanduser().resolve()
         self._cluster = self.data_dir / "pg"
         self._users: int | None = None
-        self._user: ServerUser | None = None
+        self._user: PostgresOsUser | None = None
         self._binaries = Path()
         self._sockets: Path | None = None
 
@@ -290,7 +290,7 @@ class EmbeddedPostgres:
         return ""
 
 
-def _make(data_dir: Path, user: ServerUser | None) -> None:
+def _make(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Create the directory if it is missing, accessible for the server's user; one that exists is left as it is."""
     with naming(data_dir):
         os.close(open_directory(data_dir, owners_beside_us(user), make=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.access.rights import AccessSnapshot, Rights, ValidToken
+from sublet_protocol.domain.access.rights import AccessRules, AccessSnapshot, ValidToken
 from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
@@ -48,7 +48,7 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
                 f"table {table} has more than {MAX_ROWS} rows, which is the limit: a node has them all in memory. "
                 "Delete some with `sublet access`."
             )
-    return AccessSnapshot(version, Rights(rules), {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens})
+    return AccessSnapshot(version, AccessRules(rules), {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens})
 
 
 @dataclass(frozen=True, slots=True)

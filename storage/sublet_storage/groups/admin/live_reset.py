@@ -26,7 +26,7 @@ from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import PositionChange
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseForReset, ResumeGroup
-from sublet_storage.groups.model.history_records import reason_with_user
+from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.records import Group
 
 _CLASS: Final = zlib.crc32(b"sublet resets") & 0x7FFFFFFF

@@ -22,7 +22,7 @@ from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import group_lifecycle, lending_rows
 from sublet_storage.groups.model.group_errors import group_not_found_error
-from sublet_storage.groups.model.history_records import reason_with_user
+from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
 from sublet_storage.groups.status.overview import NEW

@@ -25,11 +25,11 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.stream_sync import add_streams
-from sublet_storage.groups.coordinator.write_buffer import WriteBatch
+from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked, stream_not_found_error
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
-from sublet_storage.groups.model.resets import apply_reset
+from sublet_storage.groups.model.reset_rules import apply_reset
 
 _PLAN = """
 select s.stream_id, s.state = 'closed' as is_closed, n.state = 'gone' as is_gone, l.status, l.position as before,
@@ -220,7 +220,7 @@ def execute_reset(
     connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
     group_lifecycle.heed_former(connection, [group.group_id], None)
-    buffer = WriteBatch(leader.now_us)
+    buffer = LendingWriteBatch(leader.now_us)
     known = _at_rest(connection, group, [move.stream_id for move in moves], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
     for move in moves:
@@ -236,7 +236,7 @@ def execute_reset(
 
 
 def _take_back(
-    connection: Connection, group: Group, buffer: WriteBatch, term: int, *, reason: str, force: bool
+    connection: Connection, group: Group, buffer: LendingWriteBatch, term: int, *, reason: str, force: bool
 ) -> None:
     """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()

@@ -22,8 +22,8 @@ from sublet_protocol.domain.epochs import (
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_rows import Key
-from sublet_storage.groups.coordinator.write_buffer import WriteBatch
-from sublet_storage.groups.model.history_records import consumption_record
+from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
+from sublet_storage.groups.model.history_record_builder import consumption_record
 from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
 
@@ -147,7 +147,7 @@ def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> No
 
 
 def advance_frontiers(
-    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], buffer: WriteBatch
+    connection: Connection, terms: Mapping[int, int], spaces: Mapping[int, SpaceFrontier], buffer: LendingWriteBatch
 ) -> dict[int, tuple[GroupFrontier, ...]]:
     """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and record
     it in their history; return all their frontiers. Those of a space that is past, and consumed, are deleted."""

@@ -20,7 +20,7 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error, too_many_groups_error
-from sublet_storage.groups.model.history_records import command_record, deletion_records
+from sublet_storage.groups.model.history_record_builder import command_record, deletion_records
 from sublet_storage.groups.model.records import Group, GroupDesiredState, GroupOptions, StartingPosition
 from sublet_storage.spaces.space_queries import read_generation_filters
 

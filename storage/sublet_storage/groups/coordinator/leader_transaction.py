@@ -11,27 +11,27 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
-from sublet_storage.groups.coordinator.write_buffer import WriteBatch
-from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
+from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, StreamFacts, failover_event, to_lending
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
     MAINTENANCE,
     AdvancePosition,
-    ChangeOutcome,
-    ChangeResult,
     ForceRelease,
     GroupWriteResult,
     GroupWrites,
     LeaderLock,
     Leadership,
     LendingChange,
+    LendingChangeResult,
+    LendingOutcome,
     LendingStatus,
     OnDataLoss,
 )
@@ -67,7 +67,7 @@ def commit_batch(
     findings = _find(connection, rest, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
-    buffer = WriteBatch(max((row.now_us for row in terms.values()), default=0))
+    buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
     results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
@@ -128,7 +128,7 @@ def elect(
         older = leadership.older_grants(connection, leadership_id)
         ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
         (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
-        if any(each.outcome is ChangeOutcome.BUSY for each in result.results):
+        if any(each.outcome is LendingOutcome.BUSY for each in result.results):
             raise TransactionRolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
@@ -138,7 +138,7 @@ def elect(
 
 
 def _announce_redelivery(
-    connection: Connection, claim: Leadership, ended: Sequence[ChangeResult], now_us: int | None
+    connection: Connection, claim: Leadership, ended: Sequence[LendingChangeResult], now_us: int | None
 ) -> None:
     """Record it of all rows but those of which it is the end of a grant that says so."""
     announced = {
@@ -156,7 +156,7 @@ def _announce_redelivery(
 
 
 def _result(
-    group_id: int, results: tuple[ChangeResult, ...], renewed: SyncResult, buffer: WriteBatch
+    group_id: int, results: tuple[LendingChangeResult, ...], renewed: SyncResult, buffer: LendingWriteBatch
 ) -> GroupWriteResult:
     lendings, epochs, desired_state = renewed
     return GroupWriteResult(
@@ -168,7 +168,9 @@ def busy_result(writes: GroupWrites) -> GroupWriteResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
     tick."""
     return GroupWriteResult(
-        writes.group_id, False, tuple(ChangeResult(change, ChangeOutcome.BUSY, None) for change in writes.changes)
+        writes.group_id,
+        False,
+        tuple(LendingChangeResult(change, LendingOutcome.BUSY, None) for change in writes.changes),
     )
 
 
@@ -176,13 +178,17 @@ def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
     return row.is_alive and row.term == writes.term
 
 
-def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: WriteBatch) -> ChangeResult:
+def _judge(
+    change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: LendingWriteBatch
+) -> LendingChangeResult:
     key = (writes.group_id, change.stream_id)
     if key in findings.moved:
-        return ChangeResult(change, ChangeOutcome.APPLIED, None)
+        return LendingChangeResult(change, LendingOutcome.APPLIED, None)
     row = findings.rows.get(key)
     if row is None:
-        return ChangeResult(change, ChangeOutcome.BUSY if key in findings.busy else ChangeOutcome.REFUSED, None)
+        return LendingChangeResult(
+            change, LendingOutcome.BUSY if key in findings.busy else LendingOutcome.REFUSED, None
+        )
     facts, parents = findings.facts[change.stream_id], findings.ancestors.get(key, ())
     ruling = apply_change(
         change,
@@ -196,11 +202,14 @@ def _judge(change: LendingChange, writes: GroupWrites, findings: _Findings, buff
     )
     buffer.add(row, ruling, writes.term)
     lending = to_lending(ruling.row, facts, buffer.now_us, parents)
-    return ChangeResult(change, ruling.outcome, lending, ruling.problem)
+    return LendingChangeResult(change, ruling.outcome, lending, ruling.problem)
 
 
 def _renew(
-    connection: Connection, renewing: Sequence[GroupWrites], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
+    connection: Connection,
+    renewing: Sequence[GroupWrites],
+    on_data_loss: Mapping[int, OnDataLoss],
+    buffer: LendingWriteBatch,
 ) -> dict[int, SyncResult]:
     if not renewing:
         return {}

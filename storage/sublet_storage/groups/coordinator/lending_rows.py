@@ -14,13 +14,13 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.domain.keys import GrantKey
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
-from sublet_storage.groups.model.group_errors import LockHolder
-from sublet_storage.groups.model.history import RECORD
+from sublet_storage.groups.model.group_errors import BlockingTransaction
+from sublet_storage.groups.model.history_queries import RECORD
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, AdvancePosition, HistoryRecord, LendingStatus
 
@@ -165,10 +165,10 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
 
 
-def locker(connection: Connection, group_id: int) -> LockHolder | None:
+def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
     """Whose transaction has a row of the group locked, of several the oldest; None where that cannot be seen."""
     found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
-    return None if found is None else LockHolder(*found)
+    return None if found is None else BlockingTransaction(*found)
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:

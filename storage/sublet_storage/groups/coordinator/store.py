@@ -1,4 +1,4 @@
-"""`GroupStore`, the interface of the group tables, implemented by `postgres` and, for tests, in memory."""
+"""`GroupStore`, the interface of the group tables, implemented by `postgres_store` and, for tests, in memory."""
 
 from __future__ import annotations
 

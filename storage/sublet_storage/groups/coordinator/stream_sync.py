@@ -20,10 +20,10 @@ from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
-from sublet_storage.groups.coordinator.write_buffer import WriteBatch
+from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
-from sublet_storage.groups.model.resets import close_out
+from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 _FILTERS = """
@@ -86,7 +86,7 @@ class _Renewing:
 
 
 def sync_streams(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: LendingWriteBatch
 ) -> dict[int, SyncResult]:
     """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
     groups = _renewing(connection, terms)
@@ -155,7 +155,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 
 
 def _tidy_up(
-    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: WriteBatch
+    connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: LendingWriteBatch
 ) -> set[Key]:
     """Finish or block rows of streams that are closed, or end before the row's position; the keys of those that
     changed."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import lending_rows
-from sublet_storage.groups.model.history_records import to_history_record
+from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import LendingRow, LendingTransition
 from sublet_storage.groups.model.records import HistoryRecord
 
 
 @dataclass(slots=True)
-class WriteBatch:
+class LendingWriteBatch:
     """`now_us` is the time of all that it writes. `history_by_group`: the lines of history that it wrote so far, by
     group."""
 

@@ -72,7 +72,7 @@ def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFou
 
 
 @dataclass(frozen=True, slots=True)
-class LockHolder:
+class BlockingTransaction:
     """A transaction that is open, as pg_stat_activity shows it: `since_us` only to who may see it."""
 
     pid: int
@@ -86,7 +86,7 @@ class LockHolder:
         return f"process {self.pid} of the server (database user {self.user}{application}{since})"
 
 
-def row_locked(subscription: Subscription, which: str, locker: LockHolder | None) -> Conflict:
+def row_locked(subscription: Subscription, which: str, locker: BlockingTransaction | None) -> Conflict:
     """Return the error for rows that are locked: those of `which`."""
     by = f": {locker}" if locker else ", a user's with `advance` say"
     end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"

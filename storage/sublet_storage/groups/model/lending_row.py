@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
-from sublet_protocol.domain.keys import GrantKey, timeline_number
-from sublet_storage.groups.model.records import ChangeOutcome, Lending, LendingStatus, OnDataLoss
+from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
 """In a second: times of the store are integers of microseconds since 1970."""
@@ -99,7 +99,7 @@ class LendingTransition:
     """The answer, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
     change."""
 
-    outcome: ChangeOutcome
+    outcome: LendingOutcome
     row: LendingRow
     event: HistoryEvent | None = None
     problem: str = ""
@@ -144,11 +144,11 @@ def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingT
     """End a grant because nothing is left to consume."""
     after = end_grant(row, LendingStatus.FINISHED, position, now_us)
     return LendingTransition(
-        ChangeOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason)
+        LendingOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason)
     )
 
 
-def finish_unlent(row: LendingRow, verdict: ChangeOutcome) -> LendingTransition:
+def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _taken_at(row)
     after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
@@ -171,13 +171,13 @@ def end_unreadable(
     after = replace(
         end_unheard(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
     )
-    return LendingTransition(ChangeOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
+    return LendingTransition(LendingOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
 
 
 def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> LendingTransition:
     """`twice`: up to where messages may be seen again, where a grant ends by it."""
     after = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
-    return LendingTransition(ChangeOutcome.REFUSED, after, history_event("block", row, reason, twice))
+    return LendingTransition(LendingOutcome.REFUSED, after, history_event("block", row, reason, twice))
 
 
 def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:

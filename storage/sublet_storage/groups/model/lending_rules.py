@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from sublet_protocol.domain.keys import GrantKey
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -41,10 +41,10 @@ from sublet_storage.groups.model.progress import advance, find_impossible, with_
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
-    ChangeOutcome,
     ForceRelease,
     GrantStream,
     LendingChange,
+    LendingOutcome,
     LendingStatus,
     OnDataLoss,
     ReclaimStream,
@@ -72,7 +72,7 @@ def apply_change(
     if isinstance(change, UnreserveStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
-        return LendingTransition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(LendingOutcome.REFUSED, row)
     match change:
         case ReclaimStream():
             return _reclaim(change, row, stream, now_us)
@@ -83,7 +83,7 @@ def apply_change(
         case ForceRelease():
             return _force_release(change, row, stream, now_us)
         case RecordHistory():
-            return LendingTransition(ChangeOutcome.APPLIED, row, history_event(change.event, row, change.reason))
+            return LendingTransition(LendingOutcome.APPLIED, row, history_event(change.event, row, change.reason))
         case _:
             assert_never(change)
 
@@ -98,11 +98,11 @@ def _grant(
     draw_key: Callable[[], GrantKey],
 ) -> LendingTransition:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
-        return LendingTransition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(LendingOutcome.REFUSED, row)
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if is_consumed(row.position, stream):
-        return finish_unlent(row, ChangeOutcome.REFUSED)
+        return finish_unlent(row, LendingOutcome.REFUSED)
     after = replace(
         row,
         status=LendingStatus.HELD,
@@ -114,7 +114,7 @@ def _grant(
         session_epoch=change.session_epoch,
         held_until_us=None,
     )
-    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("grant", after, change.reason))
+    return LendingTransition(LendingOutcome.APPLIED, after, history_event("grant", after, change.reason))
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
@@ -124,16 +124,16 @@ def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
 def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> LendingTransition:
     is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
     if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
-        return LendingTransition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(LendingOutcome.REFUSED, row)
     after = replace(row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None)
     doubt = row.pending_in_doubt
     until = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
-    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
+    return LendingTransition(LendingOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
 
 
 def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     if row.agent != change.agent:
-        return LendingTransition(ChangeOutcome.REFUSED, row)
+        return LendingTransition(LendingOutcome.REFUSED, row)
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
     after = replace(
@@ -143,8 +143,8 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
         session_epoch=row.session_epoch if change.session_epoch is None else change.session_epoch,
     )
     if after == row:
-        return LendingTransition(ChangeOutcome.APPLIED, row)
-    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
+        return LendingTransition(LendingOutcome.APPLIED, row)
+    return LendingTransition(LendingOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
 
 
 def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -175,7 +175,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     after = _free(counted, row.position, now_us, change.reserve_s)
     if losses >= MAX_LOSSES and after.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
-        return replace(block(counted, reason, now_us, redelivery_end(row, stream)), outcome=ChangeOutcome.APPLIED)
+        return replace(block(counted, reason, now_us, redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED)
     return _end_of_grant("force_release", row, after, change.reason, redelivery_end(row, stream))
 
 
@@ -183,7 +183,7 @@ def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_u
     """Its holder has done all that lies before a block that nobody can decode."""
     if not change.skips:
         twice = change.delivered_end if change.delivered_end > row.position else None
-        return replace(block(row, change.reason, now_us, twice), outcome=ChangeOutcome.APPLIED)
+        return replace(block(row, change.reason, now_us, twice), outcome=LendingOutcome.APPLIED)
     lost = change.poison - row.position
     reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost} messages"
     counted = replace(row, lost_message_count=row.lost_message_count + lost)
@@ -191,7 +191,7 @@ def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_u
         after = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
     else:
         after = _free(counted, change.poison, now_us, change.reserve_s)
-    return LendingTransition(ChangeOutcome.APPLIED, after, history_event("skip", row, reason))
+    return LendingTransition(LendingOutcome.APPLIED, after, history_event("skip", row, reason))
 
 
 def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
@@ -207,8 +207,10 @@ def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, un
         retained = (
             f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for session {after.session!r}"
         )
-        return LendingTransition(ChangeOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}"))
-    return LendingTransition(ChangeOutcome.APPLIED, after, history_event(name, ended, reason, until))
+        return LendingTransition(
+            LendingOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}")
+        )
+    return LendingTransition(LendingOutcome.APPLIED, after, history_event(name, ended, reason, until))
 
 
 def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:

@@ -24,7 +24,7 @@ from sublet_storage.groups.model.lending_row import (
 )
 from sublet_storage.groups.model.records import (
     AdvancePosition,
-    ChangeOutcome,
+    LendingOutcome,
     ReclaimStream,
     ReleaseStream,
     StartingPosition,
@@ -77,7 +77,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
     doubt = latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
-    return LendingTransition(ChangeOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
+    return LendingTransition(LendingOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
 
 
 def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> LendingRow:
@@ -103,7 +103,7 @@ def find_impossible(
         problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
     else:
         return None
-    return LendingTransition(ChangeOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
+    return LendingTransition(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
 
 
 def _furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:

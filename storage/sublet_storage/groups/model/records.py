@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
-from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
@@ -263,7 +263,7 @@ HOLDING = AdvancePosition | ReclaimStream | RecordHistory
 """Changes that leave a stream with its holder: its ancestors do not matter."""
 
 
-class ChangeOutcome(StrEnum):
+class LendingOutcome(StrEnum):
     """What became of one entry."""
 
     APPLIED = "applied"
@@ -273,12 +273,12 @@ class ChangeOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeResult:
+class LendingChangeResult:
     """`lending` is the row after the statement; None where there is no such row, where it was busy, or where progress
     was applied and changed nothing but the position, to the change's. `problem`: of an invalid change."""
 
     change: LendingChange
-    outcome: ChangeOutcome
+    outcome: LendingOutcome
     lending: Lending | None
     problem: str = ""
 
@@ -308,7 +308,7 @@ class GroupWriteResult:
 
     group_id: int
     has_stale_term: bool
-    results: tuple[ChangeResult, ...] = ()
+    results: tuple[LendingChangeResult, ...] = ()
     synced: tuple[Lending, ...] = ()
     history: tuple[HistoryRecord, ...] = ()
     epochs: tuple[GroupFrontier, ...] = ()

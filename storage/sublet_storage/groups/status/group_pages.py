@@ -44,7 +44,7 @@ class GroupSort(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class GroupPage:
+class GroupListPage:
     """Some of `total` groups."""
 
     groups: tuple[GroupOverview, ...]
@@ -59,7 +59,7 @@ def list_group_page(
     limit: int = 50,
     offset: int = 0,
     is_visible: Callable[[str, TopicFilter], bool] | None = None,
-) -> GroupPage:
+) -> GroupListPage:
     """Return the groups whose subscription contains `search`, upper or lower case, from number `offset` on; only those
     whose name and filter are visible (None: all)."""
     parameters: dict[str, Any] = {"search": search, "limit": limit, "offset": offset, "visible": None}
@@ -70,7 +70,7 @@ def list_group_page(
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
         statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
         rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()
-        return GroupPage(build_overviews(connection, rows), total)
+        return GroupListPage(build_overviews(connection, rows), total)
 
 
 def _statement(sort: GroupSort, direction: str) -> str:

@@ -47,7 +47,7 @@ def standby_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]]
 
 
 def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return a group with all that was requested. `connected`: see `standby`."""
+    """Return a group with all that was requested. `connected`: see `standby_to_json`."""
     lines = [asdict(line) for line in overview.streams]
     for line in lines:
         del line["group_id"]

@@ -1,7 +1,7 @@
 """What a notification driver must offer: it moves bytes, and says truly what it can and cannot do.
 
 Names, sequences, gaps, windows, catch-ups and versions are the base's business (`publisher_machine`,
-`subscriber_machine`, `change_cache`); a driver may lose, repeat or reorder messages, as long as its
+`subscriber_machine`, `version_cache`); a driver may lose, repeat or reorder messages, as long as its
 `NotificationDriverCapabilities` say so and no message arrives torn."""
 
 from collections.abc import Callable, Sequence
@@ -89,7 +89,7 @@ class NotificationDriver(Protocol):
         ...
 
 
-class DriverFactory(Protocol):
+class NotificationDriverFactory(Protocol):
     """What an entry point of the group `sublet.notify` names: makes the driver for a database URL and opens nothing."""
 
     def __call__(self, url: str, *, host: str = "127.0.0.1") -> NotificationDriver:

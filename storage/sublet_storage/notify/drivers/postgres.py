@@ -59,9 +59,9 @@ def channel_name(schema: str) -> str:
 
 
 def encode_payload(message: bytes, index: int) -> str:
-    """The message as text. `place`: its number in the statement, 0 to 63.
+    """The message as text. `index`: its number in the statement, 0 to 63.
 
-    Postgres drops a payload that equals another of its transaction: with the place in it no two are equal.
+    Postgres drops a payload that equals another of its transaction: with the number in it no two are equal.
     """
     if message.isascii() and b"\0" not in message:
         return f"t{chr(48 + index)}{message.decode('ascii')}"
@@ -106,7 +106,7 @@ def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThrea
             server.send_query(b"")
 
 
-class PostgresSender:
+class PostgresNotifySender:
     """Queues what is sent for the thread that says NOTIFY; when too much waits, the oldest is dropped."""
 
     def __init__(self, url: str, channel: str) -> None:
@@ -267,9 +267,9 @@ class PostgresNotificationDriver:
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         self._url, self._channel = url, channel_name(schema_name())
 
-    def open_sender(self, endpoints: Sequence[str]) -> PostgresSender | NoPushSender:
+    def open_sender(self, endpoints: Sequence[str]) -> PostgresNotifySender | NoPushSender:
         """The sending end: one connection, however many listen; none, if nobody does."""
-        return PostgresSender(self._url, self._channel) if ENDPOINT in endpoints else NoPushSender()
+        return PostgresNotifySender(self._url, self._channel) if ENDPOINT in endpoints else NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresReceiver:
         """The listening end: one connection."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.notify.drivers.base import DriverFactory, NotificationDriver
+from sublet_storage.notify.drivers.base import NotificationDriver, NotificationDriverFactory
 
 GROUP = "sublet.notify"
 OURS = "sublet"
@@ -19,14 +19,14 @@ def list_drivers() -> list[str]:
     return sorted({*_BUILT_IN, *(each.name for each in entry_points(group=GROUP))})
 
 
-def load_driver(name: str) -> DriverFactory:
+def load_driver(name: str) -> NotificationDriverFactory:
     """What makes the driver of that name.
 
     Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
     found = _entry(name)
     try:
-        factory: DriverFactory = found.load()
+        factory: NotificationDriverFactory = found.load()
     except Exception as error:
         raise InvalidSetting(
             f"notification driver {name!r} is installed but cannot be loaded ({error}). {_hint(found)}."

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.arrow_header import HeaderOffsets, locate_numbers
+from sublet_storage.log.arrow_header import ArrowHeaderLayout, locate_numbers
 from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBounds, PackedBlock
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
@@ -168,7 +168,7 @@ def _bitmap(values: Sequence[object]) -> bytes:
 
 
 @lru_cache
-def _template(flags: int) -> tuple[bytes, HeaderOffsets]:
+def _template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
     """Return a record batch message of that schema without its body, and where its numbers are in it."""
     one = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
     columns = []

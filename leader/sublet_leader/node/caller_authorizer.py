@@ -6,23 +6,23 @@ import contextlib
 from collections.abc import Collection, Iterable, Iterator
 
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import GroupOpenCompleted, MemberDenied, SessionEpochRead
+from sublet_leader.node.events import GroupOpenCompleted, MemberRightRevoked, SessionEpochRead
 from sublet_leader.node.group_event_publisher import parse_leader_query
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.gate.gate import Caller, Gate
+from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 
 
-class CallerRights:
+class CallerAuthorizer:
     """On the node's loop. `publisher` knows who has subscribed to what."""
 
-    def __init__(self, gate: Gate, publisher: NodeSideMachine) -> None:
+    def __init__(self, gate: AccessGate, publisher: NodeSideMachine) -> None:
         self._gate, self._publisher = gate, publisher
         self._principals: dict[str, str] = {}
         self._unjudged: frozenset[str] = frozenset()
@@ -54,7 +54,7 @@ class CallerRights:
             caller.check_token()
             _check_subscribe(caller, channel, key)
 
-    def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberDenied]:
+    def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
         """Yield the members that have lost the right to be one. An agent that is away is judged when it comes back: it
         was forgotten whose it is."""
         leaders = tuple(leaders)
@@ -62,7 +62,7 @@ class CallerRights:
         self._unjudged = frozenset(here.difference(self._principals))
         yield from self._denied_members(leaders, here)
 
-    def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberDenied]:
+    def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
         """Yield the same of an agent that has sent something, if it was away when the rights changed. Nothing while the
         rules are too old: it is judged later."""
         if agent not in self._unjudged:
@@ -71,7 +71,7 @@ class CallerRights:
             yield from tuple(self._denied_members(tuple(leaders), {agent}))
             self._unjudged -= {agent}
 
-    def _denied_members(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberDenied]:
+    def _denied_members(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberRightRevoked]:
         for leader in leaders:
             group = leader.group.subscription
             for member in leader.members:
@@ -81,7 +81,7 @@ class CallerRights:
                 caller = self._gate.member(principal, member.agent)
                 if not caller.may(Right.JOIN, group.filter, group.group):
                     problem = caller.denied(Right.JOIN, group.filter, group.group)
-                    yield MemberDenied(leader.group.group_id, member.borrower_id, str(problem))
+                    yield MemberRightRevoked(leader.group.group_id, member.borrower_id, str(problem))
 
     def expel_watchers(self) -> None:
         """Let go of whoever subscribes to what it may not watch any more; it comes again, and is refused that."""

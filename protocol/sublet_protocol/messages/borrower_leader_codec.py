@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, assert_never
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_protocol.domain.keys import GrantKey
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_BORROWERS,

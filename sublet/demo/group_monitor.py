@@ -13,7 +13,7 @@ from sublet_storage.groups.status.overview import describe_group
 from sublet_storage.groups.status.overview_model import GroupOverview, StreamView
 
 
-class DemoGroupReader:
+class DemoGroupMonitor:
     """A look at the group; nothing is changed but that the group is created."""
 
     def __init__(self, url: str) -> None:

@@ -100,7 +100,7 @@ class HistoryPage:
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryBatch:
+class GroupHistoryBatch:
     """(number, line), oldest first, and `next`: behind which it is to be read on."""
 
     lines: tuple[tuple[int, HistoryRecord], ...]
@@ -138,7 +138,7 @@ def read_history(
     return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
-def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> HistoryBatch:
+def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryBatch:
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
     once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
     `next`."""
@@ -148,7 +148,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
     except psycopg.DataError:
         raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
     lines = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
-    return HistoryBatch(lines, rows[0][0])
+    return GroupHistoryBatch(lines, rows[0][0])
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:

@@ -31,8 +31,8 @@ class _Waiting:
     streams: dict[int, HeldGrant | StreamProgress] = field(default_factory=dict)
 
 
-class MessageParts:
-    """The parts that have come so far. A part that is repeated counts once."""
+class MessageReassembler:
+    """Collects the parts of split messages. A part that is repeated counts once."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str, type[Splittable]], _Waiting] = {}

@@ -40,7 +40,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.consumer_progress import LastPlannedRange, TransactionIdentity
+from sublet_storage.groups.consumer_progress import LastPlannedRange, PostgresTransactionId
 
 Connection = psycopg.Connection[Any]
 
@@ -100,7 +100,7 @@ class Guard:
     def _transaction(self, batch_id: int) -> Iterator[Connection]:
         ranges = self._ranges(batch_id)
         connection, committing = self._reconnecting.answering(), False
-        attempt: TransactionIdentity | None = None
+        attempt: PostgresTransactionId | None = None
 
         def settle() -> None:
             nonlocal committing, attempt
@@ -160,9 +160,9 @@ class Guard:
 
     def _settle(
         self, connection: Connection, batch_id: int, reads: Sequence[SourceRanges]
-    ) -> TransactionIdentity | None:
+    ) -> PostgresTransactionId | None:
         """Move the groups' progress behind all of it, in the transaction; None where there was nothing to move."""
-        attempt: TransactionIdentity | None = None
+        attempt: PostgresTransactionId | None = None
         lost: list[str] = []
         for read in reads:
             plans = read.last_planned(connection)
@@ -190,7 +190,7 @@ class Guard:
         return attempt
 
     def _was_committed(
-        self, reads: Sequence[SourceRanges], attempt: TransactionIdentity | None, cause: Exception
+        self, reads: Sequence[SourceRanges], attempt: PostgresTransactionId | None, cause: Exception
     ) -> bool:
         """Query on a new connection whether the transaction whose commit got no answer was committed: the server knows
         by its number when it has ended, and progress shows how."""
@@ -232,7 +232,7 @@ class SourceRanges:
 
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
-    ) -> TransactionIdentity:
+    ) -> PostgresTransactionId:
         """Move the group's progress behind one range. Raises `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
         grant = (one.stream_id, plan.grant_id)

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from sublet_leader.node.caller_rights import CallerRights
-from sublet_protocol.domain.access.rights import AccessRule, AccessSnapshot, Right, Rights, ValidToken
+from sublet_leader.node.caller_authorizer import CallerAuthorizer
+from sublet_protocol.domain.access.rights import AccessRule, AccessRules, AccessSnapshot, Right, ValidToken
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
-from sublet_protocol.gate.gate import Gate
+from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
-from sublet_protocol.messages.channel_messages import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEvent
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.server import new_publisher
 
@@ -33,15 +33,15 @@ class Node:
         orders = TopicFilter("orders/#")
         rules = [AccessRule("user:a", right, orders) for right in (Right.JOIN, Right.WATCH)]
         self._valid = valid
-        self.access = AccessCache(AccessSnapshot(1, Rights(rules), valid), lambda: self.now)
-        self.gate = Gate(self.access)
-        self.rights = CallerRights(self.gate, new_publisher("n1"))
+        self.access = AccessCache(AccessSnapshot(1, AccessRules(rules), valid), lambda: self.now)
+        self.gate = AccessGate(self.access)
+        self.rights = CallerAuthorizer(self.gate, new_publisher("n1"))
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
-        self.access.replace(AccessSnapshot(2, Rights(), self._valid))
+        self.access.replace(AccessSnapshot(2, AccessRules(), self._valid))
 
-    def call(self, name: str) -> CallerRights:
+    def call(self, name: str) -> CallerAuthorizer:
         self.gate.enter(self.gate.identify(f"Bearer {TOKENS[name].token.reveal()}", "", "Commands"))
         return self.rights
 

@@ -14,9 +14,9 @@ from typing import Generic, Protocol, TypeVar
 
 from sublet_borrower.agent.agent_loop import AgentLoop
 from sublet_borrower.agent.session_event_queue import SessionEventQueue
-from sublet_borrower.consumer.member_access import MemberAccess
+from sublet_borrower.consumer.member_transport import MemberTransport
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.machine.events import AssignmentUpdate, StreamConsumed
+from sublet_borrower.machine.events import AssignmentUpdate, ProgressReported
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
@@ -25,7 +25,7 @@ from sublet_protocol.domain.errors import SubscriptionEnded
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason
 
-ReportProgress = Callable[[StreamConsumed], None]
+ReportProgress = Callable[[ProgressReported], None]
 
 
 class MemberAssignment(MonitoredStreams, Protocol):
@@ -41,7 +41,7 @@ def _fetch_heads(reader: GrantedStreamReader, assignment: object, stream_ids: It
     return reader.fetch_heads(stream_ids)
 
 
-class Member(Generic[A]):
+class GroupMembership(Generic[A]):
     """One subscription, of which `join` is the beginning and `close` the end.
 
     `make_assignment` is called with the function that reports progress to the leader. `open_transport` is called with a
@@ -56,7 +56,7 @@ class Member(Generic[A]):
         self,
         subscription: str,
         make_assignment: Callable[[ReportProgress], A],
-        open_transport: Callable[[contextlib.ExitStack], MemberAccess],
+        open_transport: Callable[[contextlib.ExitStack], MemberTransport],
         settings: BorrowerSettings,
         *,
         name: str | None,
@@ -165,7 +165,7 @@ class Member(Generic[A]):
         self.is_closed = True
         self.resources.close()
 
-    def _report_progress(self, progress: StreamConsumed) -> None:
+    def _report_progress(self, progress: ProgressReported) -> None:
         self.check_owner()
         self.agent.report_progress(self.handle, progress)
 

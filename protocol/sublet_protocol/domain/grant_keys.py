@@ -20,7 +20,7 @@ def timeline_number(drawn: int) -> int:
     return drawn // TIMELINE_US
 
 
-class Key:
+class SecretKey:
     """Bytes that are `***` for whatever prints or formats them; `reveal` returns them. It stays in its process."""
 
     __slots__ = ("_value",)
@@ -45,7 +45,7 @@ class Key:
         raise TypeError(f"{type(self).__name__}: a key stays in its process, and is not to be pickled")
 
 
-class GrantKey(Key):
+class GrantKey(SecretKey):
     """The key of one grant: who knows it may move the grant's progress. Drawn where the grant is written."""
 
     __slots__ = ()

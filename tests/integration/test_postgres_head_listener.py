@@ -13,7 +13,7 @@ import psycopg
 import pytest
 
 from sublet_borrower.consumer.session import Session
-from sublet_borrower.new_data.direct_listener import DirectListener, subscribe_heads
+from sublet_borrower.new_data.postgres_head_listener import PostgresHeadListener, subscribe_heads
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.db.connect import connect, schema_name
@@ -150,7 +150,7 @@ def test_a_process_that_is_configured_so_never_listens(
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")
     stop = subscribe_heads(database, print)
-    assert not [thread for thread in threading.enumerate() if isinstance(thread, DirectListener)]
+    assert not [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
     stop()
     monkeypatch.setenv(VARIABLE, "1")
     with connect(database) as one, connect(database) as other:
@@ -178,7 +178,7 @@ def test_a_process_short_of_files_listens_later(
             raise OSError(errno.EMFILE, "Too many open files")
         return connect(*arguments, **named)
 
-    monkeypatch.setattr("sublet_borrower.new_data.direct_listener.connect", connect_or_not)
+    monkeypatch.setattr("sublet_borrower.new_data.postgres_head_listener.connect", connect_or_not)
     with received(database):
         eventually(lambda: listeners(conn) == 1)
 
@@ -186,7 +186,7 @@ def test_a_process_short_of_files_listens_later(
 @pytest.mark.usefixtures("listened")
 def test_a_dead_thread_is_replaced(database: str, conn: Connection) -> None:
     with received(database):
-        (first,) = [thread for thread in threading.enumerate() if isinstance(thread, DirectListener)]
+        (first,) = [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
         first.stop()
         with received(database):
             eventually(lambda: listeners(conn) == 1)

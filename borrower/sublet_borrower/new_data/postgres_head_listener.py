@@ -32,7 +32,7 @@ OnHeads = Callable[[Mapping[int, int]], None]
 """Called with {stream: head}, of whatever streams there are, on a thread of ours."""
 
 
-class DirectListener(StoppableThread):
+class PostgresHeadListener(StoppableThread):
     """Listens while it has a slot, and tries to acquire one while it has none."""
 
     def __init__(self, url: str) -> None:
@@ -61,7 +61,7 @@ class DirectListener(StoppableThread):
             self.call_handler(handler, heads)
 
 
-_open: dict[tuple[str, str], DirectListener] = {}
+_open: dict[tuple[str, str], PostgresHeadListener] = {}
 """By URL and schema."""
 _lock = threading.Lock()
 
@@ -75,7 +75,7 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
         listener = _open.get(database)
         if listener is None or not listener.is_alive():
             try:
-                listener = DirectListener(url)
+                listener = PostgresHeadListener(url)
                 listener.start()
             except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
                 log.info("heads come through nodes only: %s", error)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.new_data.direct_listener import OnHeads, subscribe_heads
+from sublet_borrower.new_data.postgres_head_listener import OnHeads, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
@@ -19,7 +19,7 @@ from sublet_storage.node_directory import live_nodes
 
 
 @dataclass(frozen=True, slots=True)
-class MemberAccess:
+class MemberTransport:
     """What a member needs of others. `url`: of the database; None where nodes stand for it. `subscribe_heads` begins to
     call a function with where streams end, and returns what ends that; None where nodes alone push."""
 
@@ -39,14 +39,14 @@ def database_transport(
     timeout_s: float,
     *,
     listens: bool,
-) -> MemberAccess:
+) -> MemberTransport:
     """Return messages from Postgres, and nodes as registered there, if none are given. `opened` closes what is opened
     here. `listens`: the member takes part in the process's direct listener."""
     database = opened.enter_context(open_database(url, data_dir))
     reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberAccess(
+    return MemberTransport(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
         next_session_epoch=partial(_next_session_epoch, database.url),
@@ -57,7 +57,7 @@ def database_transport(
 
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
-) -> MemberAccess:
+) -> MemberTransport:
     """Return everything from these nodes, and from those whose addresses they send. `opened` closes what is opened
     here."""
     from sublet_borrower.fetch.node_reader import NodeReader  # who has a database does without the remote transport
@@ -65,7 +65,7 @@ def node_transport(
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
     reader.warm_up()
-    return MemberAccess(reader, lambda: nodes, reader.next_session_epoch)
+    return MemberTransport(reader, lambda: nodes, reader.next_session_epoch)
 
 
 def _next_session_epoch(url: str, subscription: Subscription, session: str) -> int:

@@ -78,7 +78,7 @@ def import_(
     from sublet_storage.groups.admin import progress_transfer
     from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.group_errors import check_same_options
-    from sublet_storage.groups.model.history_records import reason_with_user
+    from sublet_storage.groups.model.history_record_builder import reason_with_user
 
     wanted, options, progress, exported_at = _read(file)
     with _written(cli, wanted, dry_run) as connection:

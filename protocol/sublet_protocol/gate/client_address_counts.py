@@ -6,8 +6,8 @@ import ipaddress
 from collections import Counter
 
 
-class SourceCounts:
-    """Counts by source; those that have none left are forgotten."""
+class ClientAddressCounts:
+    """Counts connections or open calls by client address; an address without any is forgotten."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

@@ -14,15 +14,15 @@ from urllib.parse import unquote
 import grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES, OPEN_REQUEST_S
-from sublet_protocol.gate.source_counts import SourceCounts
+from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
 
-class OpenCalls:
+class OpenCallLimiter:
     """How many are under way, and from where."""
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
         self._request_s = request_s
-        self._counts = SourceCounts()
+        self._counts = ClientAddressCounts()
 
     def bound(self, handler: Any) -> Any:
         """Return the handler, of a method whose request is one, within the bounds."""

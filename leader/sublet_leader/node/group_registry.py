@@ -28,7 +28,7 @@ class _Known:
     sent_on: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
-class RequestedGroups:
+class GroupRegistry:
     """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
 
     def __init__(self) -> None:

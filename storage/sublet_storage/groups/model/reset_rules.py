@@ -16,7 +16,7 @@ from sublet_storage.groups.model.lending_row import (
     is_consumed,
     redelivery_end,
 )
-from sublet_storage.groups.model.records import ChangeOutcome, LendingStatus, OnDataLoss
+from sublet_storage.groups.model.records import LendingOutcome, LendingStatus, OnDataLoss
 
 
 def close_out(
@@ -28,7 +28,7 @@ def close_out(
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
         return unreadable
     if row.status is LendingStatus.FREE and is_consumed(row.position, stream):
-        return finish_unlent(row, ChangeOutcome.APPLIED)
+        return finish_unlent(row, LendingOutcome.APPLIED)
     return None
 
 
@@ -39,5 +39,5 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
     after = replace(end_unheard(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     return LendingTransition(
-        ChangeOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
+        LendingOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
     )
