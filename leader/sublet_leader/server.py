@@ -49,7 +49,7 @@ from sublet_leader.observe.health_service import HealthService
 from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.observe.node_view import NodeView
 from sublet_leader.settings import LeaderSettings
-from sublet_leader.shutdown import run_with_timeout
+from sublet_leader.shutdown_timeout import run_with_timeout
 from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.gate.gate import AccessGate

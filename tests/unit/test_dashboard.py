@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import CollectorRegistry
 
-from sublet_leader.group.transient_events import JOIN, GroupWatchEvent, transient_record
+from sublet_leader.group.watch_events import JOIN, GroupWatchEvent, transient_record
 from sublet_leader.observe.event_counters import OTHERS, NodeCounters, reason_category
 from sublet_leader.observe.metric_definitions import FAMILIES
 from tools import metrics_doc

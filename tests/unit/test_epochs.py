@@ -7,7 +7,7 @@ import pytest
 from sublet_protocol.domain import epochs
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before, check_epoch
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_storage.groups.model.progress import merge_consumed_frontier
+from sublet_storage.groups.model.progress_rules import merge_consumed_frontier
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from sublet_leader.group.members import Member
-from sublet_leader.group.transient_events import GroupWatchEvent, transient_record
+from sublet_leader.group.watch_events import GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
     CommitWrites,
     LeaderLookupCompleted,

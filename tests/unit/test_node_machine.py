@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import pytest
 
-from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,

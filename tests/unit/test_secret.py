@@ -43,7 +43,7 @@ REVEALED = {
     "protocol/sublet_protocol/messages/borrower_leader_codec.py": 1,  # of a grant's key, into the grant
     "storage/sublet_storage/groups/coordinator/lending_rows.py": 1,  # of a grant's key, into its row
     "storage/sublet_storage/groups/consumer_progress.py": 2,  # of a grant's key, into the calls that demand it
-    "borrower/sublet_borrower/planner/grant_key_file.py": 1,  # of a grant's key, into a file of the same user
+    "borrower/sublet_borrower/planner/grant_key_handoff.py": 1,  # of a grant's key, into a file of the same user
 }
 """How often each file takes the value out of a secret: whoever adds one says here why."""
 

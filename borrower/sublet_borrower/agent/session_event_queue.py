@@ -9,7 +9,7 @@ from collections.abc import Callable
 from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import AssignmentUpdate, SavedProgress
 from sublet_borrower.new_data.head_tracker import HeadPushed
-from sublet_borrower.util.abandoned_lock import let_go
+from sublet_borrower.util.lock_release import release_fully
 
 SessionEvent = AssignmentUpdate | SubscriptionClosed | HeadPushed
 
@@ -54,9 +54,9 @@ class SessionEventQueue:
             self._is_woken = True
             self._condition.notify_all()
 
-    def let_go(self) -> None:
+    def release_fully(self) -> None:
         """Release the lock after an exception out of `take` on this thread."""
-        let_go(self._condition.release)
+        release_fully(self._condition.release)
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
         """Return all events so far; where there are none, wait for one, at most so long."""

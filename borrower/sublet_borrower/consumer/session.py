@@ -396,7 +396,7 @@ class Session:
             self._assignment.go_back(*reading)
         self._reading = None
         self._poll_monitor.end_call()
-        self._member.events.let_go()
+        self._member.events.release_fully()
         self._assignment.look_again()
 
     def _next_failed(self) -> Batch | None:

@@ -27,7 +27,7 @@ from sublet_borrower.machine.events import (
 )
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.abandoned_lock import let_go
+from sublet_borrower.util.lock_release import release_fully
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
@@ -224,7 +224,7 @@ class SessionAssignment:
 
     def look_again(self) -> None:
         """Recover from an interrupted read: nothing is being read, and heads are to be read again."""
-        let_go(self._lock.release)
+        release_fully(self._lock.release)
         with self._lock:
             for granted in tuple(self._granted.values()):
                 granted.head = None

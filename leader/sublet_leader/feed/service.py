@@ -24,7 +24,7 @@ from sublet_leader.feed.fetch import check_may_fetch, fetch_page, fetchable_stre
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
-from sublet_leader.shutdown import run_with_timeout
+from sublet_leader.shutdown_timeout import run_with_timeout
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import (
     Conflict,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
-from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node.group_event_publisher import LeaderQueryReply
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader

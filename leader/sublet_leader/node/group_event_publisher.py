@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sublet_leader.group.members import Member
-from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.channel_payloads import LEADER, GroupEvent

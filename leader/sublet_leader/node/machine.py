@@ -15,7 +15,7 @@ from typing import assert_never
 from sublet_leader import election as el
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.group.transient_events import STEP_DOWN, GroupWatchEvent, transient_record
+from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
-from sublet_leader.group.transient_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupWatchEvent
+from sublet_leader.group.watch_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupWatchEvent
 from sublet_leader.node.events import CommitWrites, NodeEvent, Request, WritesCommitFailed, WritesCommitted
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.metric_definitions import MetricDefinition

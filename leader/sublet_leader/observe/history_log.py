@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.group.watch_events import GroupWatchEvent
 
 LOGGER = "sublet.events"
 log = logging.getLogger(LOGGER)

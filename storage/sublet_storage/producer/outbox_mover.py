@@ -25,7 +25,7 @@ import psycopg
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import AppendOutcome, BlockAppend, append
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.outbox_rows import FETCHED_BYTES, OutboxRow, build_appends, validate_rows
+from sublet_storage.producer.outbox_conversion import FETCHED_BYTES, OutboxRow, build_appends, validate_rows
 
 MOVED_ROWS: Final = 8192
 MOVED_BYTES: Final = 4 * 1024 * 1024

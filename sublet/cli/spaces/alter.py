@@ -9,7 +9,7 @@ import typer
 
 from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
-from sublet.cli.spaces import payloads as space_payloads
+from sublet.cli.spaces import payload_location as location_options
 from sublet.cli.spaces.change import (
     Name,
     StoredCompression,
@@ -18,7 +18,7 @@ from sublet.cli.spaces.change import (
     format_retention,
     print_space,
 )
-from sublet.cli.spaces.payloads import NoPayloadLocation, NoTierAfter, PayloadLocation, Recall, TierAfter
+from sublet.cli.spaces.payload_location import NoPayloadLocation, NoTierAfter, PayloadLocation, Recall, TierAfter
 from sublet_protocol.domain.errors import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def alter(
         **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
-        **space_payloads.payload_changes(payload_location, no_payload_location, recall, tier_after, no_tier_after),
+        **location_options.payload_changes(payload_location, no_payload_location, recall, tier_after, no_tier_after),
     }
     if not changes:
         raise UsageError(
@@ -82,7 +82,7 @@ def alter(
         )
     space = apply_change(cli, partial(alter_space, name=name, **changes))
     if recall:
-        space_payloads.restore_all(cli, space.space_id)
+        location_options.restore_all(cli, space.space_id)
     text = (
         f"The space {space.name} holds {space.filter}, kept {format_retention(space)}, with compression "
         f"{space.compression}."
@@ -91,7 +91,7 @@ def alter(
         cli,
         space,
         text + format_payload_location(space),
-        warning=space_payloads.warn_missing_directory(cli, space, payload_location),
+        warning=location_options.warn_missing_directory(cli, space, payload_location),
     )
 
 

@@ -20,7 +20,7 @@ from sublet.cli.spaces.change import (
     print_space,
     space_to_json,
 )
-from sublet.cli.spaces.payloads import PayloadLocation, TierAfter, warn_missing_directory
+from sublet.cli.spaces.payload_location import PayloadLocation, TierAfter, warn_missing_directory
 
 if TYPE_CHECKING:
     from sublet_storage.spaces.drop_check import RetainedDroppedSpace

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from sublet_leader.group.transient_events import GroupWatchEvent
+from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_storage.groups.model.records import (
     COMMAND,
     EPOCHS_CONSUMED,

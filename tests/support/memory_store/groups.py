@@ -42,7 +42,7 @@ from sublet_storage.groups.model.lending_row import (
 )
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
-from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
+from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,

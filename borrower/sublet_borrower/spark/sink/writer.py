@@ -27,7 +27,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.sink.target import SinkDatabase
+from sublet_borrower.spark.sink.sink_database import SinkDatabase
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.producer.staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_borrower.planner.grant_key_file import PlannerGrantKeys, read_grant_keys
+from sublet_borrower.planner.grant_key_handoff import PlannerGrantKeys, read_grant_keys
 from sublet_borrower.planner.planned_ranges import PlannedRange
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, check_url, driver_url

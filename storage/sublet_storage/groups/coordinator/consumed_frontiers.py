@@ -24,7 +24,7 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import consumption_record
-from sublet_storage.groups.model.progress import initial_frontier, merge_consumed_frontier
+from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
 
 # Those that the groups may get rows in are of generations that came after them. A day after a space was dropped every

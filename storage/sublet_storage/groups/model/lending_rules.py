@@ -2,7 +2,7 @@
 
 A store locks the row, reads the facts of its stream in a later statement, calls `apply_change`, and writes what comes
 back. So the rules that the simulator runs a thousand times are the very rules that run on Postgres. With those of
-`lending_row`, `progress` and `resets`:
+`lending_row`, `progress_rules` and `reset_rules`:
 
 - only a free row is granted, under a new grant id, from the position that the row has;
 - not while an ancestor of its stream is unfinished, whatever lies between: what the group has not is finished;
@@ -37,7 +37,7 @@ from sublet_storage.groups.model.lending_row import (
     redelivery_end,
 )
 from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
-from sublet_storage.groups.model.progress import advance, find_impossible, with_consumed
+from sublet_storage.groups.model.progress_rules import advance, find_impossible, with_consumed
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
