@@ -56,7 +56,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
@@ -356,10 +356,10 @@ class NodeServer:
         on_event = self._event_callback(loop)
         return lambda read: on_event(NodeDesiredStateRead(read.is_draining, read.step_down))
 
-    def _received(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+    def _received(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
         if not self._callers.check_message(subscriber_id, message):
             return
-        if isinstance(message, GroupEvent):
+        if isinstance(message, GroupEventPayload):
             self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return
         agent = agent_of(subscriber_id)

@@ -35,7 +35,7 @@ class KillRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveredBatch:
+class DeliveryRecord:
     """One batch delivered to one process."""
 
     worker: str
@@ -73,7 +73,7 @@ class DeliveryCheckResult:
         return [kill for kill in self.kills if not kill.is_mid_run]
 
 
-def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
+def read_delivered_batches(directory: Path) -> list[DeliveryRecord]:
     """Every record; the last line of a process that was killed may be torn, and then its batch was not reported."""
     attempts = []
     for file in sorted(directory.glob("*.jsonl")):
@@ -81,7 +81,7 @@ def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
             if line.endswith("\n"):
                 delivery = json.loads(line)
                 attempts.append(
-                    DeliveredBatch(
+                    DeliveryRecord(
                         file.stem,
                         delivery["stream"],
                         delivery["grant_id"],
@@ -95,7 +95,7 @@ def read_delivered_batches(directory: Path) -> list[DeliveredBatch]:
 def check_deliveries(
     source: pa.Table,
     heads: dict[int, int],
-    attempts: list[DeliveredBatch],
+    attempts: list[DeliveryRecord],
     history: list[HistoryRecord],
     kills: Sequence[KillRecord] = (),
 ) -> DeliveryCheckResult:
@@ -115,7 +115,7 @@ def check_deliveries(
 
 
 def _deliveries(
-    attempts: Iterable[DeliveredBatch],
+    attempts: Iterable[DeliveryRecord],
 ) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], set[int]]]:
     """Per position: the grants under which it was delivered, and the source rows that were seen there."""
     grants: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -130,7 +130,7 @@ def _deliveries(
 def _explain(
     findings: DeliveryCheckResult,
     grants: dict[tuple[int, int], list[int]],
-    attempts: list[DeliveredBatch],
+    attempts: list[DeliveryRecord],
     history: list[HistoryRecord],
 ) -> None:
     """A repeat is explained inside [position at the forced move, highest offset that the loser delivered]."""

@@ -16,7 +16,7 @@ import grpc.aio
 from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
@@ -196,8 +196,8 @@ def proven(name: str) -> dict[str, Any]:
     }
 
 
-def event(number: int) -> GroupEvent:
-    return GroupEvent(str(number).encode())
+def event(number: int) -> GroupEventPayload:
+    return GroupEventPayload(str(number).encode())
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:

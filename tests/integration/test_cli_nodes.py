@@ -123,9 +123,9 @@ def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> 
         " values (7, 'n2', %s, '', 5, clock_timestamp() + interval '1 hour')",
         (N2.incarnation,),
     )
-    node_desired_state.request_step_down(conn, [node_desired_state.LedGroup(7, 4, "")])
+    node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 4, "")])
     assert node_desired_state.read_desired_state(conn, N2).step_down == {}, "the term has passed"
-    node_desired_state.request_step_down(conn, [node_desired_state.LedGroup(7, 5, "")])
+    node_desired_state.request_step_down(conn, [node_desired_state.LedGroupRef(7, 5, "")])
     assert node_desired_state.read_desired_state(conn, N2).step_down == {7: 5}
     assert node_desired_state.read_desired_state(conn, again).step_down == {}
     conn.execute("update leadership set term = 6")

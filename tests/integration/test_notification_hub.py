@@ -12,7 +12,7 @@ from sublet_leader.node.notification_hub import NotificationHub
 from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
-from sublet_protocol.pubsub.node_side_replies import PollDeliveries
+from sublet_protocol.pubsub.node_side_replies import PollReply
 from sublet_protocol.pubsub.server import new_publisher
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, group_change, stream_change
@@ -34,7 +34,7 @@ ODD: list[dict[str, Any] | None] = [
 
 def heads(publisher: NodeSideMachine, name: str) -> list[object]:
     found = publisher.poll(name, 0, "", 0.0, 0.0)
-    return [delivery.body for delivery in found.deliveries] if isinstance(found, PollDeliveries) else []
+    return [delivery.body for delivery in found.deliveries] if isinstance(found, PollReply) else []
 
 
 @pytest.mark.conforms("P1", "D6", "E21")

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping, PingResponse
-from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -117,12 +117,12 @@ def test_all_channels_are_served_alike() -> None:
             agent.node.subscribe(Channel.GROUP)
             agent.node.subscribe(Channel.BORROWER, "b")
             await until(lambda: len(node.subscriptions()) == 3)
-            node.sessions.publish(Channel.GROUP, "$share/g/a", GroupEvent(b"{}"))
+            node.sessions.publish(Channel.GROUP, "$share/g/a", GroupEventPayload(b"{}"))
             node.sessions.publish(Channel.BORROWER, "b", PingResponse("b", 1, 0.5, 8.5))
             await until(lambda: len(agent.seen) == 3)
             assert {(one.channel, one.key, one.body) for one in agent.seen} == {
                 (Channel.STREAM, "7", StreamHead(7, 100)),
-                (Channel.GROUP, "$share/g/a", GroupEvent(b"{}")),
+                (Channel.GROUP, "$share/g/a", GroupEventPayload(b"{}")),
                 (Channel.BORROWER, "b", PingResponse("b", 1, 0.5, 8.5)),
             }
 

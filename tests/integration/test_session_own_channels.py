@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, ChannelKind, ChannelTable, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
@@ -26,12 +26,12 @@ class Reading:
     place: str
     value: float
 
-    def packed(self) -> GroupEvent:
-        return GroupEvent(json.dumps(asdict(self)).encode())
+    def packed(self) -> GroupEventPayload:
+        return GroupEventPayload(json.dumps(asdict(self)).encode())
 
     @classmethod
     def of(cls, body: object) -> Reading:
-        assert isinstance(body, GroupEvent)
+        assert isinstance(body, GroupEventPayload)
         return cls(**json.loads(body.payload))
 
 
@@ -123,8 +123,8 @@ def test_an_owner_that_fails_harms_no_subscriber() -> None:
             node.interest = Failing()
             agent.node.subscribe(Channel.GROUP, "k")
             await until(node.subscriptions)
-            node.sessions.publish(Channel.GROUP, "k", GroupEvent(b"1"))
-            await until(lambda: agent.bodies() == [GroupEvent(b"1")])
+            node.sessions.publish(Channel.GROUP, "k", GroupEventPayload(b"1"))
+            await until(lambda: agent.bodies() == [GroupEventPayload(b"1")])
             assert not agent.refused
 
     run(test)

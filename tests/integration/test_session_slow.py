@@ -8,7 +8,7 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -68,14 +68,14 @@ def test_one_that_holds_no_poll_slows_nobody(limits: MailboxLimits, payload: byt
             fast.node.subscribe(Channel.GROUP)
             await until(lambda: len(node.subscriptions()) == 3)
             for number in range(2_000):
-                node.sessions.publish(Channel.GROUP, "k", GroupEvent(b"%d %s" % (number, payload)))
+                node.sessions.publish(Channel.GROUP, "k", GroupEventPayload(b"%d %s" % (number, payload)))
                 node.sessions.publish(Channel.STREAM, str(number % 10), StreamHead(number % 10, number), number)
                 if number % 100 == 99:  # what the others have, while nobody has taken what waits for the slow one
                     await until(lambda number=number: len(fast.seen) == number + 1)  # type: ignore[misc]
                     assert slow.one["subscriber_id"] in node.sessions.publisher.subscriber_ids
-            assert [int(body.payload.split()[0]) for body in fast.bodies() if isinstance(body, GroupEvent)] == list(
-                range(2_000)
-            )
+            assert [
+                int(body.payload.split()[0]) for body in fast.bodies() if isinstance(body, GroupEventPayload)
+            ] == list(range(2_000))
             assert node.sessions.counters.gaps == 0  # the slow one has not asked yet, and the others have none
             gap, *rest = await slow.catch_up()
             assert gap.WhichOneof("body") == "gap"

@@ -42,7 +42,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (
@@ -136,7 +136,7 @@ HEAD = st.builds(StreamHead, NATURAL, NATURAL, st.booleans())
 DELIVERY = st.one_of(
     st.builds(SequencedMessage, NATURAL, CHANNEL, ID, TO_BORROWER, NATURAL),
     st.builds(SequencedMessage, NATURAL, CHANNEL, ID, HEAD, version=NATURAL),
-    st.builds(SequencedMessage, NATURAL, CHANNEL, ID, st.builds(GroupEvent, st.binary(max_size=50)), NATURAL),
+    st.builds(SequencedMessage, NATURAL, CHANNEL, ID, st.builds(GroupEventPayload, st.binary(max_size=50)), NATURAL),
     st.builds(
         SequencedMessage,
         NATURAL,
@@ -149,7 +149,7 @@ COMMAND = st.one_of(
     st.builds(Subscribe, CHANNEL, st.none() | ID),
     st.builds(Unsubscribe, CHANNEL, st.none() | ID),
     TO_LEADER.map(MessageToNode),
-    st.builds(MessageToNode, st.builds(GroupEvent, st.binary())),
+    st.builds(MessageToNode, st.builds(GroupEventPayload, st.binary())),
 )
 
 

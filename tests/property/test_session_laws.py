@@ -33,7 +33,7 @@ from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubCl
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
-from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollDeliveries, UnknownSubscriber
+from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollReply, UnknownSubscriber
 
 CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)
@@ -130,7 +130,7 @@ class World:
         answer = self.node.poll(call.subscriber_id, call.acknowledged, call.node_incarnation, self.now, call.hold_s)
         if isinstance(answer, HoldPoll):
             answer = self.node.end_poll(call.subscriber_id, self.now)
-        deliveries = answer.deliveries if isinstance(answer, PollDeliveries) else ()
+        deliveries = answer.deliveries if isinstance(answer, PollReply) else ()
         return PollReplied(
             call.subscriber_incarnation, self.node.incarnation, isinstance(answer, UnknownSubscriber), deliveries
         )

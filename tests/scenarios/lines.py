@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import assert_never
 
-from sublet_borrower.machine.agent import SubscriptionClosed, SubscriptionUpdate
+from sublet_borrower.machine.agent import SessionUpdate, SubscriptionClosed
 from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
@@ -96,7 +96,7 @@ class Lines:
             for s in streams
         )
 
-    def reported(self, reported: SubscriptionUpdate | SubscriptionClosed) -> str:
+    def reported(self, reported: SessionUpdate | SubscriptionClosed) -> str:
         """What an agent tells the session of one of its subscriptions."""
         if isinstance(reported, SubscriptionClosed):
             return f"subscription {reported.handle}: closed {reported.reason}"

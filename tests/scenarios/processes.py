@@ -11,9 +11,9 @@ from sublet_borrower.machine.agent import (
     CloseSubscription,
     NodesDiscovered,
     OpenSubscription,
+    SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    SubscriptionUpdate,
 )
 from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
@@ -151,8 +151,8 @@ class AgentProcess(Process):
             texts.append(f"stream {stream.stream_id} {stream.status.value}" + (" (no new call)" if held_up else ""))
         return ", ".join(texts)
 
-    def _take(self, reported: SubscriptionUpdate | SubscriptionClosed) -> None:
-        if not isinstance(reported, SubscriptionUpdate):
+    def _take(self, reported: SessionUpdate | SubscriptionClosed) -> None:
+        if not isinstance(reported, SessionUpdate):
             return
         match reported.update:
             case StreamGranted(grant):

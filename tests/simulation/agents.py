@@ -13,9 +13,9 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
+    SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    SubscriptionUpdate,
     Tick,
 )
 from sublet_borrower.machine.events import ProgressReported
@@ -190,7 +190,7 @@ class SimulatedAgent(Process):
 
     # --- its user ---------------------------------------------------------------------------------------------------
 
-    def _reported(self, reported: SubscriptionUpdate | SubscriptionClosed) -> None:
+    def _reported(self, reported: SessionUpdate | SubscriptionClosed) -> None:
         wish = self.wishes.get(reported.handle) or self._leaving.get(reported.handle)
         if isinstance(reported, SubscriptionClosed):
             self._closed(reported, wish)

@@ -16,7 +16,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.server import new_publisher
 
@@ -50,8 +50,8 @@ def wanted(subscription: str) -> LeaderWanted:
     return LeaderWanted("agent/1", subscription)
 
 
-def watched(subscription: str) -> GroupEvent:
-    return GroupEvent(f'{{"watch": "{subscription}"}}'.encode())
+def watched(subscription: str) -> GroupEventPayload:
+    return GroupEventPayload(f'{{"watch": "{subscription}"}}'.encode())
 
 
 @pytest.fixture

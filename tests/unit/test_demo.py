@@ -17,8 +17,8 @@ import pytest
 
 from sublet.demo import delivery_check, flights, runner
 from sublet.demo.delivery_check import (
-    DeliveredBatch,
     DeliveryCheckResult,
+    DeliveryRecord,
     KillRecord,
     check_deliveries,
     read_delivered_batches,
@@ -32,14 +32,14 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 
 SOURCE = pa.table({"carrier": ["AA", "AA", "UA", "UA", "UA", "DL"], "distance": [10, 20, 30, 40, 50, 60]})
 HEADS = {1: 4, 2: 2}
-COMPLETE = [DeliveredBatch("a", 1, 7, (0, 1, 2, 3), (0, 1, 2, 3)), DeliveredBatch("b", 2, 8, (0, 1), (4, 5))]
+COMPLETE = [DeliveryRecord("a", 1, 7, (0, 1, 2, 3), (0, 1, 2, 3)), DeliveryRecord("b", 2, 8, (0, 1), (4, 5))]
 KILLED = HistoryRecord(0, 1, 1, "force_release", "not reclaimed", 7, "b1", "host:41:x", 2, 1, True)
-AGAIN = DeliveredBatch("b", 1, 9, (2, 3), (2, 3))
+AGAIN = DeliveryRecord("b", 1, 9, (2, 3), (2, 3))
 WORKER = 10**9
 """A process that there cannot be."""
 
 
-def found(attempts: list[DeliveredBatch], history: list[HistoryRecord] | None = None) -> DeliveryCheckResult:
+def found(attempts: list[DeliveryRecord], history: list[HistoryRecord] | None = None) -> DeliveryCheckResult:
     return check_deliveries(SOURCE, HEADS, attempts, history or [])
 
 
@@ -65,7 +65,7 @@ def test_a_repeat_after_a_forced_move_is_explained() -> None:
         ([replace(COMPLETE[0], offsets=(0, 1, 2), rows=(0, 1, 2)), COMPLETE[1]], [], {"lost": 1}),
         ([replace(COMPLETE[0], rows=(0, 1, 2, 2)), COMPLETE[1]], [], {"lost": 1, "misplaced": 1}),
         ([replace(COMPLETE[0], rows=(0, 1, 3, 2)), COMPLETE[1], AGAIN], [KILLED], {"misplaced": 4}),
-        ([*COMPLETE, DeliveredBatch("b", 2, 8, (2,), (5,))], [], {"misplaced": 2}),
+        ([*COMPLETE, DeliveryRecord("b", 2, 8, (2,), (5,))], [], {"misplaced": 2}),
         ([*COMPLETE, AGAIN], [], {"duplicated": 2, "explained_duplicates": 0}),
         ([*COMPLETE, AGAIN], [replace(KILLED, is_forced=False)], {"duplicated": 2, "explained_duplicates": 0}),
         ([*COMPLETE, AGAIN], [replace(KILLED, position=3)], {"duplicated": 2, "explained_duplicates": 1}),
@@ -81,7 +81,7 @@ def test_a_repeat_after_a_forced_move_is_explained() -> None:
     ],
 )  # fmt: skip
 def test_what_is_planted_is_found(
-    attempts: list[DeliveredBatch], history: list[HistoryRecord], wrong: dict[str, int]
+    attempts: list[DeliveryRecord], history: list[HistoryRecord], wrong: dict[str, int]
 ) -> None:
     findings = found(attempts, history)
     assert not findings.is_ok
@@ -104,7 +104,7 @@ def test_the_torn_last_line_is_no_delivery(tmp_path: Path) -> None:
     line = json.dumps({"stream": 1, "grant_id": 7, "offsets": [0, 1], "rows": [0, 1]})
     (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
     (tmp_path / "42.jsonl").write_text("")
-    assert read_delivered_batches(tmp_path) == [DeliveredBatch("41", 1, 7, (0, 1), (0, 1))]
+    assert read_delivered_batches(tmp_path) == [DeliveryRecord("41", 1, 7, (0, 1), (0, 1))]
 
 
 # --- the exit code and what is said ---------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Performance:
     """The demo without its processes: at each look a message more is consumed, and at some looks nobody leads."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, attempts: list[DeliveredBatch], leaderless: Sequence[int] = ()
+        self, monkeypatch: pytest.MonkeyPatch, attempts: list[DeliveryRecord], leaderless: Sequence[int] = ()
     ) -> None:
         self.killed: list[object] = []
         self._consumed, self._leaderless = 0, leaderless
@@ -170,7 +170,7 @@ class Performance:
 def test_the_exit_code_is_1_if_anything_is_wrong(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    attempts: list[DeliveredBatch],
+    attempts: list[DeliveryRecord],
     leaderless: Sequence[int],
     code: int,
     reported: str,

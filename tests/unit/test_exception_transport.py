@@ -19,7 +19,7 @@ from sublet_borrower.spark.job.exception_transport import (
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSummary, decode_summary, encode_summary
 from sublet_borrower.spark.job.task_reports import TaskReport, decode_report
 from sublet_protocol.domain.errors import UsageError, UserFunctionFailed
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 
 
 class Hostile(Exception):
@@ -109,8 +109,8 @@ def test_an_exception_without_a_text_is_reported() -> None:
 def test_a_report_is_of_this_job_or_refused() -> None:
     report = TaskReport("s", 0, 1, "running")
     assert decode_report(report.encode("token"), "token") == report
-    lone = GroupEvent(report.encode("token").payload.replace(b'"token": "token"', b'"token": "\\ud800"'))
-    for message, token in ((report.encode("token"), "another"), (lone, "token"), (GroupEvent(b"{"), "token")):
+    lone = GroupEventPayload(report.encode("token").payload.replace(b'"token": "token"', b'"token": "\\ud800"'))
+    for message, token in ((report.encode("token"), "another"), (lone, "token"), (GroupEventPayload(b"{"), "token")):
         with pytest.raises(UsageError, match=r"only (tasks of this job|its own tasks) speak here"):
             decode_report(message, token)
 

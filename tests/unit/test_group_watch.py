@@ -28,7 +28,7 @@ from sublet_leader.node.group_event_publisher import (
 )
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
 from tests.unit.leader_bench import Bench, granted
@@ -224,7 +224,7 @@ def test_only_what_is_watched_is_published() -> None:
     watched.set_interest(None, True)
     watched.publish([joined, line])
     assert [(channel, key) for channel, key, _ in published] == [(Channel.GROUP, SUBSCRIPTION)] * 2
-    bodies = [json.loads(body.payload) for _, _, body in published if isinstance(body, GroupEvent)]
+    bodies = [json.loads(body.payload) for _, _, body in published if isinstance(body, GroupEventPayload)]
     assert [body["at"] for body in bodies] == ["2023-11-14T22:13:21Z", "2023-11-14T22:13:20Z"]
     watched.set_interest(None, False)
     watched.set_interest(SUBSCRIPTION, True)
@@ -244,11 +244,11 @@ def test_who_leads_reports_who_is_connected() -> None:
 @pytest.mark.parametrize("payload", [b"", b"\xff", b"7", b"{}", b'{"watch": 7}', b"[" * 100_000, b'{"watch": "a/b"}'])
 def test_what_is_no_question_is_refused(payload: bytes) -> None:
     with pytest.raises(UsageError):
-        parse_leader_query(GroupEvent(payload))
+        parse_leader_query(GroupEventPayload(payload))
 
 
 def test_a_question_names_a_subscription() -> None:
-    assert parse_leader_query(GroupEvent(b'{"watch": "$shared/g/#"}')) == WANTED
-    assert parse_leader_query(GroupEvent(b'{"watch": "$share/a\\u001b/#"}')).group == "a\x1b", (
+    assert parse_leader_query(GroupEventPayload(b'{"watch": "$shared/g/#"}')) == WANTED
+    assert parse_leader_query(GroupEventPayload(b'{"watch": "$share/a\\u001b/#"}')).group == "a\x1b", (
         "a group of old may be named so"
     )

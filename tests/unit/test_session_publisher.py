@@ -22,7 +22,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
-    PollDeliveries,
+    PollReply,
     SubscribedKeys,
     SubscriberRefused,
     UnknownSubscriber,
@@ -46,7 +46,7 @@ def subscribed(node: NodeSideMachine, name: str, *subjects: tuple[str, str | Non
 def taken(node: NodeSideMachine, name: str, acknowledged: int = 0, now: float = 0) -> tuple[SequencedMessage, ...]:
     answer = node.poll(name, acknowledged, "", now, 5) if acknowledged == 0 else None
     answer = answer or node.poll(name, acknowledged, INCARNATION, now, 5)
-    return answer.deliveries if isinstance(answer, PollDeliveries) else ()
+    return answer.deliveries if isinstance(answer, PollReply) else ()
 
 
 def bodies(deliveries: tuple[SequencedMessage, ...]) -> list[object]:

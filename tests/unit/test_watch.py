@@ -22,7 +22,7 @@ from sublet_borrower.node_client.group_event_watcher import (
 )
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import NotFound, Unavailable
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 
 GROUP = "$share/g/#"
@@ -70,7 +70,7 @@ class Watch:
     def leads(self, address: str, by: str, leader: str | None, at: str | None = None) -> list[str]:
         """The node at that address says who leads; whom it follows then."""
         reported = {"event": "leader", "group_id": 1, "node": leader, "term": 7, "address": at, "answered_by": by}
-        self.receives(GroupEvent(json.dumps(reported).encode()), address=address)
+        self.receives(GroupEventPayload(json.dumps(reported).encode()), address=address)
         return list(self.followed)
 
     def taken(self) -> list[Any]:
@@ -81,8 +81,8 @@ class Watch:
         return [sight.event["stream_id"] if isinstance(sight, WatchedGroupEvent) else sight for sight in sights]
 
 
-def event(number: int) -> GroupEvent:
-    return GroupEvent(json.dumps({"event": "grant", "stream_id": number}).encode())
+def event(number: int) -> GroupEventPayload:
+    return GroupEventPayload(json.dumps({"event": "grant", "stream_id": number}).encode())
 
 
 def test_events_come_in_order_with_their_gaps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,9 +21,9 @@ from sublet_borrower.machine.agent import (
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
+    SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    SubscriptionUpdate,
     Tick,
 )
 from sublet_borrower.machine.events import ProgressReported
@@ -310,4 +310,4 @@ class AgentLoop:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentLoop", "SubscriptionUpdate"]
+__all__ = ["AgentLoop", "SessionUpdate"]

@@ -90,7 +90,7 @@ AgentEvent = (
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionUpdate:
+class SessionUpdate:
     """Something for the session that owns the handle."""
 
     handle: int
@@ -111,7 +111,7 @@ class AgentOutcome:
     """`sends` are (node address, message) in order; `needs_discovery`: look the live nodes up again."""
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
-    updates: tuple[SubscriptionUpdate | SubscriptionClosed, ...] = ()
+    updates: tuple[SessionUpdate | SubscriptionClosed, ...] = ()
     needs_discovery: bool = False
     wake_at: float | None = None
 
@@ -120,7 +120,7 @@ class AgentOutcome:
 class _OutcomeBuilder:
     sends: list[tuple[str, ToLeader]] = field(default_factory=list)
     pings: dict[str, list[str]] = field(default_factory=dict)
-    updates: list[SubscriptionUpdate | SubscriptionClosed] = field(default_factory=list)
+    updates: list[SessionUpdate | SubscriptionClosed] = field(default_factory=list)
     nodes_wanted: bool = False
 
 
@@ -215,7 +215,7 @@ class Agent:
             if send.node is None:
                 chosen = chosen or self._choose(borrower, now)  # all parts of a message go to one node
             self._route(send.node or chosen, send.message)
-        self._out.updates.extend(SubscriptionUpdate(handle, notify) for notify in outcome.updates)
+        self._out.updates.extend(SessionUpdate(handle, notify) for notify in outcome.updates)
         if outcome.wake_at is None:
             self._wake.pop(handle, None)
         else:

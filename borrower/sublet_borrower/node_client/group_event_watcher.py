@@ -25,7 +25,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import access_token
-from sublet_protocol.messages.channel_payloads import LEADER, GroupEvent
+from sublet_protocol.messages.channel_payloads import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
@@ -158,7 +158,7 @@ class GroupEventWatcher:
         self._question(connection)
 
     def _question(self, connection: NodeConnection) -> None:
-        connection.send(GroupEvent(json.dumps({"watch": self._subscription}).encode()))
+        connection.send(GroupEventPayload(json.dumps({"watch": self._subscription}).encode()))
 
     def _ask(self) -> None:
         """Of one to whom the way is open; messages to another would be dropped."""
@@ -176,7 +176,7 @@ class GroupEventWatcher:
         match delivery.body:
             case MailboxOverflow(dropped=dropped):
                 self._put(GroupEventsDropped(dropped))
-            case GroupEvent(payload):
+            case GroupEventPayload(payload):
                 reported = json.loads(payload)
                 if reported.get("event") == LEADER:
                     self._answered(address, reported)

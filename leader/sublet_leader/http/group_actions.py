@@ -21,7 +21,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import admin, reset_transaction
 from sublet_storage.groups.admin import live_reset as live_reset
-from sublet_storage.groups.admin.node_desired_state import LedGroup, request_step_down
+from sublet_storage.groups.admin.node_desired_state import LedGroupRef, request_step_down
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
@@ -128,7 +128,7 @@ class GroupActionsApi:
                 raise Conflict(f"nobody leads {wanted}: there is nobody to step down.")
             if len(live_nodes(connection)) < 2:
                 raise Conflict(f"node {leader.node} is the only one that can lead {wanted}: start another one first.")
-            request_step_down(connection, [LedGroup(overview.group.group_id, leader.term, str(wanted))])
+            request_step_down(connection, [LedGroupRef(overview.group.group_id, leader.term, str(wanted))])
         return json_response({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
 
     def _send_command(self, reported: JsonBody, command: GroupCommand) -> Response:

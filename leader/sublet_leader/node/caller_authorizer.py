@@ -14,7 +14,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate, Caller
 from sublet_protocol.messages.agent_key import agent_of
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 
@@ -27,7 +27,7 @@ class CallerAuthorizer:
         self._principals: dict[str, str] = {}
         self._unjudged: frozenset[str] = frozenset()
 
-    def check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> bool:
+    def check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> bool:
         """Return whether the message can be judged; False: the rules are too old, and its sender repeats it. Raise
         `PermissionDenied` where the caller may not send it, or the agent is somebody else's."""
         try:
@@ -36,14 +36,14 @@ class CallerAuthorizer:
             return False
         return True
 
-    def _check_message(self, subscriber_id: str, message: ToLeader | GroupEvent) -> None:
+    def _check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
         caller = self._caller_of(subscriber_id)
         match message:
             case _ if caller.principal is None:
                 return
             case LeaderWanted():
                 _check_group(caller, Right.JOIN, message.subscription)
-            case GroupEvent():
+            case GroupEventPayload():
                 asked = parse_leader_query(message)
                 caller.check(Right.WATCH, asked.filter, asked.group)
 

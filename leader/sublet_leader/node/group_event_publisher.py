@@ -15,7 +15,7 @@ from sublet_leader.group.members import Member
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.messages.channel_payloads import LEADER, GroupEvent
+from sublet_protocol.messages.channel_payloads import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import Group, Leadership
@@ -93,7 +93,7 @@ class GroupEventPublisher:
                 reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
                 self._publish(Channel.GROUP, each.subscription, reported)
 
-    def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEvent:
+    def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEventPayload:
         """Return the answer to a question."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {
@@ -109,10 +109,10 @@ class GroupEventPublisher:
         if whereabouts.members is not None:
             found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MAX_MEMBERS]
             reported["members"] = [member.to_public_dict for member in found]
-        return GroupEvent(json.dumps(reported).encode())
+        return GroupEventPayload(json.dumps(reported).encode())
 
 
-def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEvent:
+def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEventPayload:
     """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
     line = event.record
     reported: dict[str, Any] = {
@@ -132,10 +132,12 @@ def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEvent:
         "agent": line.agent,
         "session": line.session,
     }
-    return GroupEvent(json.dumps({name: value for name, value in reported.items() if value is not None}).encode())
+    return GroupEventPayload(
+        json.dumps({name: value for name, value in reported.items() if value is not None}).encode()
+    )
 
 
-def parse_leader_query(event: GroupEvent) -> Subscription:
+def parse_leader_query(event: GroupEventPayload) -> Subscription:
     """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
     try:
         asked = json.loads(event.payload)

@@ -18,7 +18,7 @@ class StreamHead:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEvent:
+class GroupEventPayload:
     """An event of a group, for those who watch it; `payload` is JSON, opaque to the connection.
 
     Two parties of your own may use it for any content.

@@ -31,7 +31,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
-    PollDeliveries,
+    PollReply,
     SubscribedKeys,
     SubscriberRefused,
     UnknownSubscriber,
@@ -130,7 +130,7 @@ class NodeSideMachine:
 
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
-    ) -> PollDeliveries | HoldPoll | UnknownSubscriber | SubscriberRefused:
+    ) -> PollReply | HoldPoll | UnknownSubscriber | SubscriberRefused:
         """Forget what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
@@ -142,10 +142,10 @@ class NodeSideMachine:
         if not subscriber.mailbox.acknowledge(acknowledged):
             return self._expel(subscriber_id, f"message {acknowledged} was acknowledged, and never sent")
         if subscriber.mailbox:
-            return PollDeliveries(self._take(subscriber.mailbox))
+            return PollReply(self._take(subscriber.mailbox))
         return HoldPoll(now + min(max(hold_s, 0.0), self.settings.hold_s))
 
-    def end_poll(self, subscriber_id: str, now: float) -> PollDeliveries | UnknownSubscriber:
+    def end_poll(self, subscriber_id: str, now: float) -> PollReply | UnknownSubscriber:
         """End a held poll; return what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
@@ -153,7 +153,7 @@ class NodeSideMachine:
         subscriber.received_at = now
         deliveries = self._take(subscriber.mailbox)
         self._counts["empty_polls"] += not deliveries
-        return PollDeliveries(deliveries)
+        return PollReply(deliveries)
 
     # --- from the owner ---
 

@@ -37,7 +37,7 @@ class CommandsAccepted:
 
 
 @dataclass(frozen=True, slots=True)
-class PollDeliveries:
+class PollReply:
     """The answer to a poll, in order of sequence."""
 
     deliveries: tuple[SequencedMessage, ...]

@@ -45,7 +45,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     CommandsAccepted,
     CommandsAlreadyExecuted,
     HoldPoll,
-    PollDeliveries,
+    PollReply,
     SubscriberRefused,
     UnknownSubscriber,
 )
@@ -200,7 +200,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_poll_reply(self.publisher.incarnation)
             answer = self.publisher.end_poll(subscriber_id, self._clock())
         match answer:
-            case PollDeliveries(deliveries):
+            case PollReply(deliveries):
                 return wire.encode_poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
             case UnknownSubscriber(reason):
                 log.info("subscriber %s is unknown: %s", subscriber_id, reason)

@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     RevokeFinished,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_payloads import GroupEvent, StreamHead
+from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_text
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
@@ -117,7 +117,7 @@ def encode_command(command: Command, channels: ChannelTable = CHANNELS) -> Any:
             return pb.Command(unsubscribe=_subject(channel, key, channels))
         case MessageToNode(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
             return pb.Command(message=codec.encode_to_leader(message))
-        case MessageToNode(GroupEvent(payload)):
+        case MessageToNode(GroupEventPayload(payload)):
             return pb.Command(group_event=payload)
         case MessageToNode(body):
             raise TypeError(f"{type(body).__name__} is not a message to a leader")
@@ -143,10 +143,10 @@ def decode_command(wire: Any, channels: ChannelTable = CHANNELS) -> ReceivedComm
         return UndecodableCommand(str(error))
 
 
-def _read_event(payload: bytes) -> GroupEvent:
+def _read_event(payload: bytes) -> GroupEventPayload:
     if len(payload) > MAX_COMMAND_BYTES:
         raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_COMMAND_BYTES}")
-    return GroupEvent(payload)
+    return GroupEventPayload(payload)
 
 
 def _subject(channel: str, key: str | None, channels: ChannelTable) -> Any:
@@ -256,7 +256,7 @@ def _body(body: Any, channels: ChannelTable) -> dict[str, Any]:
     match body:
         case StreamHead(stream_id, head, closed):
             return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
-        case GroupEvent(payload):
+        case GroupEventPayload(payload):
             return {"group_event": payload}
         case MailboxOverflow(dropped, names):
             numbers: list[Any] = [channels.number(name) for name in names]
@@ -279,7 +279,7 @@ def _read_body(wire: Any, channels: ChannelTable) -> object:
         case "stream_head":
             return StreamHead(wire.stream_head.stream_id, wire.stream_head.head, wire.stream_head.closed)
         case "group_event":
-            return GroupEvent(wire.group_event)
+            return GroupEventPayload(wire.group_event)
         case "gap":
             return MailboxOverflow(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
         case _:
@@ -297,7 +297,7 @@ def body_size(body: object) -> int:
     match body:
         case StreamHead():
             return _ENVELOPE_BYTES
-        case GroupEvent(payload):
+        case GroupEventPayload(payload):
             return _ENVELOPE_BYTES + len(payload)
         case _:
             return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())

@@ -16,7 +16,7 @@ from sublet_protocol.domain.errors import Conflict, NotFound, Unavailable
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.admin.node_desired_state import LedGroup
+    from sublet_storage.groups.admin.node_desired_state import LedGroupRef
     from sublet_storage.node_directory import NodeEntry
 
 POLL_INTERVAL_S = 0.1
@@ -139,7 +139,7 @@ def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
         )
 
 
-def _leaders(connection: psycopg.Connection[Any], led: list[LedGroup]) -> dict[str, str | None]:
+def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
     """Return {subscription: the node that leads it now}; None while no consumer asks for its leader, or no node has
     taken over."""
     from sublet_storage.groups.admin import node_desired_state
@@ -158,7 +158,7 @@ def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
+def _moved(led: list[LedGroupRef], new: dict[str, str | None]) -> str:
     if not led:
         return "It led no groups."
     taken = sum(name is not None for name in new.values())
@@ -168,7 +168,7 @@ def _moved(led: list[LedGroup], new: dict[str, str | None]) -> str:
 
 
 def _notify(
-    cli: CommandContext, reported: dict[str, Any], led: list[LedGroup], new: dict[str, str | None], text: str
+    cli: CommandContext, reported: dict[str, Any], led: list[LedGroupRef], new: dict[str, str | None], text: str
 ) -> None:
     if cli.json:
         groups = [{"subscription": each.subscription, "led_by": new[each.subscription]} for each in led]

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_payloads import GroupEvent
+from sublet_protocol.messages.channel_payloads import GroupEventPayload
 
-DRAIN_EVENT = GroupEvent(json.dumps({"wish": "drain"}).encode())
+DRAIN_EVENT = GroupEventPayload(json.dumps({"wish": "drain"}).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class TaskReport:
     lag: int = 0
     failure: str | None = None
 
-    def encode(self, token: str) -> GroupEvent:
+    def encode(self, token: str) -> GroupEventPayload:
         """As an event that shows the job's token."""
-        return GroupEvent(json.dumps({"token": token, "report": asdict(self)}).encode())
+        return GroupEventPayload(json.dumps({"token": token, "report": asdict(self)}).encode())
 
 
 def decode_report(message: object, token: str) -> TaskReport:
     """Raises `UsageError` for anything but a report of this job."""
     try:
-        if not isinstance(message, GroupEvent):
+        if not isinstance(message, GroupEventPayload):
             raise TypeError(type(message).__name__)
         content: dict[str, Any] = json.loads(message.payload)
         shown, fields = str(content["token"]), dict(content["report"])

@@ -59,7 +59,7 @@ class NodeDesiredState:
 
 
 @dataclass(frozen=True, slots=True)
-class LedGroup:
+class LedGroupRef:
     """A group that a node leads, under that term."""
 
     group_id: int
@@ -83,15 +83,15 @@ def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -
     return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
 
 
-def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroup]) -> None:
+def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroupRef]) -> None:
     """Let these leaders step down, and no later ones of the same groups. Their groups' history has the user."""
     pairs = [(each.group_id, each.term) for each in led]
     conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
-def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroup]:
+def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroupRef]:
     """Return the groups that this life of the node leads, by name; maintenance is no group."""
-    return [LedGroup(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
+    return [LedGroupRef(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 
 
 def leaders_of(conn: psycopg.Connection[Any], group_ids: Iterable[int]) -> dict[int, str]:

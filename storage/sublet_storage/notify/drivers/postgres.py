@@ -24,7 +24,7 @@ from psycopg.pq import TransactionStatus
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
-from sublet_storage.notify.drivers.no_push import NoPushSender
+from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
 
