@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet_leader.node.events import AgentMessageReceived, NodeEvent, NodeStarted, Request, Tick
+from sublet_leader.node.database_requests import execute
+from sublet_leader.node.events import AgentMessageReceived, DatabaseRequest, NodeEvent, NodeStarted
 from sublet_leader.node.machine import Node
-from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import (
     Grant,
@@ -19,6 +19,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import Lending
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -96,7 +97,7 @@ class Twin:
     def give(self, events: Iterable[NodeEvent]) -> Spent:
         """These events, then answers of the store until the node has no more requests."""
         node = twin = 0.0
-        requests: list[Request] = []
+        requests: list[DatabaseRequest] = []
 
         def decide(event: NodeEvent) -> float:
             started = time.process_time()

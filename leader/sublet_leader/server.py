@@ -38,7 +38,6 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
-    Tick,
 )
 from sublet_leader.node.group_event_publisher import GroupEventPublisher, parse_leader_query, to_microseconds
 from sublet_leader.node.machine import Node
@@ -60,6 +59,7 @@ from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import server_credentials
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState

@@ -20,7 +20,7 @@ from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
-from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelTable, Command, SequencedMessage
+from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
@@ -46,7 +46,7 @@ class Node:
     """A node in this process: its session service on a real port."""
 
     def __init__(
-        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelTable = CHANNELS
+        self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelCatalog = CHANNELS
     ) -> None:
         publisher = new_publisher(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
@@ -132,7 +132,7 @@ async def a_node(
     hold_s: float = 5.0,
     mailbox: MailboxLimits | None = None,
     port: int = 0,
-    channels: ChannelTable = CHANNELS,
+    channels: ChannelCatalog = CHANNELS,
 ) -> AsyncIterator[Node]:
     node = Node(incarnation, hold_s, mailbox or MailboxLimits(), port, channels)
     await node.server.start()
@@ -152,7 +152,7 @@ class Agent:
         name: str = "agent",
         settings: PubSubClientSettings | None = None,
         answer_within_s: float = 5.0,
-        channels: ChannelTable = CHANNELS,
+        channels: ChannelCatalog = CHANNELS,
     ) -> None:
         self.seen: list[SequencedMessage] = []
         self.lost: list[ConnectionLost] = []
@@ -174,7 +174,7 @@ class Agent:
 
 @asynccontextmanager
 async def an_agent(
-    address: str, name: str = "agent", settings: PubSubClientSettings | None = None, channels: ChannelTable = CHANNELS
+    address: str, name: str = "agent", settings: PubSubClientSettings | None = None, channels: ChannelCatalog = CHANNELS
 ) -> AsyncIterator[Agent]:
     agent = Agent(address, name, settings, channels=channels)
     try:

@@ -12,11 +12,11 @@ import pytest
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
-from sublet_protocol.pubsub.model import Channel, ChannelKind, ChannelTable, Command, SequencedMessage
+from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
-WEATHER = ChannelTable(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
+WEATHER = ChannelCatalog(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
 
 
 @dataclass(frozen=True)

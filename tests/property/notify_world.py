@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import CatchUp
 from sublet_storage.notify.changes import CatchUpSnapshot, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import decode
@@ -17,7 +18,6 @@ from sublet_storage.notify.publisher_machine import (
     NotificationSendersOpened,
 )
 from sublet_storage.notify.publisher_machine import Event as SaidEvent
-from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
@@ -27,7 +27,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     ListeningStopped,
     NotificationReceived,
     SubscriberStarted,
-    Tick,
 )
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 
@@ -115,7 +114,7 @@ class Speaker:
 
     def _wake(self, life: int) -> None:
         if life == self._lives:
-            self.do(AnnouncerTick())
+            self.do(Tick())
 
     def notify(self, changes: Iterable[ObjectChange]) -> None:
         self.do(ChangesQueued(tuple(changes)))

@@ -26,9 +26,9 @@ from sublet_leader.election import (
     Resign,
     ResignAll,
     StartCampaign,
-    Tick,
 )
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore

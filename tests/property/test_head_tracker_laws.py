@@ -12,8 +12,8 @@ from sublet_borrower.new_data.head_tracker import (
     HeadTracker,
     HeadTrackerSettings,
     StreamsCaughtUp,
-    Tick,
 )
+from sublet_protocol.tick import Tick
 
 S = HeadTrackerSettings()
 STREAMS = (1, 2, 3)

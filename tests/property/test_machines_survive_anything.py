@@ -21,7 +21,6 @@ from sublet_borrower.machine.agent import (
     NodesDiscovered,
     OpenSubscription,
     SubscriptionProgressed,
-    Tick,
 )
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.settings import BorrowerSettings
@@ -33,7 +32,6 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     WritesCommitFailed,
 )
-from sublet_leader.node.events import Tick as NodeTick
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -52,6 +50,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from tests.kit import GRANT_KEY
 from tests.unit.leader_bench import Bench
 from tests.unit.test_node_machine import Play
@@ -199,7 +198,7 @@ def test_a_node_survives_whatever_it_receives(data: st.DataObject) -> None:
         ids = Ids(grants, [leader.term for leader in play.machine.leaders.values()])
         match draw(st.integers(0, 12)):
             case 0:
-                play.do(NodeTick(), play.now + draw(st.sampled_from([0.0, 0.3, 1.1, 7.0, 12.0, 61.0])))
+                play.do(Tick(), play.now + draw(st.sampled_from([0.0, 0.3, 1.1, 7.0, 12.0, 61.0])))
             case 1 | 2 | 3 | 4 if play.requests:
                 commit = play.requests[0]
                 play.answer()

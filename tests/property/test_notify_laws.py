@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
     ChangeNotification,
@@ -27,14 +28,12 @@ from sublet_storage.notify.publisher_machine import (
     NotificationPublisherMachine,
     NotificationSendersOpened,
 )
-from sublet_storage.notify.publisher_machine import Tick as AnnouncerTick
 from sublet_storage.notify.subscriber_machine import NotificationSubscriberMachine
 from sublet_storage.notify.subscriber_machine_events import (
     CatchUpCompleted,
     ListeningStarted,
     NotificationReceived,
     SubscriberStarted,
-    Tick,
 )
 from sublet_storage.notify.version_cache import VersionCache
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
@@ -236,7 +235,7 @@ def test_what_is_announced_fits_and_loses_nothing(seed: int, limit: int) -> None
             data = {"long": "x" * chance.randrange(400)} if chance.random() < 0.3 else None
             changes.append(ObjectChange("stream", key, newest[key], data=data))
         sent += machine.decide(ChangesQueued(tuple(changes)), step * 0.001).sends
-    sent += machine.decide(AnnouncerTick(), 1e3).sends
+    sent += machine.decide(Tick(), 1e3).sends
     assert all(len(message) <= limit for message in sent)
     envelopes = [each for each in map(decode, sent) if isinstance(each, ChangeNotification)]
     assert [each.predecessor for each in envelopes] == [0, *(each.sequence for each in envelopes)][:-1]

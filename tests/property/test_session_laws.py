@@ -27,13 +27,13 @@ from sublet_protocol.pubsub.agent_side_events import (
     PollReplied,
     PollUnanswered,
     SendCommands,
-    Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollReply, UnknownSubscriber
+from sublet_protocol.tick import Tick
 
 CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}
 LIMITS = MailboxLimits(messages=8, reply_messages=3)

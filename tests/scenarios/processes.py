@@ -15,15 +15,14 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.node.events import NodeEvent, Request
-from sublet_leader.node.events import Tick as NodeTick
+from sublet_leader.node.database_requests import execute
+from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_leader.node.machine import Node
-from sublet_leader.node.request_executor import execute
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeRef
 from tests.scenarios.lines import BadLine
 
@@ -78,7 +77,7 @@ class NodeProcess(Process):
         self.machine = Node(NodeRef(name, f"{name}#{life}", name), stage.settings)
 
     def tick(self) -> None:
-        self.handle(NodeTick())
+        self.handle(Tick())
 
     def handle(self, event: NodeEvent) -> None:
         """Give the machine one event and do what it says."""
@@ -92,7 +91,7 @@ class NodeProcess(Process):
         if outcome.is_stopped:
             stage.end(self)
 
-    def answer(self, request: Request) -> None:
+    def answer(self, request: DatabaseRequest) -> None:
         """The database executes the request; the answer comes back."""
         answer = execute(request, self.stage.store, self.machine.ref, self.stage.settings.lease_duration_s)
         self.soon(lambda: self.handle(answer))
@@ -108,7 +107,7 @@ class AgentProcess(Process):
         self._installed: dict[int, tuple[int, int]] = {}
 
     def tick(self) -> None:
-        self.handle(AgentTick())
+        self.handle(Tick())
 
     def handle(self, event: AgentEvent) -> None:
         """Give the machine one event and do what it says."""

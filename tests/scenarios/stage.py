@@ -12,9 +12,9 @@ from collections.abc import Callable
 from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDiscovered
 from sublet_leader.node.events import (
     AgentMessageReceived,
+    DatabaseRequest,
     ForcedRevokeRequested,
     NodeStarted,
-    Request,
     ShutdownRequested,
 )
 from sublet_leader.settings import LeaderSettings
@@ -47,7 +47,7 @@ class Stage:
         self.queue: deque[Callable[[], None]] = deque()
         self.fates: dict[str, str] = {}
         self._late: list[tuple[str, str, Message]] = []
-        self._hanging: dict[str, list[tuple[NodeProcess, Request]]] = {}
+        self._hanging: dict[str, list[tuple[NodeProcess, DatabaseRequest]]] = {}
         self._forced_seen = 0
         self._group_id = 1
         self.nodes: dict[str, NodeProcess] = {}
@@ -164,7 +164,7 @@ class Stage:
 
     # --- the database -----------------------------------------------------------------------------------------------
 
-    def ask_database(self, node: NodeProcess, request: Request) -> None:
+    def ask_database(self, node: NodeProcess, request: DatabaseRequest) -> None:
         """Answered at once, unless it hangs."""
         if node.name in self._hanging:
             self._hanging[node.name].append((node, request))

@@ -16,7 +16,6 @@ from sublet_borrower.machine.agent import (
     SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    Tick,
 )
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.settings import BorrowerSettings
@@ -29,6 +28,7 @@ from sublet_protocol.messages.borrower_leader import (
     RevokeFinished,
     ToBorrower,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query

@@ -7,8 +7,8 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from sublet_leader.node.events import NodeEvent, Request
-from sublet_leader.node.request_executor import execute, failure_answer
+from sublet_leader.node.database_requests import execute, failure_answer
+from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
@@ -261,7 +261,9 @@ class Way:
         """A new connection waits for nothing."""
         self._free_at = self._world.now
 
-    def ask(self, request: Request, ref: NodeRef, lease_s: float, answer: Callable[[NodeEvent], object]) -> None:
+    def ask(
+        self, request: DatabaseRequest, ref: NodeRef, lease_s: float, answer: Callable[[NodeEvent], object]
+    ) -> None:
         """`answer` is called with what the node is to hear, if it still can."""
         world = self._world
         there = max(world.now, self._free_at) + world.random.uniform(0.001, 0.004)
@@ -325,7 +327,7 @@ class Way:
             return world.random.choice((Fate.REFUSED, Fate.LOST, Fate.SILENT))
         return Fate.ANSWERED
 
-    def _execute(self, request: Request, ref: NodeRef, lease_s: float, fate: Fate) -> NodeEvent:
+    def _execute(self, request: DatabaseRequest, ref: NodeRef, lease_s: float, fate: Fate) -> NodeEvent:
         jitter_s = self._world.random.uniform(0, 0.3)
         if fate in (Fate.REFUSED, Fate.LOST):
             return failure_answer(request, unknown=fate is Fate.LOST, jitter_s=jitter_s)

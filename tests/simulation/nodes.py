@@ -14,11 +14,11 @@ from sublet_leader.node.events import (
     NodeStarted,
     ShutdownRequested,
     StreamsChanged,
-    Tick,
 )
 from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import ToLeader
+from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.database import Way
 from tests.simulation.leader_locks import NodeLock

@@ -10,7 +10,6 @@ from sublet_leader.group.events import (
     Event,
     ForcedRevokeRequested,
     GroupOutcome,
-    Tick,
     WritesCommitted,
     WritesNotCommitted,
 )
@@ -28,6 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     GroupOptions,

@@ -17,7 +17,6 @@ from sublet_borrower.machine.agent import (
     SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    Tick,
 )
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
@@ -35,6 +34,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from tests.kit import GRANT_KEY
 
 NODES = ("n1:1", "n2:1", "n3:1")

@@ -22,7 +22,6 @@ from sublet_borrower.machine.events import (
     Send,
     StreamGranted,
     StreamRemoved,
-    Tick,
 )
 from sublet_borrower.machine.transitions import (
     ACTIONS,
@@ -53,6 +52,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from tests.kit import GRANT_KEY
 
 ME, NODE, TERM, GROUP = "a/1", "n1:1", 100, 7

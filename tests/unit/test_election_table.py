@@ -20,9 +20,9 @@ from sublet_leader.election import (
     Resign,
     ResignAll,
     StartCampaign,
-    Tick,
 )
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLock, Leadership
 from sublet_storage.node_directory import NodeRef
 

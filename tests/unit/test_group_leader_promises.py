@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from sublet_borrower.machine.borrower import Borrower, SubscriptionRequest
-from sublet_borrower.machine.events import BorrowerOutcome, LeaderMessageReceived, ProgressReported, Tick
+from sublet_borrower.machine.events import BorrowerOutcome, LeaderMessageReceived, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -24,6 +24,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.groups.model.records import GroupOptions, GroupWrites, LendingStatus, StartingPosition
 from sublet_storage.groups.model.reset_rules import apply_reset

@@ -15,7 +15,6 @@ from sublet_leader.node.events import (
     LeaderLookupRequested,
     LookUpLeader,
     ShutdownRequested,
-    Tick,
     WritesCommitFailed,
 )
 from sublet_leader.node.group_event_publisher import (
@@ -30,6 +29,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition
 from tests.unit.leader_bench import Bench, granted
 from tests.unit.test_node_machine import SETTINGS, SUBSCRIPTION, Play

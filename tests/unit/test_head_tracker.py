@@ -15,8 +15,8 @@ from sublet_borrower.new_data.head_tracker import (
     HeadTrackerOutcome,
     HeadTrackerSettings,
     StreamsCaughtUp,
-    Tick,
 )
+from sublet_protocol.tick import Tick
 
 S = HeadTrackerSettings()
 FIRST, AGAIN = HeadSubscriptionId(7, 50, 1), HeadSubscriptionId(7, 50, 2)

@@ -7,10 +7,10 @@ import pytest
 
 from sublet_leader.node.events import (
     ClaimLeadership,
+    DatabaseRequest,
     LeadershipClaimCompleted,
     LeadershipRenewalCompleted,
     RenewLeaderships,
-    Request,
 )
 from sublet_leader.observe.health import STUCK_S, HealthCheck, HealthState, evaluate_health
 from sublet_leader.observe.health_signals import HealthSignals
@@ -62,7 +62,7 @@ def claim(vitals: HealthSignals, leadership_id: int, node: NodeRef) -> None:
 
 def ask(
     vitals: HealthSignals,
-    request: Request,
+    request: DatabaseRequest,
     answer: LeadershipRenewalCompleted | LeadershipClaimCompleted,
     problem: Exception | None = None,
 ) -> None:

@@ -17,14 +17,13 @@ from sublet_leader.election import (
     LocksChecked,
     RenewCompleted,
     StartCampaign,
-    Tick,
 )
 from sublet_leader.election.lock_watch import LockWatch
-from sublet_leader.node import events as node_events
 from sublet_leader.node.events import ClaimLeadership, RenewLeaderships
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import LeaderConnectResponse, Ping, PingResponse
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLock, Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.unit.leader_bench import granted
@@ -129,7 +128,7 @@ def test_a_node_declares_the_lock_that_it_holds() -> None:
     assert node.waiting(ClaimLeadership) == [ClaimLeadership(1, 0.0, MINE.key)]
     node.settle()
     node.do(LockLost(1.0), at=1.0)
-    node.do(node_events.Tick(), at=2.0)
+    node.do(Tick(), at=2.0)
     assert node.waiting(RenewLeaderships)[0].lock_key is None, "without it leases alone decide, as soon as it says so"
 
 
@@ -147,7 +146,7 @@ def test_a_leader_without_its_lock_is_silent() -> None:
         if until == "held":
             node.do(LockAcquired(MINE.key))
         else:
-            node.do(node_events.Tick())
+            node.do(Tick())
             node.settle()
         assert answers(node, lost_at + 1.1)
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from sublet_borrower.machine.agent import Agent, NodeMessageReceived, NodesDiscovered, OpenSubscription
-from sublet_borrower.machine.agent import Tick as AgentTick
 from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_parts import split_into_parts
@@ -28,6 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
 )
 from sublet_protocol.messages.borrower_leader_codec import count_items, decode_to_leader, encode_to_leader
+from sublet_protocol.tick import Tick
 from tests.unit.test_borrower_machine import GRANT, ME, SETTINGS, WANTS, Play, connected
 
 pytestmark = pytest.mark.conforms("X4")
@@ -129,5 +129,5 @@ def test_pings_of_very_many_borrowers_are_split() -> None:
         agent.decide(OpenSubscription(handle, f"$share/g{handle}/#"), 0.0)
         answer = LeaderConnectResponse(f"a/{handle + 1}", 1, handle + 1)
         agent.decide(NodeMessageReceived("n:1", answer), 0.0)
-    sent = [message for _, message in agent.decide(AgentTick(), 2.0).sends if isinstance(message, Ping)]
+    sent = [message for _, message in agent.decide(Tick(), 2.0).sends if isinstance(message, Ping)]
     assert [len(ping.borrower_ids) for ping in sent] == [MAX_BORROWERS, MAX_BORROWERS, 1]

@@ -8,10 +8,12 @@ from typing import TypeVar
 import pytest
 
 from sublet_leader.group.watch_events import GroupWatchEvent
+from sublet_leader.node.database_requests import execute
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
     CommitWrites,
+    DatabaseRequest,
     ForcedRevokeRequested,
     GroupLoadCompleted,
     GroupOpenCompleted,
@@ -21,13 +23,10 @@ from sublet_leader.node.events import (
     OpenGroup,
     ReleaseLeaderships,
     RenewLeaderships,
-    Request,
     ShutdownRequested,
-    Tick,
     WritesCommitFailed,
 )
 from sublet_leader.node.machine import Node
-from sublet_leader.node.request_executor import execute
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -45,6 +44,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store import groups
@@ -71,7 +71,7 @@ class Play:
         self.store = store
         self.ref = NodeRef(name, f"{name}#1", f"{name}:1")
         self.machine = Node(self.ref, SETTINGS)
-        self.requests: list[Request] = []
+        self.requests: list[DatabaseRequest] = []
         self.sent: list[tuple[str, ToBorrower]] = []
         self.stories: list[str] = []
         self.reported: list[GroupWatchEvent] = []
@@ -101,7 +101,7 @@ class Play:
         """Execute the first request that waits."""
         return self.do(self.execute(self.requests.pop(0)))
 
-    def execute(self, request: Request) -> NodeEvent:
+    def execute(self, request: DatabaseRequest) -> NodeEvent:
         """What the database says."""
         return execute(request, self.store, self.ref, SETTINGS.lease_duration_s)
 

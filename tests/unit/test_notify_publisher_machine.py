@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.changes import (
     ChangeNotification,
     Message,
@@ -24,7 +25,6 @@ from sublet_storage.notify.publisher_machine import (
     NotificationPublisherMachine,
     NotificationPublisherStatus,
     NotificationSendersOpened,
-    Tick,
 )
 
 SETTINGS = NotifySettings()

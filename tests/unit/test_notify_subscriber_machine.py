@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify import subscriber_machine as listener_module
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause
 from sublet_storage.notify.changes import (
@@ -27,7 +28,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     MalformedNotificationReceived,
     NotificationReceived,
     SubscriberStarted,
-    Tick,
 )
 
 SETTINGS = NotifySettings()

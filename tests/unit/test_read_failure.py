@@ -9,7 +9,7 @@ from typing import cast
 import pytest
 
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
-from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted, Tick
+from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted
 from sublet_borrower.machine.message_parts import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import (
     PERSISTENT_AFTER_S,
@@ -29,6 +29,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.messages.borrower_leader_codec import decode_to_leader, encode_to_leader
 from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import READABLE, UNREADABLE, GroupOptions, OnPoison, StartingPosition
 from sublet_storage.log.fetch import LogPage
 from tests.kit import GRANT_KEY

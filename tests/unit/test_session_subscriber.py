@@ -25,7 +25,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     PollReplied,
     PollUnanswered,
     SendCommands,
-    Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.counters import AgentSideCounters
@@ -38,6 +37,7 @@ from sublet_protocol.pubsub.model import (
     Subscribe,
     Unsubscribe,
 )
+from sublet_protocol.tick import Tick
 
 I = TypeVar("I", bound=Instruction)  # noqa: E741
 

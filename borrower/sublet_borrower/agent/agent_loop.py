@@ -24,7 +24,6 @@ from sublet_borrower.machine.agent import (
     SessionUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
-    Tick,
 )
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
@@ -41,6 +40,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionL
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
+from sublet_protocol.tick import Tick
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Ping, ToBorrower, ToLeader
+from sublet_protocol.tick import Tick
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -71,11 +72,6 @@ class SubscriptionProgressed:
 
     handle: int
     progress: ProgressReported
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
 
 
 AgentEvent = (
@@ -163,7 +159,7 @@ class Agent:
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
                 for handle in due:
-                    self._pass(handle, borrower_events.Tick(), now)
+                    self._pass(handle, Tick(), now)
         return self._outcome(now)
 
     def group_id(self, handle: int) -> int | None:

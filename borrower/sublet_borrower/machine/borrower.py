@@ -21,7 +21,6 @@ from sublet_borrower.machine.events import (
     Send,
     StreamGranted,
     StreamRemoved,
-    Tick,
 )
 from sublet_borrower.machine.message_parts import split_into_parts
 from sublet_borrower.machine.transitions import (
@@ -49,6 +48,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 
 _KINDS: dict[type, BorrowerEventKind] = {
     PingResponse: BorrowerEventKind.PING_RESPONSE,

@@ -14,6 +14,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     ToLeader,
 )
+from sublet_protocol.tick import Tick
 
 # --- in -------------------------------------------------------------------------------------------------------------
 
@@ -63,11 +64,6 @@ class LeaveRequested:
     request it."""
 
     reason: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
 
 
 Event = LeaderMessageReceived | NodeLost | ProgressReported | LeaveRequested | Tick

@@ -18,6 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from sublet_protocol.tick import Tick
+
 WEIGHT = 0.25
 """Of the last look in what a look takes."""
 
@@ -68,11 +70,6 @@ class HeadsRead:
 
     heads: Mapping[int, int]
     took_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
 
 
 HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick

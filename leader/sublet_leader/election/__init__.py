@@ -31,7 +31,6 @@ from sublet_leader.election.events import (
     Resign,
     ResignAll,
     StartCampaign,
-    Tick,
 )
 from sublet_leader.election.lock_watch import LocksChecked
 from sublet_leader.election.machine import Election
@@ -59,5 +58,4 @@ __all__ = [
     "Resign",
     "ResignAll",
     "StartCampaign",
-    "Tick",
 ]

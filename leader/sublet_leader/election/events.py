@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.election.lock_watch import LocksChecked
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLock, Leadership
 
 
@@ -69,11 +70,6 @@ class LockLost:
     """The connection that held this node's own lock has ended: at that time it was still seen to be there."""
 
     at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
 
 
 LockEvent = LockAcquired | LockLost | LocksChecked

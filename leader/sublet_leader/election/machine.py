@@ -24,11 +24,11 @@ from sublet_leader.election.events import (
     Resign,
     ResignAll,
     StartCampaign,
-    Tick,
 )
 from sublet_leader.election.lock_watch import LocksChecked, LockWatch
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import LeaderLock
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import GroupWriteResult, HistoryRecord, LendingChange
 
 
@@ -49,11 +50,6 @@ class MemberRightRevoked:
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
     """Streams were opened or closed, epochs completed, or the desired state changed; unverified."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
 
 
 Event = (

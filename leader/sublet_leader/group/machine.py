@@ -15,7 +15,6 @@ from sublet_leader.group.events import (
     GroupOutcome,
     MemberRightRevoked,
     StreamsChanged,
-    Tick,
     WritesCommitted,
     WritesNotCommitted,
 )
@@ -41,6 +40,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToBorrower,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.desired_state import format_pause
 from sublet_storage.groups.model.records import (
     COMMAND,

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from sublet_leader.node.events import NodeEvent, RenewLeaderships, Request
-from sublet_leader.node.request_executor import execute, failure_answer
+from sublet_leader.node.database_requests import execute, failure_answer
+from sublet_leader.node.events import DatabaseRequest, NodeEvent, RenewLeaderships
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import SubletError, UnknownOutcome
 from sublet_storage.groups.coordinator.store import GroupStore
@@ -28,10 +28,10 @@ JITTER_S = 0.3
 class DatabaseRequestObserver(Protocol):
     """Called on the worker's thread with each request, its result, and how many seconds it took."""
 
-    def on_request(self, request: Request) -> None:
+    def on_request(self, request: DatabaseRequest) -> None:
         """It goes out."""
 
-    def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+    def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
         """It was answered, or failed."""
 
 
@@ -50,7 +50,7 @@ class DatabaseWorker:
     ) -> None:
         self._store, self._ref, self._settings, self._answer = store, ref, settings, answer
         self._observers, self._on_failure = observers, on_failure
-        self._queue: queue.PriorityQueue[tuple[int, int, Request | None]] = queue.PriorityQueue()
+        self._queue: queue.PriorityQueue[tuple[int, int, DatabaseRequest | None]] = queue.PriorityQueue()
         self._order = itertools.count()
         self._quiet = LogThrottle()
         self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
@@ -59,7 +59,7 @@ class DatabaseWorker:
         """Begin to work."""
         self._thread.start()
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: DatabaseRequest) -> None:
         """Queue a request. A renewal goes before everything that waits: leases must not run out behind a long queue."""
         self._queue.put((0 if isinstance(request, RenewLeaderships) else 1, next(self._order), request))
 
@@ -75,7 +75,7 @@ class DatabaseWorker:
         except Exception as error:  # noqa: BLE001 a node whose worker is gone is none
             self._on_failure(error)
 
-    def _observed(self, request: Request) -> NodeEvent:
+    def _observed(self, request: DatabaseRequest) -> NodeEvent:
         for observer in self._observers:
             observer.on_request(request)
         began = time.monotonic()
@@ -85,7 +85,7 @@ class DatabaseWorker:
             observer.on_answer(request, answer, problem, took_s)
         return answer
 
-    def _execute(self, request: Request) -> tuple[NodeEvent, Exception | None]:
+    def _execute(self, request: DatabaseRequest) -> tuple[NodeEvent, Exception | None]:
         jitter_s = random.uniform(0, JITTER_S)
         try:
             return execute(request, self._store, self._ref, self._settings.lease_duration_s, jitter_s), None
@@ -96,7 +96,7 @@ class DatabaseWorker:
             self._notify(request, error, logging.ERROR)
             return failure_answer(request, unknown=True, jitter_s=jitter_s), error
 
-    def _notify(self, request: Request, error: Exception, level: int = logging.WARNING) -> None:
+    def _notify(self, request: DatabaseRequest, error: Exception, level: int = logging.WARNING) -> None:
         """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
         if (before := self._quiet.acquire((type(request), type(error)))) is not None:
             text, name = "%s failed%s: %s", type(request).__name__

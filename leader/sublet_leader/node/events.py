@@ -12,6 +12,7 @@ from sublet_leader.node.group_event_publisher import LeaderQueryReply
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.pubsub.counters import NodeSideCounters
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import (
     Group,
     GroupWriteResult,
@@ -99,7 +100,7 @@ class ReadSessionEpoch:
     principal: str | None = None
 
 
-Request = (
+DatabaseRequest = (
     OpenGroup
     | ClaimLeadership
     | RenewLeaderships
@@ -287,11 +288,6 @@ class ShutdownRequested:
     deadline: float
 
 
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
 DatabaseAnswer = (
     GroupOpenCompleted
     | LeadershipClaimCompleted
@@ -331,7 +327,7 @@ class NodeOutcome:
     `history`: what is true by now, for watchers; `leader_locations`: the answers to leader queries.
     """
 
-    requests: tuple[Request, ...] = ()
+    requests: tuple[DatabaseRequest, ...] = ()
     sends: tuple[tuple[str, ToBorrower], ...] = ()
     wake_at: float | None = None
     is_stopped: bool = False
@@ -344,7 +340,7 @@ class NodeOutcome:
 class NodeOutcomeBuilder:
     """An outcome in the making."""
 
-    requests: list[Request] = field(default_factory=list)
+    requests: list[DatabaseRequest] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     history: list[GroupWatchEvent] = field(default_factory=list)

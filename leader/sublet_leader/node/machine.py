@@ -43,7 +43,6 @@ from sublet_leader.node.events import (
     SessionEpochRead,
     ShutdownRequested,
     StreamsChanged,
-    Tick,
     WritesCommitFailed,
     WritesCommitted,
 )
@@ -67,6 +66,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
+from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import (
     MAINTENANCE,
     TAKEOVER,
@@ -392,7 +392,7 @@ class Node:
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, deposed_until)
         self.leaders[group.group_id] = leader
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
-        self._give(leader, group_events.Tick(), now)
+        self._give(leader, Tick(), now)
         self._admit(group, now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
@@ -411,7 +411,7 @@ class Node:
         group_id = leader.group.group_id
         if self.election.trusted_term(group_id, now) != leader.term:
             # A renewal's answer may yet come and extend the trust: by then this leader would have missed the event.
-            self._elect(el.Tick(), now)
+            self._elect(Tick(), now)
             return
         try:
             outcome = leader.decide(event, now)
@@ -476,12 +476,12 @@ class Node:
     # --- time -------------------------------------------------------------------------------------------------------
 
     def _pass_time(self, now: float) -> None:
-        self._elect(el.Tick(), now)
+        self._elect(Tick(), now)
         for group_id in [g for g, at in self._wake.items() if at <= now]:
             leader = self.leaders.get(group_id)
             if leader is not None:
                 self._wake[group_id] = _NEVER
-                self._give(leader, group_events.Tick(), now)
+                self._give(leader, Tick(), now)
         for group in self.registry.take_idle_groups(now, self.settings.leader_idle_timeout_s, self.leaders):
             self._elect(el.Resign(group.group_id), now)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 
 from sublet_leader.group.watch_events import EVICT, FENCE, JOIN, LEAVE, STEP_DOWN, GroupWatchEvent
-from sublet_leader.node.events import CommitWrites, NodeEvent, Request, WritesCommitFailed, WritesCommitted
+from sublet_leader.node.events import CommitWrites, DatabaseRequest, NodeEvent, WritesCommitFailed, WritesCommitted
 from sublet_leader.observe import metric_definitions
 from sublet_leader.observe.metric_definitions import MetricDefinition
 from sublet_storage.groups.model.records import TAKEOVER
@@ -55,10 +55,10 @@ class NodeCounters:
                 forced = "true" if line.is_forced else "false"
                 self._lendings.labels(self._groups.named(each.subscription), line.event, reason, forced).inc()
 
-    def on_request(self, request: Request) -> None:
+    def on_request(self, request: DatabaseRequest) -> None:
         """A request goes out to the database."""
 
-    def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+    def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
         """What came of it."""
         kind = type(request).__name__
         self._latency.labels(kind).observe(took_s)

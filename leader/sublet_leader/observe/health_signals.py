@@ -12,11 +12,11 @@ import psycopg
 
 from sublet_leader.node.events import (
     ClaimLeadership,
+    DatabaseRequest,
     LeadershipClaimCompleted,
     LeadershipRenewalCompleted,
     NodeEvent,
     RenewLeaderships,
-    Request,
 )
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.db.store_connection import TransactionRolledBack
@@ -76,11 +76,11 @@ class HealthSignals:
         """The loop has come round."""
         self.last_loop_beat_at = self.clock()
 
-    def on_request(self, request: Request) -> None:
+    def on_request(self, request: DatabaseRequest) -> None:
         """The worker sends a request to the database."""
         self.worker.on_request(self.clock())
 
-    def on_answer(self, request: Request, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
+    def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
         """What came of it; leases are looked at closely."""
         now = self.clock()
         self.worker.on_answer(now, problem)

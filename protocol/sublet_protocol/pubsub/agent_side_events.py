@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum, StrEnum
 
 from sublet_protocol.pubsub.model import Command, CommandRefusal, SequencedMessage
+from sublet_protocol.tick import Tick
 
 
 class ConnectionStatus(Enum):
@@ -86,11 +87,6 @@ class ConnectionRejected:
 
     subscriber_incarnation: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """The time named by `wake_at` has come."""
 
 
 Event = (

@@ -38,7 +38,6 @@ from sublet_protocol.pubsub.agent_side_events import (
     PollReplied,
     PollUnanswered,
     SendCommands,
-    Tick,
 )
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import (
@@ -52,6 +51,7 @@ from sublet_protocol.pubsub.model import (
     Subscribe,
     Unsubscribe,
 )
+from sublet_protocol.tick import Tick
 
 FAILURES_TO_LOSE = 2
 """How many failed calls of a kind in a row end a life."""

@@ -26,7 +26,7 @@ Subject = tuple[str, str | None]
 """What is subscribed to: a channel, and a key or None for all."""
 
 
-class ChannelTable(Mapping[str, ChannelKind]):
+class ChannelCatalog(Mapping[str, ChannelKind]):
     """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
 
     def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
@@ -52,7 +52,7 @@ class ChannelTable(Mapping[str, ChannelKind]):
         return self._names.get(number)
 
 
-CHANNELS = ChannelTable(
+CHANNELS = ChannelCatalog(
     (Channel.BORROWER, 1, ChannelKind.LOG),
     (Channel.STREAM, 2, ChannelKind.STATE),
     (Channel.GROUP, 3, ChannelKind.LOG),

@@ -41,12 +41,12 @@ from sublet_protocol.pubsub.agent_side_events import (
     Instruction,
     PollUnanswered,
     SendCommands,
-    Tick,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
 from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDelivery, OnLost, call_safely
 from sublet_protocol.pubsub.counters import AgentSideCounters
-from sublet_protocol.pubsub.model import CHANNELS, ChannelTable, Command, MessageToNode, Subscribe, Unsubscribe
+from sublet_protocol.pubsub.model import CHANNELS, ChannelCatalog, Command, MessageToNode, Subscribe, Unsubscribe
+from sublet_protocol.tick import Tick
 from sublet_protocol.tls.channel import channel_signature, explain_failure, open_aio_channel
 from sublet_protocol.v1 import sublet_pb2_grpc
 
@@ -109,7 +109,7 @@ class NodeConnection:
         settings: PubSubClientSettings | None = None,
         answer_within_s: float = CALL_TIMEOUT_S,
         token: Secret | None = None,
-        channels: ChannelTable = CHANNELS,
+        channels: ChannelCatalog = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.address = address

@@ -34,7 +34,7 @@ from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelTable,
+    ChannelCatalog,
     CommandRefusal,
     ReceivedCommand,
     Subscribe,
@@ -84,7 +84,7 @@ Principal = Callable[[], str | None]
 
 
 def new_publisher(
-    incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelTable = CHANNELS
+    incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelCatalog = CHANNELS
 ) -> NodeSideMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
     return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
@@ -112,7 +112,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_interest: OnInterest = lambda channel, key, wanted: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
         principal: Principal = lambda: None,
-        channels: ChannelTable = CHANNELS,
+        channels: ChannelCatalog = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.publisher = publisher

@@ -32,7 +32,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage, check_id, ch
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,
-    ChannelTable,
+    ChannelCatalog,
     Command,
     CommandRefusal,
     MailboxOverflow,
@@ -55,7 +55,7 @@ _ENVELOPE_BYTES = 64
 # --- requests -------------------------------------------------------------------------------------------------------
 
 
-def encode_batch_request(batch: SendCommands, key: AgentKey, channels: ChannelTable = CHANNELS) -> Any:
+def encode_batch_request(batch: SendCommands, key: AgentKey, channels: ChannelCatalog = CHANNELS) -> Any:
     """Return a `CommandBatch`."""
     return pb.CommandBatch(
         protocol_version=PROTOCOL_VERSION,
@@ -108,7 +108,7 @@ def take_agent_key(request: Any) -> bool:
 # --- commands -------------------------------------------------------------------------------------------------------
 
 
-def encode_command(command: Command, channels: ChannelTable = CHANNELS) -> Any:
+def encode_command(command: Command, channels: ChannelCatalog = CHANNELS) -> Any:
     """Return a `Command`."""
     match command:
         case Subscribe(channel, key):
@@ -125,7 +125,7 @@ def encode_command(command: Command, channels: ChannelTable = CHANNELS) -> Any:
             assert_never(command)
 
 
-def decode_command(wire: Any, channels: ChannelTable = CHANNELS) -> ReceivedCommand:
+def decode_command(wire: Any, channels: ChannelCatalog = CHANNELS) -> ReceivedCommand:
     """Return a command, or `UndecodableCommand` with the reason."""
     try:
         match wire.WhichOneof("command"):
@@ -149,7 +149,7 @@ def _read_event(payload: bytes) -> GroupEventPayload:
     return GroupEventPayload(payload)
 
 
-def _subject(channel: str, key: str | None, channels: ChannelTable) -> Any:
+def _subject(channel: str, key: str | None, channels: ChannelCatalog) -> Any:
     number: Any = channels.number(channel)
     if not number:
         raise UsageError(f"channel {channel!r}: it is none of this session's. These are: {', '.join(channels)}")
@@ -158,7 +158,7 @@ def _subject(channel: str, key: str | None, channels: ChannelTable) -> Any:
     return pb.Subject(channel=number, key=_key(key))
 
 
-def _read_subject(wire: Any, channels: ChannelTable) -> tuple[str, str | None]:
+def _read_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]:
     channel = channels.name(wire.channel)
     if channel is None:
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
@@ -211,7 +211,7 @@ def encode_poll_reply(
     deliveries: Iterable[SequencedMessage] = (),
     *,
     unknown: bool = False,
-    channels: ChannelTable = CHANNELS,
+    channels: ChannelCatalog = CHANNELS,
 ) -> Any:
     """Return a `PollReply`."""
     return pb.PollReply(
@@ -230,7 +230,9 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
     )
 
 
-def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelTable = CHANNELS) -> PollReplied:
+def decode_poll_reply(
+    poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelCatalog = CHANNELS
+) -> PollReplied:
     """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
@@ -239,7 +241,7 @@ def decode_poll_reply(poll: CallPoll, wire: Any, jitter: float = 0.0, channels: 
 # --- deliveries -----------------------------------------------------------------------------------------------------
 
 
-def encode_delivery(delivery: SequencedMessage, channels: ChannelTable = CHANNELS) -> Any:
+def encode_delivery(delivery: SequencedMessage, channels: ChannelCatalog = CHANNELS) -> Any:
     """Return a `Delivery`."""
     number: Any = channels.number(delivery.channel)
     return pb.Delivery(
@@ -252,7 +254,7 @@ def encode_delivery(delivery: SequencedMessage, channels: ChannelTable = CHANNEL
     )
 
 
-def _body(body: Any, channels: ChannelTable) -> dict[str, Any]:
+def _body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
     match body:
         case StreamHead(stream_id, head, closed):
             return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
@@ -265,14 +267,14 @@ def _body(body: Any, channels: ChannelTable) -> dict[str, Any]:
             return {"to_borrower": codec.encode_to_borrower(body)}
 
 
-def decode_delivery(wire: Any, channels: ChannelTable = CHANNELS) -> SequencedMessage:
+def decode_delivery(wire: Any, channels: ChannelCatalog = CHANNELS) -> SequencedMessage:
     """One message of a poll's reply; raises `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
-def _read_body(wire: Any, channels: ChannelTable) -> object:
+def _read_body(wire: Any, channels: ChannelCatalog) -> object:
     match wire.WhichOneof("body"):
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)
@@ -286,7 +288,7 @@ def _read_body(wire: Any, channels: ChannelTable) -> object:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 
 
-def _channel(number: int, channels: ChannelTable) -> str:
+def _channel(number: int, channels: ChannelCatalog) -> str:
     if (name := channels.name(number)) is None:
         raise MalformedMessage(f"channel {number}: this version does not know it")
     return name
@@ -303,7 +305,7 @@ def body_size(body: object) -> int:
             return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())
 
 
-def command_size(command: Command, channels: ChannelTable = CHANNELS) -> tuple[int, int]:
+def command_size(command: Command, channels: ChannelCatalog = CHANNELS) -> tuple[int, int]:
     """Return the bytes of a command on the wire, nearly, and for how many items it counts."""
     encoded = encode_command(command, channels)
     return 4 + int(encoded.ByteSize()), count_items(encoded)

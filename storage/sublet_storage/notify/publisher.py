@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import psycopg
 
 from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.tick import Tick
 from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, stream_change
@@ -35,7 +36,6 @@ from sublet_storage.notify.publisher_machine import (
     NotificationPublisherMachine,
     NotificationPublisherStatus,
     NotificationSendersOpened,
-    Tick,
 )
 from sublet_storage.util.log_throttle import LogThrottle
 

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import assert_never
 
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.changes import ChangeNotification, NotificationHeartbeat, NotifySettings, ObjectChange
 from sublet_storage.notify.codec import encode, encode_change, encode_parts
 
@@ -63,11 +64,6 @@ class ChangesQueued:
 @dataclass(frozen=True, slots=True)
 class CloseRequested:
     """The process ends, or has nothing more to publish."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """It is `wake_at`."""
 
 
 Event = NotificationSendersOpened | ChangesQueued | CloseRequested | Tick

@@ -21,6 +21,7 @@ import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
 from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
+from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.notify.catch_up_reads import ReadSnapshot
@@ -39,7 +40,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     MalformedNotificationReceived,
     NotificationReceived,
     SubscriberStarted,
-    Tick,
 )
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 from sublet_storage.util.log_throttle import LogThrottle

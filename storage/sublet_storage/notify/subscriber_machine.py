@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import CatchUpCause, CatchUpScheduler
 from sublet_storage.notify.changes import (
     KINDS,
@@ -38,7 +39,6 @@ from sublet_storage.notify.subscriber_machine_events import (
     NotificationSubscriberOutcome,
     SequenceGap,
     SubscriberStarted,
-    Tick,
 )
 
 MAX_PUBLISHERS = 10_000

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sublet_protocol.tick import Tick
 from sublet_storage.notify.catch_up_scheduler import CatchUp
 from sublet_storage.notify.changes import Message, ObjectChange
 
@@ -55,11 +56,6 @@ class CatchUpCompleted:
 
     channel: str
     is_ok: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """It is `wake_at`."""
 
 
 Event = (

@@ -12,6 +12,7 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
+    DatabaseRequest,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
@@ -24,7 +25,6 @@ from sublet_leader.node.events import (
     ReadSessionEpoch,
     ReleaseLeaderships,
     RenewLeaderships,
-    Request,
     SessionEpochRead,
     WritesCommitFailed,
     WritesCommitted,
@@ -34,7 +34,9 @@ from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.node_directory import NodeRef
 
 
-def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0) -> DatabaseAnswer:
+def execute(
+    request: DatabaseRequest, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0
+) -> DatabaseAnswer:
     """Execute the request for the node `ref`. Answers that are no failure (an undeclared queue, a lost term) are events
     too; raises what the store raises where the database did not answer: then `failure_answer` makes the event.
 
@@ -62,7 +64,7 @@ def execute(request: Request, store: GroupStore, ref: NodeRef, lease_s: float, j
             assert_never(request)
 
 
-def failure_answer(request: Request, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
+def failure_answer(request: DatabaseRequest, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
     """Return the event for a request that the database did not answer. `unknown`: it may have executed it all the
     same."""
     match request:

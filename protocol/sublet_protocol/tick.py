@@ -1,0 +1,8 @@
+"""The event of every machine that time has passed."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed: the machine's `wake_at` has come, or may have."""
