@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sublet_leader.node.database_requests import execute
+from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import AgentMessageReceived, DatabaseRequest, NodeEvent, NodeStarted
 from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings

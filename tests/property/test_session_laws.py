@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
-    CancelPoll,
+    CancelPollCall,
     CommandsReplied,
     CommandsUnanswered,
     ConnectionLost,
@@ -79,7 +79,7 @@ class World:
                 self.calls["poll"] = instruction
             case CancelCommands():
                 del self.calls["batch"]
-            case CancelPoll():
+            case CancelPollCall():
                 del self.calls["poll"]
             case ConnectionLost():
                 self.doubts += 1

@@ -18,7 +18,7 @@ from sublet_borrower.machine.agent import (
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.node.database_requests import execute
+from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_leader.node.machine import Node
 from sublet_protocol.domain.subscriptions import Subscription

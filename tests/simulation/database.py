@@ -7,7 +7,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from sublet_leader.node.database_requests import execute, failure_answer
+from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import GrantKey

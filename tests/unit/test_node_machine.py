@@ -8,7 +8,7 @@ from typing import TypeVar
 import pytest
 
 from sublet_leader.group.watch_events import GroupWatchEvent
-from sublet_leader.node.database_requests import execute
+from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,

@@ -9,7 +9,7 @@ import pytest
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
-    CancelPoll,
+    CancelPollCall,
     CommandsRejected,
     CommandsReplied,
     CommandsUnanswered,
@@ -154,14 +154,14 @@ def test_a_poll_is_held_only_while_something_is_wanted() -> None:
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
     assert [type(one) for one in harness.do(ExpectDirectMessages(True))] == [CallPoll]
-    assert harness.do(ExpectDirectMessages(False)) == [CancelPoll()]
+    assert harness.do(ExpectDirectMessages(False)) == [CancelPollCall()]
     assert harness.machine.status is ConnectionStatus.IDLE
 
 
 def test_a_life_ends_in_peace_when_nothing_is_wanted() -> None:
     harness = connected(("news", "k"))
     old = harness.machine.subscriber_id
-    assert CancelPoll() in harness.do(Unsubscribe("news", "k"))
+    assert CancelPollCall() in harness.do(Unsubscribe("news", "k"))
     harness.batch_ok()
     assert harness.machine.status is ConnectionStatus.IDLE
     harness.do(Subscribe("news", "k"))

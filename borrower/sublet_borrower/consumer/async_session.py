@@ -21,7 +21,7 @@ from typing import Any, NoReturn, ParamSpec, Self, TypeVar
 
 import psycopg
 
-from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionIterators
+from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionLoopRegistry
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.owner_process import OwnerProcess
@@ -57,7 +57,7 @@ class AsyncSession:
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
-        self._loops = SessionIterators()
+        self._loops = SessionLoopRegistry()
         self._given: Batch | None = None
         self._has_given = False
         self._draining = False

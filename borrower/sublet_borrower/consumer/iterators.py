@@ -51,14 +51,14 @@ class IterableSession(Protocol):
     """A session, as its iterators see it. `left`: a loop is over with that batch; whether well."""
 
     @property
-    def loops(self) -> SessionIterators: ...
+    def loops(self) -> SessionLoopRegistry: ...
 
     def poll(self) -> Batch | None: ...
 
     def left(self, batch: Batch, *, well: bool) -> None: ...
 
 
-class SessionIterators:
+class SessionLoopRegistry:
     """The loops over one session that are still alive."""
 
     def __init__(self) -> None:
@@ -90,7 +90,7 @@ class _Loop:
     Only `next` called by hand makes no loop: its batch is acknowledged as that of `poll` is.
     """
 
-    def __init__(self, loops: SessionIterators, left: Callable[[Batch, bool], None]) -> None:
+    def __init__(self, loops: SessionLoopRegistry, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batches: list[Batch] = []
         self._is_for = self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
@@ -168,7 +168,7 @@ class _Loop:
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `SessionIterators`. Another task or thread may advance it while this one is running."""
+        """See `SessionLoopRegistry`. Another task or thread may advance it while this one is running."""
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
@@ -284,7 +284,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     def __init__(
         self,
         ask: Callable[[], Awaitable[Batch | None]],
-        loops: SessionIterators,
+        loops: SessionLoopRegistry,
         left: Callable[[Batch, bool], None],
         frame: FrameType,
     ) -> None:

@@ -131,7 +131,7 @@ class CancelCommands:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelPoll:
+class CancelPollCall:
     """Give up the poll that is held; its answer is not wanted."""
 
 
@@ -177,7 +177,7 @@ Instruction = (
     SendCommands
     | CallPoll
     | CancelCommands
-    | CancelPoll
+    | CancelPollCall
     | Deliver
     | CommandsRejected
     | ConnectionLost

@@ -22,7 +22,7 @@ from sublet_protocol.pubsub.agent_side_events import (
     AgentSideOutcome,
     CallPoll,
     CancelCommands,
-    CancelPoll,
+    CancelPollCall,
     CommandsRejected,
     CommandsReplied,
     CommandsUnanswered,
@@ -343,7 +343,7 @@ class AgentSideMachine:
         if self._life.batch.busy:
             self._out.append(CancelCommands())
         if self._life.poll.busy:
-            self._out.append(CancelPoll())
+            self._out.append(CancelPollCall())
 
     def _begin_life(self, not_before: float) -> None:
         self._life = _Life(self._life.id + 1)
@@ -404,7 +404,7 @@ class AgentSideMachine:
         wanted = bool(self._wanted) or self._listening
         if self._life.poll.busy and not wanted:
             self._life.poll.busy = False
-            self._out.append(CancelPoll())
+            self._out.append(CancelPollCall())
         if not wanted or self._life.poll.busy or now < self._life.poll.not_before:
             return
         self._life.poll.busy = True

@@ -28,7 +28,7 @@ from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
     CallPoll,
     CancelCommands,
-    CancelPoll,
+    CancelPollCall,
     CommandsRejected,
     CommandsUnanswered,
     ConnectionLost,
@@ -258,7 +258,7 @@ class NodeConnection:
                 self._poll = self._replace(self._poll, self._call_poll(instruction))
             case CancelCommands():
                 _cancel(self._batch)
-            case CancelPoll():
+            case CancelPollCall():
                 _cancel(self._poll)
             case Deliver(deliveries):
                 self._callbacks.deliver(deliveries)

@@ -64,7 +64,7 @@ class MemberRow:
 
 
 @dataclass(frozen=True, slots=True)
-class AbsentSession:
+class ReservedSessionRow:
     """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
 
     session: str
@@ -194,14 +194,14 @@ class GroupOverview:
         )
 
     @property
-    def reserved_sessions(self) -> tuple[AbsentSession, ...]:
+    def reserved_sessions(self) -> tuple[ReservedSessionRow, ...]:
         """The sessions whose return is waited for, by name."""
         waiting: dict[str, list[StreamView]] = {}
         for line in self.streams:
             if line.session is not None and line.reserved_s is not None:
                 waiting.setdefault(line.session, []).append(line)
         return tuple(
-            AbsentSession(
+            ReservedSessionRow(
                 session, tuple(line.stream_id for line in lines), max(line.reserved_s or 0.0 for line in lines)
             )
             for session, lines in sorted(waiting.items())
