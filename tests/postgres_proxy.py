@@ -17,7 +17,7 @@ KEY_DATA = b"K\0\0\0\x0c"
 
 class PostgresProxy:
     """A context manager; connect to `url`, a TCP address in front of the server's Unix socket. It also leads to any TCP
-    server. `port`: of that address; `sent`: the bytes that clients have sent.
+    server. `port`: of that address; `sent`: the bytes that clients have sent; `refused`: how many were not let in.
 
     The network as a whole: `hang_up`, `go_away`, `slow`, `hold`. A single moment: `cut`, `cut_commit`, `freeze`.
     """
@@ -27,7 +27,7 @@ class PostgresProxy:
         self.lead_to(server_url)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        self.sent = 0
+        self.sent = self.refused = 0
         address = f"{parts.username}@127.0.0.1:{self.port}"
         self.url = urlunsplit(parts._replace(netloc=address, query=""))
         self._open, self._flowing = threading.Event(), threading.Event()
@@ -128,6 +128,7 @@ class PostgresProxy:
                 client, _ = self._listener.accept()
                 self._open.wait()
                 if self._refusing or not self._connect(client):
+                    self.refused += 1
                     client.close()
 
     def _connect(self, client: socket.socket) -> bool:

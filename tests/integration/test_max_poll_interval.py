@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
@@ -103,6 +105,51 @@ def test_a_callback_that_hangs_costs_the_streams(conn: psycopg.Connection[Any], 
                 values += batch.table.column("value").to_pylist()
         eventually(lambda: session.poll(0.1) is None and session.assignment(), WAIT_S)
     assert values == [b"one", b"two"]
+
+
+@pytest.mark.conforms("E35", "E36")
+def test_no_lost_batch_is_committed_with_its_successor(conn: psycopg.Connection[Any], database: str) -> None:
+    """Its messages are in the batch that the same session was given anew."""
+    settings = replace(FAST, max_poll_interval_s=INTERVAL_S)
+    with Session(GROUP, database, starting_position="earliest", settings=settings, auto_ack=False) as session:
+        lost = session.poll(WAIT_S)
+        eventually(lambda: bool(given_up(conn)), WAIT_S)
+        again = session.poll(WAIT_S)
+        assert lost is not None
+        assert again is not None
+        assert (lost.first, lost.grant_id < again.grant_id) == (again.first, True)
+        with pytest.raises(GrantLost), session.transaction(lost, again):
+            pass
+        with session.transaction(again):
+            pass
+    assert conn.execute("select max(position) from lending").fetchall() == [(1,)]
+
+
+@pytest.mark.conforms("E36")
+def test_a_user_may_come_back_as_it_is_given_up(
+    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It polls when its time is over, and before its streams are given up."""
+    overdue, polls = threading.Event(), threading.Event()
+    give_up, receive = GroupMembership.give_up, GroupMembership.receive
+
+    def give_up_late(member: GroupMembership[Any], reason: str) -> None:
+        overdue.set()
+        assert polls.wait(WAIT_S)
+        give_up(member, reason)
+
+    def receive_and_signal(member: GroupMembership[Any], wait_s: float = 0.0) -> None:
+        if overdue.is_set():
+            polls.set()
+        receive(member, wait_s)
+
+    session, _ = opened(database, INTERVAL_S)
+    with session:
+        monkeypatch.setattr(GroupMembership, "give_up", give_up_late)
+        monkeypatch.setattr(GroupMembership, "receive", receive_and_signal)
+        assert overdue.wait(WAIT_S)
+        put(conn, stream_of(conn, "default"), b"two", topic="a")
+        assert session.poll(WAIT_S) is not None
 
 
 @pytest.mark.conforms("E36")

@@ -292,6 +292,35 @@ def test_a_commit_without_an_answer_is_done_once(place: Place, away: bool) -> No
     assert place.output() == expected(3)
 
 
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("arrives", [False, True])
+def test_an_outcome_is_found_out_while_polling(place: Place, arrives: bool) -> None:
+    """The database comes back when the next batch has been asked for, and nothing behind is given before."""
+    place.publish(3, key="k")
+    seen: list[int] = []
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, max_batch_bytes=1) as session:
+
+        def come_back() -> None:
+            eventually(lambda: cutter.refused >= 4, WAIT_S)
+            cutter.resume()
+
+        coming = threading.Thread(target=come_back)
+        for batch in session:
+            seen.append(batch.first)
+            with contextlib.suppress(UnknownOutcome), batch.transaction() as connection:
+                write(connection, batch)
+                if len(seen) == 1:
+                    cutter.cut_commit(resume=False, arrives=arrives)
+            if len(seen) == 1:
+                cutter.resume()
+                cutter.go_away()
+                coming.start()
+            if place.progress() == 3:
+                break
+        coming.join()
+    assert (seen, place.output()) == ([0, 1, 2] if arrives else [0, 0, 1, 2], expected(3))
+
+
 AGAIN: dict[str, Callable[[list[Batch], list[Batch]], tuple[Batch, ...]]] = {
     "the same": lambda a, b: (a[0], b[0]),
     "in another order": lambda a, b: (b[0], a[0]),

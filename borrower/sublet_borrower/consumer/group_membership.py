@@ -142,8 +142,8 @@ class GroupMembership(Generic[A]):
 
     def give_up(self, reason: str) -> None:
         """Leave the group for a user who does not come back; on the network's thread."""
-        self.is_given_up = True
-        self.agent.give_up(self.handle, reason)
+        handle, self.is_given_up = self.handle, True  # its user may join again from here on, under another handle
+        self.agent.give_up(handle, reason)
 
     def leave(self) -> None:
         """Begin to hand over every stream. From any thread."""

@@ -38,7 +38,7 @@ from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.iterators import SessionIterator, SessionLoopRegistry
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member_transport import MemberTransport, database_transport, node_transport
-from sublet_borrower.consumer.transaction import ProgressTransactions
+from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings
@@ -47,7 +47,7 @@ from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import GroupFrontier
-from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import GrantLost, UsageError
 from sublet_protocol.pubsub.counters import AgentSideCounters
 
 log = logging.getLogger(__name__)
@@ -187,8 +187,6 @@ class Session:
         before = self._last
         try:
             with self._poll_monitor.user_call():
-                if self._member.is_given_up:
-                    self._join_again()
                 self._acknowledge_last()
                 self._last = None
                 return self._next(timeout_s)
@@ -200,6 +198,9 @@ class Session:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.is_closed:
+            if self._member.is_given_up:  # before this call, as it began, or while it called a function of the user's
+                self._join_again()
+            self._transactions.resolve(RESOLVE_INTERVAL_S)
             self._member.receive(wait_s if deadline is None else min(wait_s, max(deadline - time.monotonic(), 0.0)))
             self._check_epochs()
             has_polled = self._member.monitor.wait_s == 0
@@ -229,7 +230,7 @@ class Session:
         if self._member.owner.is_forked or not self._auto_ack:
             return
         if well:
-            self._resolve_doubt()
+            self._transactions.resolve()
             self._acknowledge(batch)
         else:
             self._fail(batch)
@@ -344,7 +345,7 @@ class Session:
 
     def _acknowledge_last(self) -> None:
         """Acknowledge what was given out last, unless a loop is at work on it."""
-        self._resolve_doubt()
+        self._transactions.resolve()
         if self._last is not None and not self.loops.has(self._last):
             self._acknowledge(self._last)
 
@@ -355,10 +356,6 @@ class Session:
                 self._fail(batch)
             else:
                 batch.ack()
-
-    def _resolve_doubt(self) -> None:
-        with contextlib.suppress(UnknownOutcome):
-            self._transactions.find_out(0.0)
 
     def _fail(self, batch: Batch) -> None:
         """Have the batch given out again."""
@@ -405,7 +402,7 @@ class Session:
         for batch in sorted(self._failed, key=lambda one: one.ticket):
             if not batch.is_outstanding:
                 self._failed.remove(batch)
-            elif not self._transactions.is_in_doubt(batch.stream_id, batch.ticket) and self.may_continue(batch):
+            elif not self._transactions.is_in_doubt(batch.stream_id) and self.may_continue(batch):
                 return batch
         return None
 
@@ -436,11 +433,12 @@ class Session:
             if (announced := self._announced.get(space_id)) is None or announced.consumed != frontier.consumed:
                 self._poll_monitor.call_user(on_epochs_consumed, frontier)
                 self._announced[space_id] = frontier
-        if self._member.is_given_up:
-            self._join_again()
 
     def _may_start(self, granted: GrantedStream) -> bool:
-        """Return whether to go on reading. Epochs that are given out in part are also read on while draining."""
+        """Return whether to go on reading. Epochs that are given out in part are also read on while draining; what lies
+        behind a batch whose outcome is unknown is not read, as that batch may have to come first."""
+        if self._transactions.is_in_doubt(granted.stream_id):
+            return False
         if isinstance(granted, EpochGrantedStream) and granted.is_mid_step:
             return self._member.may_continue(granted.stream_id, granted.grant_id)
         return not self._is_draining and self._member.may_start_call(granted.stream_id, granted.grant_id)

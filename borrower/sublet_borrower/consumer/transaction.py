@@ -12,6 +12,8 @@ for other sinks `batch.grant_id` is the fencing token.
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -30,6 +32,9 @@ from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.consumer_progress import PostgresTransactionId
 
 Connection = psycopg.Connection[Any]
+
+RESOLVE_INTERVAL_S = 1.0
+"""How often a session that waits looks for the outcome of a transaction that is in doubt."""
 
 
 class CommittableBatch(Protocol):
@@ -88,6 +93,7 @@ class ProgressTransactions:
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
+        self._tried_at = -math.inf
 
     @contextlib.contextmanager
     def run(self, batches: Sequence[Batch]) -> Iterator[Connection]:
@@ -166,13 +172,13 @@ class ProgressTransactions:
         with self._connection() as connection, contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
             yield connection
 
-    def is_in_doubt(self, stream_id: int, ticket: int) -> bool:
-        """Whether it is unknown of that batch whether its transaction was committed."""
+    def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
+        """Whether it is unknown of that batch, or of any of the stream, whether its transaction was committed."""
         doubt = self._doubt
         return (
             doubt is not None
             and doubt.was_committed is None
-            and any((batch.stream_id, batch.ticket) == (stream_id, ticket) for batch in doubt.batches)
+            and any(batch.stream_id == stream_id and ticket in (None, batch.ticket) for batch in doubt.batches)
         )
 
     def check_outcome(self, stream_id: int, ticket: int) -> None:
@@ -194,6 +200,13 @@ class ProgressTransactions:
         if self._doubt.was_committed is None:
             self._doubt.was_committed = self._ask(self._doubt, timeout_s)
         return self._notify(recovered=True)
+
+    def resolve(self, interval_s: float = 0.0) -> None:
+        """Find out what is in doubt where that can be had at once, unless that was tried within the interval."""
+        if self._doubt is not None and time.monotonic() - self._tried_at >= interval_s:
+            with contextlib.suppress(UnknownOutcome):
+                self.find_out(0.0)
+            self._tried_at = time.monotonic()
 
     def close(self) -> None:
         """Close the connection; whatever is open on it is rolled back."""
@@ -285,6 +298,7 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
 
 
 def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
-    """Return the last batch of each stream, in the order of streams, in which their rows are locked."""
-    ends = {batch.stream_id: batch for batch in sorted(batches, key=lambda one: (one.ticket, one.next_offset))}
-    return [ends[stream_id] for stream_id in sorted(ends)]
+    """Return the last batch under each grant, in the order of streams, in which their rows are locked."""
+    ordered = sorted(batches, key=lambda one: (one.ticket, one.next_offset))
+    ends = {(batch.stream_id, batch.grant_id): batch for batch in ordered}
+    return [ends[grant] for grant in sorted(ends)]
