@@ -106,6 +106,8 @@ class GroupMembership(Generic[A]):
         self.is_given_up = self.is_leaving = False
         self._head_subscriptions.clear()
         self.handle = self._subscribe()
+        if self.is_leaving:  # another thread left meanwhile, by the handle of before
+            self.agent.unsubscribe(self.handle)
 
     def receive(self, wait_s: float = 0.0) -> None:
         """Act on what has arrived; where there is nothing, wait for it, at most so long. Raise `SubscriptionEnded`."""
