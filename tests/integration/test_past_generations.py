@@ -36,6 +36,7 @@ from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
+from sublet_storage.producer import Publisher
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail
@@ -517,6 +518,18 @@ def test_an_epoch_of_a_deleted_stream_is_not_reused(house: House) -> None:
             epoch_capabilities.hold(house.conn, space_id, B, [epoch])
     stored = "select lost_upper_frontier from space where lost_upper_frontier is not null"
     assert house.conn.execute(stored).fetchall() == [([[1, 5], [2, 4]],)], "the greatest ones, of that space"
+
+
+@pytest.mark.conforms("S9", "E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_epochs_are_rerouted_past_deleted_streams(house: House, had_messages: bool) -> None:
+    with Publisher(house.url, space="default") as publisher:
+        publisher.advance(7)
+        if had_messages:
+            publisher.in_epoch(7).publish("t", b"0").result(60)
+        former = house.ended()
+        house.forget(former, had_messages)
+        assert publisher.in_epoch(7).publish("t", b"1").result(60).stream == stream_of(house.conn, "default") != former
 
 
 PARTITIONS = """
