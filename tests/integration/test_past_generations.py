@@ -459,8 +459,7 @@ def test_epochs_of_a_dropped_space_come_at_its_end(house: House) -> None:
 def begun_and_deleted(house: House, held: Epoch, *begun: Epoch) -> Story:
     """A space of which `A` holds `held`; the rows of the streams in which these have begun, each in its own, are
     deleted."""
-    if "own" not in {name for (name,) in house.conn.execute("select name from space")}:
-        create_space(house.conn, "own", "own/#", shards=1)
+    create_space(house.conn, "own", "own/#", shards=1)
     story = Story(house.conn, "own")
     story.advance(A, held)
     for epoch in begun:
