@@ -95,8 +95,8 @@ begin
     from capability c, jsonb_array_elements(c.least) as e(epoch) where c.space_id = p_space and c.expired_at is null;
   if lower is null then
     select complete_epochs(p.lower_frontier, coalesce(
-             (select jsonb_agg(g.epoch) from stream s, jsonb_array_elements(s.upper_frontier) as g(epoch)
-               where s.space_id = p_space), '[]')) into lower from space p where p.space_id = p_space;
+             (select jsonb_agg(g.epoch) from stream_upper_frontier u, jsonb_array_elements(u.upper_frontier) as g(epoch)
+               where u.space_id = p_space), '[]')) into lower from space p where p.space_id = p_space;
   end if;
   update space
      set lower_frontier = lower, epoch_dimensions = coalesce(jsonb_array_length(lower -> 0), epoch_dimensions),

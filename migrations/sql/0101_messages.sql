@@ -19,6 +19,7 @@ create table space (
   -- are gone without a row.
   lost_generation bigint not null default 0,
   lost_stream bigint not null default 0,
+  lost_upper_frontier jsonb,                           -- the greatest epochs in streams whose rows are deleted
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz
 );
@@ -74,6 +75,12 @@ create index stream_open on stream (stream_id) where state = 'open';
 create index stream_parents on stream using gin (parents);
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 create index stream_to_tier on stream (space_id) where is_to_tier;
+
+-- What has begun in each space: the greatest epochs of each stream, and, without a stream, of all whose rows are deleted.
+create view stream_upper_frontier as
+  select space_id, stream_id, upper_frontier from stream
+  union all
+  select space_id, null, lost_upper_frontier from space;
 
 -- Whether these are the epochs of a block as readers expect them: two antichains of up to 1000, all of as many numbers.
 create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql immutable strict as $$

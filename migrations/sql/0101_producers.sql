@@ -174,6 +174,10 @@ begin
     select c.least into least from capability c join stream s using (space_id)
      where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
     if not found then
+      if not exists (select from stream s where s.stream_id = p_stream) then
+        outcome := 'closed';                           -- and past: its row is deleted
+        return;
+      end if;
       outcome := 'expired';
       perform record_rejection(p_producer, p_incarnation, p_sequence, p_stream, outcome);
       return;

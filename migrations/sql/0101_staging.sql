@@ -47,17 +47,19 @@ begin
   end if;
 end $$;
 
--- The streams that these attempts have staged for, locked in the order in which appends lock them, that are closed.
+-- The streams that these attempts have staged for, locked in the order in which appends lock them, that are closed; also those
+-- that are past, whose rows are deleted.
 create function lock_staged_streams(p_sink text, p_batch bigint, p_attempts uuid[]) returns setof bigint
 language plpgsql security definer set search_path from current as $$
 begin
   return query
-    with locked as materialized (
-      select s.stream_id, s.state from stream s
-       where s.stream_id in (select b.stream_id from staged_block b
-                              where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts))
+    with staged as materialized (
+      select distinct b.stream_id from staged_block b
+       where b.sink = p_sink and b.batch = p_batch and b.attempt = any(p_attempts)),
+    locked as materialized (
+      select s.stream_id, s.state from stream s where s.stream_id in (select staged.stream_id from staged)
        order by s.stream_id for no key update)
-    select stream_id from locked where state <> 'open';
+    select stream_id from staged left join locked using (stream_id) where locked.state is distinct from 'open';
 end $$;
 
 -- What an attempt has staged for these streams, some at a time behind an ordinal.

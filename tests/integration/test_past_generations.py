@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.epochs import LowerFrontier
-from sublet_protocol.domain.errors import Conflict, NotFound, PositionGone
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier
+from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -33,15 +33,19 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.status.lag_queries import all_lags, list_unconsumed_groups, status_lags, stream_lags
 from sublet_storage.groups.status.overview import list_leaderless_groups
+from sublet_storage.log import epoch_capabilities
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
+from sublet_storage.producer import Publisher
 from sublet_storage.readers.epoch_steps import read_block_summaries
+from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
+from tests.integration.epoch_kit import A, B, Story, seen
 from tests.integration.log_kit import Connection, put, stream_of
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
@@ -450,6 +454,81 @@ def test_epochs_of_a_dropped_space_come_at_its_end(house: House) -> None:
     house.consume(stream)
     assert received() == [("eu", LowerFrontier(((5,),)))]
     assert [received(), received()] == [[], []]
+
+
+def begun_and_deleted(house: House, held: Epoch, *begun: Epoch) -> Story:
+    """A space of which `A` holds `held`; the rows of the streams in which these have begun, each in its own, are
+    deleted."""
+    create_space(house.conn, "own", "own/#", shards=1)
+    story = Story(house.conn, "own")
+    story.advance(A, held)
+    for epoch in begun:
+        (stream,) = story.streams()
+        story.publish(A, epoch)
+        rollover(house.conn, "own")
+        house.forget(stream, had_messages=True)
+        assert not house.conn.execute("select from stream where stream_id = %s", (stream,)).rowcount
+    return story
+
+
+@pytest.mark.conforms("S2", "S5", "E39")
+def test_nobody_gets_the_rest_of_a_deleted_epoch(house: House) -> None:
+    story, conn, found = begun_and_deleted(house, (7,), (7,)), house.conn, {}
+    for start in (StartingPosition.LATEST, StartingPosition.EARLIEST):
+        atomic = GroupOptions(start, atomic=True)
+        group = house.store.declare_group(Subscription.parse(f"$share/{start.policy}/own/#"), atomic)
+        first = "select least from consumed_frontier where group_id = %s and space_id = %s"
+        found[start.policy] = conn.execute(first, (group.group_id, story.space)).fetchall()
+    assert found == {"latest": [([[8]],)], "earliest": [([[8]],)]}
+    readers = [EpochTailReader(conn, ALL, begin) for begin in ("latest", "active", "earliest")]
+    story.publish(A, 7, 8)
+    story.advance(A, 9)
+    assert [seen(reader.read_available(conn)) for reader in readers] == [{(8,): 1}] * 3
+
+
+def expire(conn: Connection, space_id: int) -> None:
+    conn.execute("update capability set expires_at = clock_timestamp()")
+    assert epoch_capabilities.expire(conn) == [(space_id, "a")]
+    assert conn.execute("select upper_frontier from capability").fetchall() == [([[9]],)]
+
+
+@pytest.mark.conforms("S9", "E39")
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda conn, space_id: epoch_capabilities.release(conn, space_id, A),
+        expire,
+        lambda conn, _: drop_space(conn, "own"),
+    ],
+    ids=["closed", "expired", "dropped"],
+)
+def test_epochs_of_deleted_streams_are_completed(house: House, end: Callable[[Connection, int], None]) -> None:
+    space_id = begun_and_deleted(house, (5,), (9,)).space
+    end(house.conn, space_id)
+    assert epoch_capabilities.read_lower_frontier(house.conn, space_id) == LowerFrontier(((10,),))
+
+
+@pytest.mark.conforms("S9", "E39")
+def test_an_epoch_of_a_deleted_stream_is_not_reused(house: House) -> None:
+    space_id = begun_and_deleted(house, (1, 1), (1, 5), (2, 4), (1, 3), (2, 4)).space
+    epoch_capabilities.release(house.conn, space_id, A)
+    for epoch in ((1, 5), (2, 4)):
+        with pytest.raises(EpochAlreadyCompleted):
+            epoch_capabilities.hold(house.conn, space_id, B, [epoch])
+    stored = "select lost_upper_frontier from space where lost_upper_frontier is not null"
+    assert house.conn.execute(stored).fetchall() == [([[1, 5], [2, 4]],)], "the greatest ones, of that space"
+
+
+@pytest.mark.conforms("S9", "E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_epochs_are_rerouted_past_deleted_streams(house: House, had_messages: bool) -> None:
+    with Publisher(house.url, space="default") as publisher:
+        publisher.advance(7)
+        if had_messages:
+            publisher.in_epoch(7).publish("t", b"0").result(60)
+        former = house.ended()
+        house.forget(former, had_messages)
+        assert publisher.in_epoch(7).publish("t", b"1").result(60).stream == stream_of(house.conn, "default") != former
 
 
 PARTITIONS = """

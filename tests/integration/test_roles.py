@@ -82,7 +82,7 @@ def test_each_role_may_do_what_the_table_says(world: RoleWorld, admin: psycopg.C
 
 def test_each_row_of_the_table_is_of_something(admin: psycopg.Connection[Any]) -> None:
     functions = "select proname || '()' from pg_proc where pronamespace = 'sublet'::regnamespace"
-    tables = "select relname from pg_class where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p')"
+    tables = "select relname from pg_class where relnamespace = 'sublet'::regnamespace and relkind in ('r', 'p', 'v')"
     there = {name for (name,) in admin.execute(f"{functions} union {tables}").fetchall()}
     assert {name.partition(".")[0] for name in RIGHTS} - there == set()
 

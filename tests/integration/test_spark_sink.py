@@ -13,6 +13,8 @@ import pytest
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.db.connect import connect
 from sublet_storage.producer.staging import RETENTION_S, delete_abandoned_blocks
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.log_kit import Connection
 from tests.integration.notify_kit import listening
@@ -105,6 +107,24 @@ def test_what_was_staged_goes_to_the_children(database: str, conn: Connection, s
     assert stored(conn) == list(range(77_000))
     query.commit([*early, late], 1)
     assert stored(conn) == list(range(77_000))
+    assert left_staged(conn) == 0
+
+
+@pytest.mark.conforms("W2", "W3")
+def test_what_was_staged_passes_deleted_streams(database: str, conn: Connection) -> None:
+    """One task's streams are no more, the other's are open."""
+    reshard(conn, "default", 1)
+    query = Query(database)
+    early = query.task(0, 0, [numbered(0, 2000)])
+    reshard(conn, "default", 2)
+    delete_past = PastGenerationCleaner(rest_s=0)
+    while conn.execute("select from stream where state = 'closed'").rowcount:
+        delete_past(conn)
+        apply_retention(conn)
+    late = query.task(0, 1, [numbered(2000, 1000)])
+    for _ in range(2):
+        query.commit([early, late], 0)
+        assert stored(conn) == list(range(3000))
     assert left_staged(conn) == 0
 
 

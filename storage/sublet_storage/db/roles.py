@@ -46,6 +46,7 @@ alembic_version           r       r      r       r       r
 space                     -       r      r       raw     rawd
 generation                -       r      r       raw     rawd
 stream                    -       r      r       raw     rawd
+stream_upper_frontier     -       -      -       r       r
 block                     -       -      r       s       rawd
 payload_location          -       -      r       r       rawd
 payload_object            -       -      -       r       rawd

@@ -254,7 +254,8 @@ def _held(
 
 def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
     rows = conn.execute(
-        "select upper_frontier from stream where space_id = %s and upper_frontier is not null", (space_id,)
+        "select upper_frontier from stream_upper_frontier where space_id = %s and upper_frontier is not null",
+        (space_id,),
     )
     return UpperFrontier.from_epochs(tuple(epoch) for (greatest,) in rows for epoch in greatest)
 

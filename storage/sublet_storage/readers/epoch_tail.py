@@ -34,7 +34,7 @@ select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.
   from stream s join generation n using (generation_id) join space p on p.space_id = s.space_id
  where s.stream_id = any(%s::bigint[])"""
 
-_LOWER: Final = "select space_id, lower_frontier from space where space_id = any(%s::bigint[])"
+_SPACES: Final = "select space_id, lower_frontier, lost_upper_frontier from space where space_id = any(%s::bigint[])"
 
 _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %s"
 
@@ -92,10 +92,10 @@ class EpochTailReader:
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
             cursors = list_matching_streams(conn, filter)
-            lowers = _lowers(conn, cursors)
+            spaces = conn.execute(_SPACES, (list({cursor.space_id for cursor in cursors}),)).fetchall()
         start = "latest" if where is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, cursors)
-        self._selection, self.snapshot = _joined(where, cursors, lowers)
+        self._selection, self.snapshot = _joined(where, cursors, spaces)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
@@ -175,11 +175,13 @@ def _begin(begin: str, entire: bool) -> EpochStartingPosition:
 
 
 def _joined(
-    begin: EpochStartingPosition, cursors: list[StreamCursor], lowers: dict[int, LowerFrontier | None]
+    begin: EpochStartingPosition, cursors: list[StreamCursor], spaces: list[tuple[Any, ...]]
 ) -> tuple[EpochSelection, EpochTailStart]:
+    lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
+    taken = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
-    begun = [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
-    taken = {space_id: UpperFrontier() for space_id in lowers}
+    begun = [taken[space_id] for space_id in open]
+    begun += [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
     for cursor in cursors:
         if cursor.is_gone:
             taken[cursor.space_id] = taken[cursor.space_id].join(upper_frontier_from_json(cursor.greatest))
@@ -204,8 +206,3 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
             lowers[space_id] = lower_frontier_from_json(lower)
     ended = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
     return _Look(heads | ended, lowers)
-
-
-def _lowers(conn: psycopg.Connection[Any], cursors: list[StreamCursor]) -> dict[int, LowerFrontier | None]:
-    spaces = list({cursor.space_id for cursor in cursors})
-    return {space_id: lower_frontier_from_json(lower) for space_id, lower in conn.execute(_LOWER, (spaces,))}

@@ -6,7 +6,8 @@ small steps under the maintenance term. The streams that descend from a deleted 
 that they wait for whatever is unread before it.
 
 What is left behind is a floor: `space.lost_stream` and `lost_generation`, the newest that had messages. A position in a
-stream that is no more was in messages that are gone, up to there; behind it, in nothing.
+stream that is no more was in messages that are gone, up to there; behind it, in nothing. The greatest epochs that had
+begun in it stay in `space.lost_upper_frontier`.
 """
 
 from __future__ import annotations
@@ -79,8 +80,10 @@ update stream c
 
 _FLOOR = """
 update space p set lost_stream = greatest(p.lost_stream, s.newest),
-                   lost_generation = greatest(p.lost_generation, %(generation)s)
-  from (select space_id, max(stream_id) as newest from stream
+                   lost_generation = greatest(p.lost_generation, %(generation)s),
+                   lost_upper_frontier = merge_upper_frontier(p.lost_upper_frontier, coalesce(s.greatest, '[]'))
+  from (select space_id, max(stream_id) as newest, jsonb_agg(epoch) filter (where epoch is not null) as greatest
+          from stream left join jsonb_array_elements(upper_frontier) as g(epoch) on true
          where stream_id = any(%(streams)s::bigint[]) and head > 0 group by space_id) s
  where p.space_id = s.space_id"""
 

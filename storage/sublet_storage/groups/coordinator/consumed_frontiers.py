@@ -34,18 +34,19 @@ select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1
  where space_id in (select f.space_id from consumed_frontier f where f.group_id = any(%(groups)s::bigint[])
                     union select g.space_id from generation g where g.generation_id > %(oldest)s)"""
 
-# What had begun before the start positions; of streams without a row, which are consumed or gone, all that had. Who
-# starts at the end starts behind all that has begun by now: to leave out what began while its rows were written, all
-# blocks would have to be looked at.
+# What had begun before the start positions; of streams without a row, which are consumed, gone or deleted, all
+# that had. Who starts at the end starts behind all that has begun by now: to leave out what began while its rows were
+# written, all blocks would have to be looked at.
 _BEGUN = """
-select s.space_id, space.lower_frontier, before.greatest
-  from stream s join space using (space_id) left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
+select u.space_id, space.lower_frontier, before.greatest
+  from stream_upper_frontier u join space using (space_id) left join stream s using (stream_id)
+  left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
-    select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then s.upper_frontier else (
+    select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then u.upper_frontier else (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
- where s.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
+ where u.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
 
 _BEGIN = f"""
 with first as (
