@@ -25,9 +25,10 @@ class RunResults:
 
     def pytest_sessionfinish(self) -> None:
         """Store the outcomes."""
-        if self._config.cache and self._outcomes:
+        cache = self._config.cache if self._config.pluginmanager.hasplugin("cacheprovider") else None
+        if cache and self._outcomes:
             new = {test: [outcome, *self._run] for test, outcome in self._outcomes.items()}
-            self._config.cache.set(CACHE_KEY, self._config.cache.get(CACHE_KEY, {}) | new)
+            cache.set(CACHE_KEY, cache.get(CACHE_KEY, {}) | new)
 
 
 def _commit(config: pytest.Config) -> str:
