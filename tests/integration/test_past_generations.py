@@ -57,7 +57,7 @@ UNSEEN = "select from generation where state = 'closed' and is_past is null"
 
 
 class House:
-    """A database with one group, its leader, and housekeeping that is done when it is called for."""
+    """A database with one group, its leader, and maintenance that is done when it is called for."""
 
     def __init__(self, url: str, conn: Connection) -> None:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
@@ -66,7 +66,7 @@ class House:
         self.collapse = PastGenerationCleaner(rest_s=0)
 
     def keep(self) -> set[int]:
-        """Housekeeping until there is nothing to do; the generations that are left."""
+        """Maintenance until there is nothing to do; the generations that are left."""
         idle = 0
         while idle < 3:  # found to be past, dropped, deleted
             idle = (
@@ -240,7 +240,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
 
 @pytest.mark.conforms("E39", "A4")
 def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
-    """A pass of housekeeping waits for its transaction, and keeps what the new group has not noticed."""
+    """A pass of maintenance waits for its transaction, and keeps what the new group has not noticed."""
     house.renew()
     progress = progress_transfer.read_progress(house.conn, house.group)
     house.store.delete_group(GROUP)
@@ -292,7 +292,7 @@ def renew_once(house: House) -> None:
 
 
 def idle_cost(house: House) -> int:
-    """Rows that a renewal and a round of housekeeping read while nothing happens."""
+    """Rows that a renewal and a round of maintenance read while nothing happens."""
     for _ in range(2):  # the second finds what the first has left
         with connect(house.url) as conn:
             before = rows_read(conn)

@@ -168,7 +168,7 @@ class Publisher:
         return self._buffer.add_batches(batches)
 
     def in_epoch(self, epoch: int | Sequence[int]) -> SingleEpochPublisher:
-        """Publish in an epoch: `publisher.at(7).publish(...)`.
+        """Publish in an epoch: `publisher.in_epoch(7).publish(...)`.
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
         first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where
