@@ -189,16 +189,18 @@ class Sender(threading.Thread):
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
         backoff = self._timeout.backoff(entered_at, BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        in_doubt = False
+
+        def may_try_again(error: Exception) -> bool:
+            nonlocal in_doubt
+            in_doubt = in_doubt or isinstance(error, UnknownOutcome)
+            return isinstance(error, Retryable) and not self._giving_up.is_set()
+
         try:
-            answer = call_with_retry(
-                lambda: self._once(attempt, backoff),
-                lambda error: isinstance(error, Retryable) and not self._giving_up.is_set(),
-                backoff,
-                self._giving_up.wait,
-            )
+            answer = call_with_retry(lambda: self._once(attempt, backoff), may_try_again, backoff, self._giving_up.wait)
         except Retryable as error:
             self._timeout.failed()
-            raise self._too_late(error) from error
+            raise self._too_late(error, in_doubt) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
         self._timeout.succeeded()
@@ -219,14 +221,14 @@ class Sender(threading.Thread):
         if self._giving_up.is_set():
             raise DatabaseUnreachable("there was no time left to send it.")
 
-    def _too_late(self, error: Exception) -> Unavailable:
+    def _too_late(self, error: Exception, in_doubt: bool) -> Unavailable:
         period, detail = f"within {self._timeout.timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
             period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
                 detail = "it had not answered yet."
         message = f"no word from the database {period} that it is stored, and given up: {detail}"
-        if isinstance(error, UnknownOutcome):
+        if in_doubt:
             return UnknownOutcome(f"{message} It may be stored or not: look before you publish it again.")
         return DatabaseUnreachable(f"{message} Publish it again.")
 
