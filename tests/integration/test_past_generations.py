@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
-from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone
+from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -37,6 +37,7 @@ from sublet_storage.log import epoch_capabilities
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail
@@ -46,7 +47,7 @@ from sublet_storage.spaces.small_block_compaction import newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, Story, seen
-from tests.integration.log_kit import Connection, put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of, swap_filters
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
@@ -194,6 +195,28 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
     assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+@pytest.mark.conforms("E39", "P10")
+def test_deleted_streams_fence_no_publisher(house: House) -> None:
+    """After a failover: their numbers are given to no others. It may be a lost one where its space is another, or its
+    number is yet to be given."""
+    create_space(house.conn, "eu", "eu/#", shards=1)
+    create_space(house.conn, "us", "us/#", shards=1)
+    routes = RoutingTable.load(house.conn)
+    for space in ("eu", "us", "default"):
+        rollover(house.conn, space)
+    house.keep()
+    newer = RoutingTable.load(house.conn)
+    left = {stream_id for (stream_id,) in house.conn.execute("select stream_id from stream").fetchall()}
+    assert left.isdisjoint(routes.stream_of(topic, None) for topic in ("eu/1", "us/1", "t"))
+    routes.check_timeline(house.conn, "p")
+    house.conn.execute("delete from stream where stream_id = %s", (newer.stream_of("t", None),))
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        newer.check_timeline(house.conn, "p")
+    swap_filters(house.conn)
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        routes.check_timeline(house.conn, "p")
 
 
 @pytest.mark.conforms("E39", "A4")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -53,7 +54,7 @@ class AppendedSpan:
 class DeliveryState:
     """The common fate of messages published together: settled when each of them is durable or has failed."""
 
-    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered")
+    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered", "entered_at")
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -63,6 +64,7 @@ class DeliveryState:
         self._callbacks: list[Callable[[], None]] = []
         self._process = os.getpid()
         self.entered = 0  # how many of a batch have been queued, which is done part by part
+        self.entered_at = time.monotonic()  # of a batch, when its last part was queued before any had failed
 
     def expect(self, count: int) -> None:
         """Set the number of messages, while none is sent."""
