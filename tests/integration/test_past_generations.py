@@ -227,7 +227,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
     progress = progress_transfer.read_progress(conn, house.group)
     house.forget(stream, had_messages=False)
     conn.execute("insert into lending (group_id, stream_id, position) values (%s, %s, 0)", (group, stream))
-    conn.execute("update space set lost_stream = %s", (stream,))  # as by one with messages, in another space
+    conn.execute("insert into lost_generation values ('b/#', 0, %s)", (stream,))  # as by one with messages
     imported, cloned = (Subscription.parse(f"$share/{name}/#") for name in ("imported", "cloned"))
     with conn.transaction():
         progress_transfer.create_from_progress(conn, imported, GroupOptions(), progress, "imported")
@@ -256,6 +256,30 @@ def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
         cleaner.join()
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
+
+
+@pytest.mark.conforms("E39", "A4")
+def test_an_import_judges_by_what_was_lost(house: House) -> None:
+    """Not by the filter that the space has by now, which may be another."""
+    house.renew()
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    put(house.conn, stream_of(house.conn, "default"), b"kept")
+    create_space(house.conn, "a", "a/#", shards=1, retention_s=1)
+    put(house.conn, stream_of(house.conn, "a"), b"0", topic="a/x")
+    alter_space(house.conn, "a", filter="other/#")
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+
+    def begin(filter: str) -> None:
+        with house.conn.transaction():
+            progress_transfer.create_from_progress(
+                house.conn, Subscription.parse(f"$share/g/{filter}"), GroupOptions(), progress, "imported"
+            )
+
+    with pytest.raises(Conflict, match=r"a/#.*gone by retention"):
+        begin("a/#")
+    begin("other/#")
 
 
 def rows_read(conn: Connection) -> int:

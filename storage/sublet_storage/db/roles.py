@@ -45,6 +45,7 @@ _TABLE: Final = """
 alembic_version           r       r      r       r       r
 space                     -       r      r       raw     rawd
 generation                -       r      r       raw     rawd
+lost_generation           -       -      r       r       rawd
 stream                    -       r      r       raw     rawd
 block                     -       -      r       s       rawd
 payload_location          -       -      r       r       rawd

@@ -5,8 +5,8 @@ of a gone one is dropped, only rows are left: its own, those of its streams, and
 small steps under the maintenance term. The streams that descend from a deleted one get its parents instead of it, so
 that they wait for whatever is unread before it.
 
-What is left behind is a floor: `space.lost_stream` and `lost_generation`, the newest that had messages. A position in a
-stream that is no more was in messages that are gone, up to there; behind it, in nothing.
+What is left behind is a floor: a row of `lost_generation` for each filter, with the newest that had messages. A
+position in a stream that is no more was in messages that are gone, up to there; behind it, in nothing.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ update stream c
  where c.stream_id = any(%(children)s::bigint[])"""
 
 _FLOOR = """
-update space p set lost_stream = greatest(p.lost_stream, s.newest),
-                   lost_generation = greatest(p.lost_generation, %(generation)s)
-  from (select space_id, max(stream_id) as newest from stream
-         where stream_id = any(%(streams)s::bigint[]) and head > 0 group by space_id) s
- where p.space_id = s.space_id"""
+insert into lost_generation as l (filter, generation_id, stream_id)
+select %(filter)s, %(generation)s, max(stream_id) from stream
+ where stream_id = any(%(streams)s::bigint[]) and head > 0 having count(*) > 0
+    on conflict (filter) do update set generation_id = greatest(l.generation_id, excluded.generation_id),
+                                       stream_id = greatest(l.stream_id, excluded.stream_id)"""
 
 _DELETE = (
     "delete from lending where stream_id = any(%(streams)s::bigint[])",
@@ -136,7 +136,7 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         if not conn.execute(_LOCK, parameters).rowcount or conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
             return False  # since: from here on its streams get no more rows
         conn.execute(_INHERIT, {**parameters, "children": children})
-        conn.execute(_FLOOR, parameters)
+        conn.execute(_FLOOR, {**parameters, "filter": filter.text})
         for statement in _DELETE:
             conn.execute(statement, parameters)
         return True
