@@ -15,6 +15,7 @@ create table space (
   payload_location text,                               -- where payloads are moved to; null: they stay here
   tier_after_s bigint check (tier_after_s > 0),        -- also those so old of an open generation; null: only of closed ones
   payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
+  filter_since bigint not null default 0,              -- the newest stream when it got its filter
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz
 );

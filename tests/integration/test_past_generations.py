@@ -36,6 +36,7 @@ from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.readers.epoch_steps import read_block_summaries
+from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
@@ -190,6 +191,94 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
     assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+def lose(house: House, space: str) -> int:
+    """A generation of the space with a message, of which nothing is left; its stream."""
+    house.store.delete_group(GROUP)
+    stream = stream_of(house.conn, space)
+    put(house.conn, stream, b"lost")
+    rollover(house.conn, space)
+    house.conn.execute("update space set retention_s = 1 where name = %s", (space,))
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+    return stream
+
+
+def tail_by_bookmark(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    return Tail(house.conn, ALL, Bookmark.parse(str(tail.bookmark)), on_data_loss)
+
+
+def tail_on(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    tail.on_data_loss = on_data_loss
+    return tail
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("go_on", [tail_by_bookmark, tail_on])
+def test_a_loss_in_an_unknown_space_is_reported(house: House, go_on: Callable[..., Tail]) -> None:
+    """Once, before what was published after it, also where the space's filter is another by now."""
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = Tail(house.conn, ALL, "latest")
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    alter_space(house.conn, "b", filter="other/#")
+    put(house.conn, stream_of(house.conn, "b"), b"1")
+    found: list[object] = []
+    tail = go_on(house, tail, lambda gone: found.append(gone.stream_id))
+    for _ in range(3):
+        found += [value.as_py() for table in tail.pages() for value in table.column("value")]
+    assert found == [stream, b"1"]
+    assert list(tail_by_bookmark(house, tail, found.append).pages()) == []
+    assert found == [stream, b"1"]
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("entire", [False, True])
+def test_epoch_tails_report_losses_in_new_spaces(house: House, entire: bool) -> None:
+    found: list[PositionGone] = []
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = EpochTailReader(house.conn, ALL, entire=entire, on_data_loss=found.append)
+    list(tail.read_available(house.conn))
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    if entire:
+        with pytest.raises(PositionGone, match=f"stream {stream}"):
+            list(tail.read_available(house.conn))
+    else:
+        list(tail.read_available(house.conn))
+        assert [gone.stream_id for gone in found] == [stream]
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_loss_beside_a_reader_is_not_reported(house: House) -> None:
+    """Of other topics, among them such as a more specific space had then, or of before the reading began."""
+    found: list[PositionGone] = []
+    conn = house.conn
+    create_space(conn, "a", "a/#", shards=1)
+    tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
+    create_space(conn, "b", "b/#", shards=1)
+    for space in ("b", "default"):
+        lose(house, space)
+    rollover(conn, "a")
+    tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
+    tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
+    tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
+    assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
+    assert found == []
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_space_that_was_away_hides_no_loss(house: House) -> None:
+    """Meanwhile its topics were another's."""
+    found: list[PositionGone] = []
+    create_space(house.conn, "a", "a/#", shards=1)
+    tail = Tail(house.conn, TopicFilter("a/#"), "earliest", found.append)
+    alter_space(house.conn, "a", filter="other/#")
+    stream = lose(house, "default")
+    alter_space(house.conn, "a", filter="a/#")
+    assert list(tail.pages()) == []
+    assert stream in [gone.stream_id for gone in found]
 
 
 @pytest.mark.conforms("E39", "A4")

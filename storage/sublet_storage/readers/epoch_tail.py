@@ -91,11 +91,11 @@ class EpochTailReader:
         where = _begin(begin, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
-            cursors = list_matching_streams(conn, filter)
-            lowers = _lowers(conn, cursors)
+            streams = list_matching_streams(conn, filter)
+            lowers = _lowers(conn, streams.cursors)
         start = "latest" if where is EpochStartingPosition.LATEST else "earliest"
-        self._reading = MultiStreamReader(conn, filter, start, cursors)
-        self._selection, self.snapshot = _joined(where, cursors, lowers)
+        self._reading = MultiStreamReader(conn, filter, start, streams)
+        self._selection, self.snapshot = _joined(where, streams.cursors, lowers)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
