@@ -111,6 +111,7 @@ advance()                 -       -      x       -       x
 read_progress()           -       -      x       -       x
 read_consumed_frontier()  -       -      x       -       x
 read_planned_ranges()     -       -      x       -       x
+read_ended_grants()       -       -      x       -       x
 ahead_of()                -       -      x       -       x
 next_session_epoch()      -       -      x       -       x
 last_session_epoch()      -       -      -       x       x
