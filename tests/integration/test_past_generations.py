@@ -219,6 +219,94 @@ def test_deleted_streams_fence_no_publisher(house: House) -> None:
         routes.check_timeline(house.conn, "p")
 
 
+def lose(house: House, space: str) -> int:
+    """A generation of the space with a message, of which nothing is left; its stream."""
+    house.store.delete_group(GROUP)
+    stream = stream_of(house.conn, space)
+    put(house.conn, stream, b"lost")
+    rollover(house.conn, space)
+    house.conn.execute("update space set retention_s = 1 where name = %s", (space,))
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+    return stream
+
+
+def tail_by_bookmark(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    return Tail(house.conn, ALL, Bookmark.parse(str(tail.bookmark)), on_data_loss)
+
+
+def tail_on(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    tail.on_data_loss = on_data_loss
+    return tail
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("go_on", [tail_by_bookmark, tail_on])
+def test_a_loss_in_an_unknown_space_is_reported(house: House, go_on: Callable[..., Tail]) -> None:
+    """Once, before what was published after it, also where the space's filter is another by now."""
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = Tail(house.conn, ALL, "latest")
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    alter_space(house.conn, "b", filter="other/#")
+    put(house.conn, stream_of(house.conn, "b"), b"1")
+    found: list[object] = []
+    tail = go_on(house, tail, lambda gone: found.append(gone.stream_id))
+    for _ in range(3):
+        found += [value.as_py() for table in tail.pages() for value in table.column("value")]
+    assert found == [stream, b"1"]
+    assert list(tail_by_bookmark(house, tail, found.append).pages()) == []
+    assert found == [stream, b"1"]
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("entire", [False, True])
+def test_epoch_tails_report_losses_in_new_spaces(house: House, entire: bool) -> None:
+    found: list[PositionGone] = []
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = EpochTailReader(house.conn, ALL, entire=entire, on_data_loss=found.append)
+    list(tail.read_available(house.conn))
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    if entire:
+        with pytest.raises(PositionGone, match=f"stream {stream}"):
+            list(tail.read_available(house.conn))
+    else:
+        list(tail.read_available(house.conn))
+        assert [gone.stream_id for gone in found] == [stream]
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_loss_beside_a_reader_is_not_reported(house: House) -> None:
+    """Of other topics, among them such as a more specific space had then, or of before the reading began."""
+    found: list[PositionGone] = []
+    conn = house.conn
+    create_space(conn, "a", "a/#", shards=1)
+    tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
+    create_space(conn, "b", "b/#", shards=1)
+    for space in ("b", "default"):
+        lose(house, space)
+    rollover(conn, "a")
+    tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
+    tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
+    tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
+    assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
+    assert found == []
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_space_that_was_away_hides_no_loss(house: House) -> None:
+    """Meanwhile its topics were another's."""
+    found: list[PositionGone] = []
+    create_space(house.conn, "a", "a/#", shards=1)
+    tail = Tail(house.conn, TopicFilter("a/#"), "earliest", found.append)
+    alter_space(house.conn, "a", filter="other/#")
+    stream = lose(house, "default")
+    alter_space(house.conn, "a", filter="a/#")
+    assert list(tail.pages()) == []
+    assert stream in [gone.stream_id for gone in found]
+
+
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("had_messages", [False, True])
@@ -254,7 +342,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
     progress = progress_transfer.read_progress(conn, house.group)
     house.forget(stream, had_messages=False)
     conn.execute("insert into lending (group_id, stream_id, position) values (%s, %s, 0)", (group, stream))
-    conn.execute("update space set lost_stream = %s", (stream,))  # as by one with messages, in another space
+    conn.execute("insert into lost_generation values ('b/#', 0, %s)", (stream,))  # as by one with messages
     imported, cloned = (Subscription.parse(f"$share/{name}/#") for name in ("imported", "cloned"))
     with conn.transaction():
         progress_transfer.create_from_progress(conn, imported, GroupOptions(), progress, "imported")
@@ -283,6 +371,30 @@ def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
         cleaner.join()
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
+
+
+@pytest.mark.conforms("E39", "A4")
+def test_an_import_judges_by_what_was_lost(house: House) -> None:
+    """Not by the filter that the space has by now, which may be another."""
+    house.renew()
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    put(house.conn, stream_of(house.conn, "default"), b"kept")
+    create_space(house.conn, "a", "a/#", shards=1, retention_s=1)
+    put(house.conn, stream_of(house.conn, "a"), b"0", topic="a/x")
+    alter_space(house.conn, "a", filter="other/#")
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+
+    def begin(filter: str) -> None:
+        with house.conn.transaction():
+            progress_transfer.create_from_progress(
+                house.conn, Subscription.parse(f"$share/g/{filter}"), GroupOptions(), progress, "imported"
+            )
+
+    with pytest.raises(Conflict, match=r"a/#.*gone by retention"):
+        begin("a/#")
+    begin("other/#")
 
 
 def rows_read(conn: Connection) -> int:

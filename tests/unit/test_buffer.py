@@ -18,8 +18,7 @@ from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
 from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, PendingMessageBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import Delivery
-from sublet_storage.producer.delivery_timeout import AGE_SPREAD_S
+from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
 from tests.broken_off import broken_off

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryState
-from sublet_storage.producer.delivery_timeout import DeliveryTimeout
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, DeliveryTimeout
 
 
 class Turn:

@@ -30,8 +30,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import AppendedSpan, Rows
-from sublet_storage.producer.delivery_timeout import DeliveryTimeout
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 

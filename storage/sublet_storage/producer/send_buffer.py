@@ -36,8 +36,7 @@ from sublet_storage.producer.batches.pending_batches import (
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.batches.small_block import Header, Message
-from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
-from sublet_storage.producer.delivery_timeout import AGE_SPREAD_S
+from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
 ROUTED_AT_ONCE = 1 << 16

@@ -40,7 +40,7 @@ from sublet_storage.log.append import (
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.batches.pending_batches import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery_timeout import DeliveryTimeout
+from sublet_storage.producer.delivery import DeliveryTimeout
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
