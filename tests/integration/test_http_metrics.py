@@ -46,7 +46,7 @@ def stage(stage: Stage) -> Stage:
 def lags(node: Http, group: str) -> dict[str, float]:
     """{stream: lag} of a group."""
     return {
-        dict(labels)["stream"]: value
+        dict(labels)["stream_id"]: value
         for (name, labels), value in node.metrics().items()
         if name == "sublet_consumergroup_lag" and dict(labels)["group"] == group
     }

@@ -43,7 +43,7 @@ def _counter(name: str, help: str, *labels: str) -> MetricDefinition:
     return MetricDefinition(f"sublet_{name}", MetricType.COUNTER, help, labels)
 
 
-STREAM_LABELS = ("group", "space", "stream")
+STREAM_LABELS = ("group", "space", "stream_id")
 
 # --- the node --------------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ LAG = _gauge(
 OFFSET = _gauge(
     "consumergroup_current_offset", "The group's durable position: the next offset to be consumed.", *STREAM_LABELS
 )
-HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream")
+HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream_id")
 LAG_SUM = _gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
 LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
 LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
