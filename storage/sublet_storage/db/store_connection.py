@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class TransactionRolledBack(DatabaseUnreachable):
-    """The server rejected the transaction (as when a lock was not to be had in time) and wrote nothing. Smaller ones
-    may succeed."""
+    """An error of the server that rejected the transaction (such as a lock timeout) and wrote nothing. Smaller
+    transactions may succeed."""
 
 
 class _TurnEndingCursor(psycopg.Cursor[Any]):
-    """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
+    """A cursor of a pipeline: waiting for its result sends a Sync."""
 
     channel: GroupStoreConnection
 
@@ -51,7 +51,8 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
 
 
 class GroupStoreConnection:
-    """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
+    """A connection for several threads, which wait for each other. Work that must not wait needs a connection of its
+    own."""
 
     def __init__(self, connect: Callable[[], BoundedConnection]) -> None:
         self._reconnecting = ReconnectingConnection(connect)
@@ -106,11 +107,11 @@ class GroupStoreConnection:
         return connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
-        """Translate the error, and let the next call open another connection.
+        """Translate the error, and make the next call open another connection.
 
-        Whether the server is there is tried: its last message may have arrived before it closed the connection. A
-        connection that survived is closed too: after a rejection within a pipeline psycopg may take statements for
-        prepared that the server does not know, and they would fail for ever.
+        Whether the server is reachable is tested: its last message may have arrived before it closed the connection. A
+        connection that survived is closed too: after a rejection within a pipeline psycopg may treat statements as
+        prepared that the server does not have, and they would always fail.
         """
         reported = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)
