@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import NodeNameTaken
 
 @dataclass(frozen=True, slots=True)
 class NodeRef:
-    """One life of one node: a name can come back, an incarnation cannot."""
+    """One incarnation of a node: a name can come back, an incarnation cannot."""
 
     name: str
     incarnation: str
@@ -28,8 +28,8 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach
-    it. `is_draining`: it is to lead nothing any more."""
+    """A registered node; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach it.
+    `is_draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None
@@ -128,7 +128,7 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
+    """Return a registered node as JSON; `led` is what `count_led_groups` returns."""
     line = {**asdict(entry.node), **asdict(entry)}
     for inner in ("node", "is_draining"):
         del line[inner]

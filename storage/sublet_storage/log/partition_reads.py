@@ -1,8 +1,8 @@
-"""Executes statements that read the blocks of one generation, by the name of its partition where that can be had.
+"""Executes statements on the blocks of one generation, by its partition where possible.
 
 Planning such a statement takes longer than executing it. A plan that is kept for the table itself would be for any
-generation and lock all partitions, and a server has not so many locks: so for the table the server plans anew each
-time, and for a partition it keeps the plan.
+generation and lock all partitions, more than a server has locks for: so for the table the server plans anew each time,
+and for a partition it keeps the plan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules of who may do what, in the table `access`; every change is in `access_history`."""
+"""Access rules of principals, in the table `access`; every change is in `access_history`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ select principal, may, filter, group_name, granted_by, granted_at from access
 
 @dataclass(frozen=True, slots=True)
 class GrantedRule:
-    """A rule, and who gave it when."""
+    """A rule, with who granted it and when."""
 
     rule: AccessRule
     granted_by: str
@@ -52,7 +52,7 @@ def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
 
 
 def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[GrantedRule]:
-    """Return all rules, or those for this principal, with those for everybody."""
+    """Return all rules, or those of this principal and those of every principal."""
     rows = conn.execute(_LIST, {"principal": principal, "limit": MAX_ROWS + 1}).fetchall()
     return [GrantedRule(AccessRule(w, Right(m), TopicFilter(f), g), by, at) for w, m, f, g, by, at in rows]
 

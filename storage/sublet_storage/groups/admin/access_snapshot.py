@@ -1,4 +1,4 @@
-"""All rules and valid tokens as one moment has them, for a node's memory."""
+"""Snapshots of all rules and valid tokens, which a node keeps in memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,8 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AccessChange:
-    """Who changed what: `event` and `object` as in the table `access_history`, the principal that it is about first."""
+    """A change of access: `event` and `object` as in the table `access_history`, the principal that it is about
+    first."""
 
     by: str
     event: str

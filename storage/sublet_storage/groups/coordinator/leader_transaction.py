@@ -43,8 +43,8 @@ MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the changes are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones.
-    `moved`: where the change is written already, and needs no judgement."""
+    """The facts by which the changes are judged: all rows as they were before the batch. `ancestors`: the unfinished
+    ones. `moved`: changes that are written already, and need no judgement."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
@@ -80,7 +80,7 @@ def commit_batch(
 
 
 def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
-    """Whether it is progress without more than a position, of which Postgres can take each number."""
+    """Return whether it is progress without more than a position, of which Postgres can take each number."""
     return (
         isinstance(change, AdvancePosition)
         and change.consumed is None
@@ -140,7 +140,7 @@ def elect(
 def _announce_redelivery(
     connection: Connection, claim: Leadership, ended: Sequence[LendingChangeResult], now_us: int | None
 ) -> None:
-    """Record it of all rows but those of which it is the end of a grant that says so."""
+    """Record possible redelivery for all rows except those whose end of a grant records it."""
     announced = {
         each.change.stream_id
         for each in ended

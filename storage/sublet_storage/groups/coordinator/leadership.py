@@ -105,7 +105,7 @@ _MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s a
 
 @dataclass(frozen=True, slots=True)
 class LockedLeadership:
-    """A leadership row that this transaction holds, at the time it got it, with the policy of its group."""
+    """A leadership row locked by this transaction, at the time of the lock, with the policy of its group."""
 
     incarnation: str
     term: int
@@ -147,19 +147,19 @@ def claim(
 
 
 def is_first_here(connection: Connection, leadership_id: int) -> bool:
-    """Whether the leader before was elected on another timeline; or the group, if it had none, created on one: then it
-    may have had a leader there that is not known here."""
+    """Return whether the previous leader was elected on another timeline; or, without one, the group was created on
+    another: then it may have had a leader there that is unknown here."""
     return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
 
 
 def find_free_locks(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
-    """Return those of the keys whose locks nobody holds at this moment."""
+    """Return those of the keys whose locks are free at this moment."""
     return frozenset(key for (key,) in connection.execute(_FREE_LOCKS, (list(keys),)).fetchall())
 
 
 def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
-    """Hold the lock as long as this connection lives; False where somebody has it. Once for a connection: the server
-    counts."""
+    """Acquire the lock until this connection closes; return False if another session holds it. Call it once per
+    connection, since the server counts."""
     ((is_held,),) = connection.execute(_ACQUIRE_LOCK, (key,)).fetchall()
     return bool(is_held)
 

@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class PostgresGroupStore:
-    """One connection, made when first needed and again after it is lost; calls from several threads take turns.
+    """`GroupStore` on one connection, opened when first needed and again after it is lost, for several threads in turn.
 
     `clock` (microseconds since 1970) replaces the database's in tests. Sessions that stall in the middle of a
     transaction are ended by the server after the statement timeout, so that a frozen node holds no lock for long.

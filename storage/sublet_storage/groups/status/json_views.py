@@ -76,7 +76,7 @@ def group_state(overview: GroupOverview) -> str:
 
 
 def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
-    """Return who leads, or led last."""
+    """Return the present leader, or the last one, as JSON."""
     found = overview.leader
     if found is None:
         return None
