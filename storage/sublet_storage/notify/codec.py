@@ -1,6 +1,6 @@
 """Encodes notification messages as JSON in ASCII, so that every driver can carry them.
 
-Whatever arrives is checked here: what comes out is well-formed, and everything else is a `MalformedMessage`.
+Whatever arrives is checked here: what is returned is well-formed, else `MalformedNotification` is raised.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def encode(message: Message) -> bytes:
 
 
 def encode_change(change: ObjectChange) -> str:
-    """One change: what `encode_parts` puts together."""
+    """Return one encoded change, which `encode_parts` puts together."""
     data = None if change.data is None else dict(change.data)
     return _compact([change.key, change.version, int(change.is_deleted), data])
 
@@ -52,7 +52,7 @@ def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
 
 
 def decode(raw: bytes) -> Message:
-    """Decode a message. Raises `MalformedMessage`, with what is wrong with it."""
+    """Decode a message. Raises `MalformedNotification`, with what is wrong with it."""
     if len(raw) > MAX_NOTIFICATION_BYTES:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:

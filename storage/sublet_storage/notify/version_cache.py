@@ -18,7 +18,7 @@ MAX_TOMBSTONES = 10_000
 
 
 class ChangeNovelty(Enum):
-    """What a change is to the cache."""
+    """The novelty of a change to the cache."""
 
     NEWER = "newer"  # it was taken in
     OLD = "old"  # this version or a later one is known
@@ -27,7 +27,8 @@ class ChangeNovelty(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """`at`: when it was last taken in, or a snapshot last confirmed it. `turn`: of all takings-in, which."""
+    """A cached change. `at`: when it was last applied, or a snapshot last confirmed it. `turn`: the number of its
+    application."""
 
     change: ObjectChange
     turn: int
@@ -35,7 +36,7 @@ class _Entry:
 
 
 class VersionCache:
-    """Objects of all kinds. Not thread-safe."""
+    """The versions of objects of all kinds. Not thread-safe."""
 
     def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:
         self.old = 0
@@ -88,7 +89,7 @@ class VersionCache:
             if snapshot.keys is None or key in snapshot.keys:
                 news.append(self._bury_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
-                del self._live[kind][key]  # no longer wanted
+                del self._live[kind][key]  # no longer requested
         return news
 
     # --- entries ----------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class VersionCache:
         return is_news
 
     def _is_refuted(self, object_key: tuple[str, str], change: ObjectChange, begun: int) -> bool:
-        """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
+        """Return whether the snapshot refutes an entry from before its reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key

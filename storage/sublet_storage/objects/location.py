@@ -1,8 +1,8 @@
 """Parses and checks payload locations, and names their objects.
 
 `file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
-the database, and shown to everybody. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that
-it belongs to, the digest of its bytes, and a token that makes the name new each time.
+the database, and shown to every user. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block
+that it belongs to, the digest of its bytes, and a token that makes the name new each time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OPTIONS = ("endpoint_override", "region", "scheme")
 
 LONGEST = 1024
 MAX_SHOWN_CHARS = 200
-"""So much of a text that is no place is repeated."""
+"""How much of a malformed location is shown in an error."""
 
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
@@ -38,7 +38,8 @@ _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST
 
 @dataclass(frozen=True, slots=True)
 class PayloadStoreLocation:
-    """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
+    """A parsed location. `scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of
+    `OPTIONS` that it has.
 
     `marker`: the id in its marker; empty: it is not known.
     """
@@ -50,7 +51,7 @@ class PayloadStoreLocation:
 
     @property
     def prefix(self) -> str:
-        """What the URI of each of its objects begins with, before a slash."""
+        """Return the beginning of the URI of each of its objects, before a slash."""
         return f"{self.scheme}://{self.root}"
 
     def __str__(self) -> str:
@@ -60,7 +61,7 @@ class PayloadStoreLocation:
 
 @dataclass(frozen=True, slots=True)
 class PayloadObjectName:
-    """Which block an object belongs to, and the digest of its bytes. `text`: relative to its place."""
+    """The name of an object: its block, and the digest of its bytes. `text`: relative to the location."""
 
     generation_id: int
     stream_id: int

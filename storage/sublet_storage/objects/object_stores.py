@@ -55,11 +55,12 @@ _T = TypeVar("_T")
 
 
 class PayloadObjectNotFound(Exception):
-    """There is no such object, and its place is there."""
+    """An error for an object that does not exist, in a location that is available."""
 
 
 class ObjectUnusable(PayloadUnavailable):
-    """An object cannot be used, and its location is there: others may be read, written and deleted.
+    """An error for an object that cannot be used, in a location that is available: others may be read, written and
+    deleted.
 
     `is_permanent`: unless it is repaired.
     """
@@ -68,7 +69,8 @@ class ObjectUnusable(PayloadUnavailable):
 
 
 class ObjectBackend(Protocol):
-    """Names are relative to the place. All raise `OSError`, `FileNotFoundError` where there is nothing."""
+    """The interface to the objects of a location, by relative names. All raise `OSError`, `FileNotFoundError` for a
+    missing object."""
 
     def write(self, name: str, payload: Payload) -> None:
         """Write it completely and durably, or not at all."""
@@ -77,11 +79,11 @@ class ObjectBackend(Protocol):
         """Return its bytes, at most `limit` of them."""
 
     def delete(self, name: str) -> None:
-        """Nothing is left of it."""
+        """Delete the object; return also if there is none."""
 
 
 class LocalBackend:
-    """A directory, which must exist. All that is done is done below it, whatever links there are."""
+    """A directory, which must exist. Operations stay below it, whatever links there are."""
 
     def __init__(self, location: PayloadStoreLocation) -> None:
         self._root = location.root
@@ -125,7 +127,8 @@ class LocalBackend:
 
     @contextmanager
     def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The directory of an object, open, and the object's name in it; no link below the place is followed."""
+        """Yield the open directory of an object, and the object's name in it; no link below the location is
+        followed."""
         above, _, file_name = name.rpartition("/")
         how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with contextlib.ExitStack() as opened:
@@ -298,7 +301,7 @@ class ObjectStore:
 
 
 def get_store(location: PayloadStoreLocation) -> ObjectStore:
-    """This process's, for it."""
+    """Return this process's store for the location."""
     return _store(os.getpid(), location)
 
 

@@ -1,4 +1,4 @@
-"""Reads payloads outside of Postgres, checked against their names, in the order of the blocks.
+"""Reads payloads outside of Postgres, checked against their names, in block order.
 
 The row has the location and the size; the name has the block and the digest. A mismatch raises: a block is never passed
 over, and what lies before it is read all the same.
@@ -73,7 +73,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
 def _fetch(
     generation_id: int, stream_id: int, location: PayloadStoreLocation, named: list[tuple[Row, PayloadObjectName]]
 ) -> Sequence[Payload | Exception]:
-    """Payloads, or what hinders, of what lies in the one place."""
+    """Return the payloads of one location, or the errors in their place."""
     try:
         return run_parallel(
             get_store(location), TO_READ, partial(_fetch_one, generation_id, stream_id, location), named

@@ -1,4 +1,4 @@
-"""Which endpoints of S3 this process sends payloads to: a place in the database names one, and does not decide it."""
+"""The S3 endpoints that this process may send payloads to, whatever the database names."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def allowed_endpoints() -> frozenset[str]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Without asking for its address: who answers that may not be trusted."""
+    """Return whether the host is a loopback address, without a DNS query, whose answer may not be trusted."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

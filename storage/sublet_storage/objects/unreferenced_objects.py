@@ -1,4 +1,4 @@
-"""The objects that no block names: registered before they are written, and until they are deleted.
+"""Objects that no block names: registered before they are written, until they are deleted.
 
 A row of `payload_object` is one of two things. Either a process is writing the object, and will have a block name it,
 deleting the row in the same transaction; or it is orphaned, and is deleted at any moment after its grace. A process
@@ -82,7 +82,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class BlockOwner:
-    """Whose block an object is for."""
+    """The space, generation and stream of an object's block."""
 
     space_id: int
     generation_id: int
@@ -164,7 +164,7 @@ def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tu
 def _delete(
     conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], until: float, problems: list[Exception]
 ) -> int:
-    """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
+    """Delete objects and then their rows: an object that cannot be deleted keeps its row, and holds up no other."""
     deleted, there = 0, get_store(location)
 
     def delete(uri: str) -> None:

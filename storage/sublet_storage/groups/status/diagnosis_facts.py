@@ -9,7 +9,7 @@ from sublet_storage.groups.status.overview_model import StreamView
 
 
 class StallReason(StrEnum):
-    """The reason of a stall; the values are the names in JSON."""
+    """The reason why a stream stands still, or that it does not; the values are the names in JSON."""
 
     FINISHED = "finished"  # it is closed, and consumed to its end
     BLOCKED = "blocked"  # no consumer can go on from its position, until an operator decides
