@@ -43,7 +43,7 @@ begin
   end if;
 end $$;
 
--- For housekeeping: changes that are older than that, and than a day; never the last, by whose number nodes go.
+-- For maintenance: changes that are older than that, and than a day; never the last, by whose number nodes go.
 create function forget_access_history(p_older_than interval) returns bigint
 language sql security definer set search_path from current as $$
   with forgotten as (
@@ -53,7 +53,7 @@ language sql security definer set search_path from current as $$
   select count(*) from forgotten
 $$;
 
--- For housekeeping, which has no other right to delete a token: those that have been over for so long.
+-- For maintenance, which has no other right to delete a token: those that have been over for so long.
 create function forget_tokens(p_older_than interval) returns bigint
 language sql security definer set search_path from current as $$
   with forgotten as (

@@ -59,7 +59,7 @@ LEADERLESS = _gauge(
 LEFT_OUT = _gauge("groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series")
 AGENTS = _gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
-NEWS_KNOWN = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
+SUBSCRIBED_STREAMS = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
@@ -120,7 +120,9 @@ FAILURES = _counter("database_request_failures", "Requests of leaders that the d
 SESSIONS = _counter(
     "pubsub_events", "What happened between the node and its agents, as in `NodeSnapshot.pubsub`.", "event"
 )
-NEWS = _counter("notification_events", "Notifications of this node: what was received, missed and read again.", "event")
+NOTIFICATIONS = _counter(
+    "notification_events", "Notifications of this node: what was received, missed and read again.", "event"
+)
 SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")
 
 FAMILIES: tuple[MetricDefinition, ...] = tuple(
