@@ -263,8 +263,8 @@ def read_ended_grants(
     *,
     schema: str | None = None,
 ) -> dict[tuple[int, int], tuple[int, bool]]:
-    """{(stream, grant): how far this session came under it, and whether that was the stream's end}, of grants that
-    history has, and of no stream that was reset since."""
+    """Return {(stream, grant): (the offset that this session reached under it, whether that was the stream's end)} for
+    those of the `grants` that history has, except of streams that were reset since."""
     call = sql.SQL(
         "select * from {}.read_ended_grants(%s::bigint, %s::text, %s::bigint, %s::bigint[], %s::bigint[])"
     ).format(sql.Identifier(schema_name(schema)))

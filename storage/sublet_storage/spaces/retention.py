@@ -45,8 +45,8 @@ _HOLDERS = """
 select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
-# Of one space: what is over is few of many, which the server can only know where it is given the time.
-# A position beyond the head, or blocked for that, says nothing of what came in place of what was lost.
+# Of one space: expired ones are few of many, which the planner can only estimate from the time.
+# A position beyond the head, or blocked for that, does not count for what came in place of what was lost.
 # A holder without a row for a stream of a younger generation has not noticed it yet: it needs all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
@@ -97,10 +97,11 @@ on conflict (uri) do update set orphaned_at = coalesce(payload_object.orphaned_a
 
 
 def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-    """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
+    """Make one pass over an autocommit connection: declare expired generations gone, and drop gone ones; return the ids
+    of both.
 
-    A partition whose lock is not to be had within 2 s is left to the next pass, as are those that have to wait for
-    its detach. What else goes wrong with one is raised after all others were done.
+    A partition whose lock is not acquired within 2 s is left to the next pass, as are those that have to wait for its
+    detach. Other errors with one are raised after all others were done.
     """
     declared = mark_expired_gone(conn, guard)
     return sorted({*declared, *drop_gone(conn)})
@@ -143,8 +144,8 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
 
 
 class IdleProducerCleaner:
-    """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
-    many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
+    """A cleaner whose passes over an autocommit connection take some producers each, from where the last one ended.
+    Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
 
     def __init__(self, idle_s: float = PRODUCER_RETENTION_S, step: int = PRODUCERS_STEP) -> None:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
@@ -188,7 +189,7 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """What its rows name outside of Postgres is orphaned at the same instant, and not before."""
+    """Drop the partition, and orphan the objects that its rows name in the same transaction."""
     part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),

@@ -105,7 +105,7 @@ def partition_table(generation_id: int) -> sql.Identifier:
 
 
 def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:
-    """Until the end of the transaction nothing is appended to these spaces."""
+    """Lock the streams of these spaces against appends until the transaction ends."""
     conn.execute(
         "select from stream where space_id = any(%s) and state = 'open' order by stream_id for no key update",
         ([space.space_id for space in spaces],),

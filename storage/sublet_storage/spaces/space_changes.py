@@ -127,9 +127,9 @@ def drop_space(
     purge: bool = False,
     space_id: int | None = None,
 ) -> None:
-    """Drop it: its topics fall to the next less specific spaces; what is stored stays until its retention ends, or
-    `ends` now, as by retention. `check` may raise once no publisher can use it any more: then nothing has happened.
-    `space_id`: this one, and none that has come by its name since; raises `Conflict` for such a one."""
+    """Drop the space: its topics fall to the next less specific spaces; its messages stay until their retention ends,
+    or end now with `purge`. `check` may raise once no publisher can use it any more: then nothing has happened.
+    `space_id`: the id it must have; raises `Conflict` if another space has the name by now."""
     check_droppable(name)
 
     def drop() -> None:
@@ -275,7 +275,7 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
 
 
 def _update(conn: psycopg.Connection[Any], new: Space) -> None:
-    """Where it has payloads already, another way to the same place is the way to these as well."""
+    """Store the new space. If it has payloads already, another way to the same location applies to these as well."""
     conn.execute(
         "update space set filter_since = case when filter = %s then filter_since"
         " else (select coalesce(max(stream_id), 0) from stream) end,"

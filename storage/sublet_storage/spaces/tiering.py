@@ -84,7 +84,7 @@ update space set payload_locations = payload_locations || %(location)s::text
  where space_id = %(space)s and payload_location = %(location)s
    and not payload_locations @> array[%(location)s::text]"""
 
-# Before the streams, as who changes spaces, or appends and advances, has it.
+# Before the streams, in the order of changes of spaces, and of appends with advances.
 _LOCK = "lock table space in row exclusive mode"
 
 _STILL = "select from space where space_id = %s and payload_location = %s and dropped_at is null"
@@ -107,7 +107,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class TieringResult:
-    """What was moved: `blocks`, of `size` bytes. `is_complete`: there is no more to move for now."""
+    """The result of a pass: `blocks` of `size` bytes were moved. `is_complete`: there is no more to move for now."""
 
     blocks: int
     size: int
@@ -116,7 +116,7 @@ class TieringResult:
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left
+    """A stream with blocks that this pass has not seen: those behind `offset`. `done`: up to where nothing was left
     that was to be moved; null: it has not begun. `is_patchy`: something was left in this pass."""
 
     stream_id: int
@@ -129,7 +129,7 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One to be moved, and its object to be."""
+    """A block to be moved, and the name of its object."""
 
     end_offset: int
     count: int
@@ -166,8 +166,8 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
 
 
 class _Mover:
-    """One pass over a space, and what it has moved. `is_over`: its place is taken away, or away. `problems`: what could
-    not be moved."""
+    """A pass over a space, with what it has moved. `is_over`: its location was removed, or is away. `problems`: errors
+    of what could not be moved."""
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
@@ -204,7 +204,7 @@ class _Mover:
         return bool(rows)
 
     def _begin(self, stream: _Stream) -> None:
-        """Once: it takes as long as it takes."""
+        """Begin with a stream: merge small blocks of a closed one, without a time limit."""
         if stream.closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
                 small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
@@ -230,7 +230,7 @@ class _Mover:
         run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         run_with_timeout(
             self._store, TO_CHANGE, self._store.check_writable
-        )  # who may not is to know it before more is written down
+        )  # a node without the permission fails before more is stored
         if is_in_use:
             return True
         with self._conn.transaction():
@@ -281,7 +281,8 @@ class _Mover:
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
-        """The blocks that are moved now. Of others the objects are orphaned, and they are looked at again."""
+        """Let the blocks name their objects; return the blocks that are moved now. The objects of others are orphaned,
+        and these blocks are tried again."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -303,7 +304,7 @@ class _Mover:
         return [block for block in blocks if block.uri in named]
 
     def _advance(self, stream: _Stream, rows: Sequence[Sequence[Any]], first_left: int | None) -> None:
-        """The pass goes on behind these rows; the next begins behind those before the first that was left."""
+        """Continue the pass behind these rows; the next begins behind those before the first that was left."""
         if not stream.is_patchy:
             done = (row[0] for row in rows if first_left is None or row[0] < first_left)
             stream.done = max(done, default=stream.done)

@@ -27,7 +27,8 @@ RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 
 
 class RoutingTable:
-    """Finds the stream of a message, or of many. `only`: the name of the one space that may be published to."""
+    """A table that finds the stream of a message, or of many. `only`: the name of the one space that may be published
+    to."""
 
     def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamInfo], only: str | None) -> None:
         self._spaces = {space.space_id: space for space in spaces}
@@ -72,7 +73,7 @@ class RoutingTable:
         return RoutingTable(list(self._spaces.values()), streams, None)
 
     def is_open(self, stream_id: int) -> bool:
-        """True if the stream took messages when the table was read."""
+        """Return whether the stream accepted messages when the table was read."""
         return stream_id in self._space_of_stream
 
     def compression(self, stream_id: int) -> str:
@@ -91,7 +92,7 @@ class RoutingTable:
             self._space_id(topic)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
-        """Part a batch by stream; inside each part the order stays. No Python per message, only per distinct key."""
+        """Split a batch by stream, preserving the order within each. No Python per message, only per distinct key."""
         targets = self._targets(batch)
         if isinstance(targets, int):
             return [(targets, batch, rows)]
@@ -161,7 +162,7 @@ class RoutingTable:
 
 
 def _constant(column: pa.Array) -> bool:
-    """True if all values are the same, and none is null."""
+    """Return whether all values are the same, and none is null."""
     if column.null_count or column[0] != column[len(column) - 1]:
         return False
     same: bool = pc.all(pc.equal(column, column[0])).as_py()
