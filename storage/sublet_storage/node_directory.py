@@ -81,7 +81,7 @@ def register(
     http_address: str | None = None,
     notify_endpoint: str | None = None,
 ) -> None:
-    """List the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
+    """Register the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
     `notify_endpoint`: that of its notification driver.
 
     Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
@@ -103,12 +103,12 @@ def register(
 
 
 def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
-    """Extend the lease; False if the name is another incarnation's by now, or was removed: register again."""
+    """Extend the lease; return False if the name is another incarnation's by now, or was removed: register again."""
     return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
 
 
 def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
-    """Take this incarnation off the list; another's line of the same name stays."""
+    """Delete this incarnation's registration; another one's of the same name stays."""
     conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
 
 

@@ -3,7 +3,7 @@
 Import it where it is used, not at the top: a borrower's process does not have these libraries.
 
 A script may declare `compatible_from = VERSION`: programs of that version and later work with the schema it makes. So
-the schema is migrated while they run, and they are replaced one by one; back, it is the other way round.
+the schema is migrated while they run, and they are replaced one by one; a downgrade is the other way round.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def _grant_rights(driver: Any, schema: str) -> None:
 
 @contextmanager
 def _alone(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
-    """Hold the advisory lock of this schema's migrations; the server drops it if we die."""
+    """Hold the advisory lock of this schema's migrations; the server releases it if this process dies."""
     key = zlib.crc32(f"sublet migrate {schema}".encode())
     conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
     try:

@@ -1,7 +1,7 @@
 """A connection that times out on the client's clock, and treats read-only servers as unreachable.
 
-A server's timeouts do not end what a frozen server process was asked for, and TCP's do not either, as its kernel goes
-on acknowledging: only the client can stop waiting.
+A server's timeouts do not end the request of a frozen server process, and TCP's do not either, as its kernel goes on
+acknowledging: only the client can stop waiting.
 
 A fork shares every socket: what a child did with its copy would arrive in the midst of its parent's traffic. So a
 child's copies of connections lead nowhere.

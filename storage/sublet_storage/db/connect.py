@@ -92,7 +92,7 @@ def connect(
     results. `silence_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
 
     Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
-    `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
+    `DatabaseUnreachable` for every failure of the connection itself, and for a standby, on which nothing can be
     written. No message contains the password. The URL of a file is read anew, from its file.
     """
     url = as_secret(url)

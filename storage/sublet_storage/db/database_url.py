@@ -33,7 +33,7 @@ def database_url(explicit: str | None) -> Secret | None:
 
 
 def as_secret(url: str | Callable[[], str]) -> Secret:
-    """Return a URL, or what reads one, as a secret; one that is so already as it is."""
+    """Return a URL, or what reads one, as a secret; one that is a secret already is returned unchanged."""
     return url if isinstance(url, Secret) else Secret(url, _secret_texts)
 
 

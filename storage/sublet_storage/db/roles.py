@@ -204,11 +204,11 @@ def _parse() -> dict[str, dict[Role, str]]:
 
 
 RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
-"""The table above: {object: {role: letters}}."""
+"""The table above as {object: {role: letters}}."""
 
 
 def list_unknown(conn: Connection, schema: str) -> list[str]:
-    """Return the tables and functions of the schema that no role's rights are known of."""
+    """Return the tables and functions of the schema that are not in the table of rights."""
     return [found.listed for found in _find(conn, schema) if found.listed not in RIGHTS]
 
 

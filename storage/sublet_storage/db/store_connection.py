@@ -1,13 +1,13 @@
-"""One connection of the group store, one transaction at a time, each with a known outcome.
+"""One connection of the group store: one transaction at a time, with a known outcome.
 
 A call that fails raises one of two errors: nothing was written (`DatabaseUnreachable`), or it is unknown
 (`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
 call. What psycopg calls our own mistake is raised as it is, rolled back.
 
 Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
-ends the client's turn (Sync, not Flush): only then does the server count the session as idle in a transaction, and end
-it by its timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements
-rely: each sees what was committed before it began, also while locks were waited for.
+sends a Sync, not a Flush: only then does the server count the session as idle in a transaction, and end it by its
+timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements rely: each
+sees what was committed before it began, also while locks were waited for.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class GroupStoreConnection:
         ) from error
 
     def _roll_back(self, connection: Connection) -> bool:
-        """End the transaction; False where that needed an end of the connection."""
+        """End the transaction; return False if the connection had to be closed for that."""
         try:
             connection.execute("rollback")
         except psycopg.Error:

@@ -30,7 +30,7 @@ CROWDED = 0.8
 FILLED = 0.1
 """The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
 LONG_S = 600.0
-"""A transaction that is open for so long keeps the server from clearing away what was changed since."""
+"""How long an open transaction may keep the server from vacuuming what was changed since."""
 MAX_NAMED = 5
 
 _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"

@@ -53,7 +53,7 @@ LATE_S = 6 * 3600.0
 
 
 def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
-    """Yield a finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
+    """Yield a finding for each location that a space uses, and one if payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
         locations = {location.prefix: location for location in map(parse_stored_location, used)}

@@ -37,7 +37,7 @@ MAX_IDLE_S = 2_000_000.0
 """Postgres takes no more than 2^31 milliseconds."""
 
 POLL_INTERVAL_S = 0.02
-"""Between two looks whether it has."""
+"""Between two checks whether it has."""
 
 _LOST = "SB001"
 """The SQL state by which the function `advance` reports that it moved nothing."""

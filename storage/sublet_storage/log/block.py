@@ -127,8 +127,8 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
 
 
 def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
-    """Return the bounds of the epochs of a block; None if no message has one. All that are there have as many
-    numbers."""
+    """Return the bounds of the epochs of a block; None if no message has one. All epochs have the same number of
+    dimensions."""
     column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
     if not with_epoch:

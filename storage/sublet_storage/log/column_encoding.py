@@ -65,7 +65,7 @@ def stored_schema(flags: int) -> pa.Schema:
 
 
 def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
-    """Leave out what needs no storing: (flags, the batch in `schema(flags)`)."""
+    """Remove the columns that need not be stored; return (flags, the batch in `schema(flags)`)."""
     count, flags, columns = batch.num_rows, 0, []
     for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
         if name in _OPTIONAL and column.null_count == count:
@@ -138,7 +138,7 @@ def round_up(count: int) -> int:
 
 
 def _repeats(column: pa.Array) -> bool:
-    """Return whether the column has few runs: comparing neighbours costs less than encoding in vain."""
+    """Return whether the column has few runs: comparing neighbours costs less than a useless encoding."""
     count = len(column)
     if not is_few_runs(count, 1) or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
         return False

@@ -115,8 +115,8 @@ def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity)
 
 
 def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
-    """Hold what is held for another lease; the spaces in which it is. Raises `ProducerFenced`: a later life goes on
-    with it, or it ends with its lease."""
+    """Extend the producer's capabilities by another lease; return their spaces. Raises `ProducerFenced`: a later
+    incarnation continues with them, or they end with their lease."""
     asked = (who.producer_id, who.incarnation, lease_s)
     ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", asked).fetchall()
     if is_over:
@@ -125,9 +125,10 @@ def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float =
 
 
 def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
-    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time.
+    """Expire capabilities held beyond their lease; return (space, producer) of each. One that is writing is left for
+    the next pass.
 
-    What was held in a space that was dropped since is forgotten: nothing comes there any more.
+    Those of dropped spaces are deleted, as nothing is published there any more.
     """
     conn.execute(
         "delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (RETENTION_S,)

@@ -88,7 +88,7 @@ class EpochSelection:
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
-        """Return what is left out of a space's streams; None: nothing."""
+        """Return the epochs excluded from a space's streams; None: none."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced

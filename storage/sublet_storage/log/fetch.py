@@ -55,7 +55,8 @@ UNKNOWN: Final = MAX_OFFSET
 """The head of a stream that had messages, whose number is no longer known."""
 
 MAX_PATTERN: Final = 16_384
-"""In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
+"""Maximum characters of a pattern. Postgres rejects some longer ones as too complex: these are applied after
+reading."""
 
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,

@@ -16,7 +16,7 @@ from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.pq import TransactionStatus
 
 _MAX_GENERATIONS: Final = 1_000
-"""Of which a connection remembers whether they may be named."""
+"""The number of generations of which a connection caches whether their partitions may be named."""
 
 _may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
 

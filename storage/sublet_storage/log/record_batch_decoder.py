@@ -117,7 +117,7 @@ def decode_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def _refusing(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) -> _T:
-    """Return what is read. Raises `InvalidRecordBatch` for whatever Arrow raises about the bytes."""
+    """Return the result of the read. Raises `InvalidRecordBatch` for errors of Arrow about the bytes."""
     try:
         return read()
     except passed:

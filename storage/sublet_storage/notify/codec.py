@@ -46,7 +46,7 @@ def encode_change(change: ObjectChange) -> str:
 
 
 def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
-    """Return the envelope around changes that are encoded already; its own are not looked at."""
+    """Return the envelope around changes that are encoded already; its own are ignored."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
 

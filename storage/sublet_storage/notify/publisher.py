@@ -48,7 +48,7 @@ REST_S = 600.0
 """After how long without a publish a process leaves."""
 
 READ_TIMEOUT_S = 2.0
-"""A directory that does not answer for so long is not to be had."""
+"""A directory that does not answer for this time counts as unavailable."""
 
 CLOSE_S = 1.0
 """How long closing waits for what was published to go out, by default."""
@@ -169,7 +169,7 @@ class NotificationPublisher:
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
-        """Do it; when to come back at the latest."""
+        """Execute what is due; return when to call again at the latest."""
         with self._changed:
             reported, has_overflown, found = list(self._reported), self._has_overflown, self._directory_endpoints
             self._reported.clear()
@@ -317,7 +317,7 @@ class NotificationSenders:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def set_endpoints(self, endpoints: Iterable[str]) -> bool:
-        """Have senders to these endpoints, and no others; True if one was opened."""
+        """Open senders to these endpoints, and close others; return True if one was opened."""
         wanted: dict[str, list[str]] = {}
         for endpoint in endpoints:
             wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
@@ -327,7 +327,7 @@ class NotificationSenders:
         return any(opened)
 
     def send(self, message: bytes) -> int:
-        """Send by all of them; how many took it."""
+        """Send by all senders; return how many accepted it."""
         return sum(self._send(name, opened.sender, message) for name, opened in self._senders.items())
 
     def close(self) -> None:

@@ -36,7 +36,7 @@ GROWTH = 1.2
 """The growth from one pause to the next, while objects change more often than is sent."""
 
 LIGHT = 0.6
-"""Of the most sends per second: where an object changes less often than so, the load is over."""
+"""Of the most sends per second: where an object changes less often than that, the load is over."""
 
 
 class NotificationPublisherStatus(Enum):

@@ -54,7 +54,7 @@ MAX_QUEUED = 100_000
 that was lost under way."""
 
 READ_TIMEOUT_S = 5.0
-"""A database from which nothing comes for so long in the middle of a catch-up is away."""
+"""A database that sends nothing for this time in the middle of a catch-up is away."""
 
 JOIN_TIMEOUT_S = 2.0
 """How long `close` waits for each thread."""
@@ -135,7 +135,7 @@ class NotificationSubscriber:
         return self._receiver.endpoint
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
-        """Return what is known of a living object."""
+        """Return the newest change of an object that exists."""
         with self._lock:
             return self._cache.get(kind, key)
 
@@ -149,7 +149,7 @@ class NotificationSubscriber:
         self._put(CatchUpRequested(kind))
 
     def wait_caught_up(self, timeout_s: float) -> bool:
-        """Wait until every channel has been read once; False if that took longer."""
+        """Wait until every channel has been read once; return False if that took longer."""
         return self._caught_up.wait(timeout_s)
 
     def counters(self) -> dict[str, int]:

@@ -83,7 +83,7 @@ class NotificationSubscriberMachine:
         return len(self._speaking) + len(self._silent)
 
     def decide(self, event: Event, now: float, jitter: float) -> NotificationSubscriberOutcome:
-        """Take in one event, and what has become due; times are seconds of a monotonic clock."""
+        """Process one event, and what has become due; times are seconds of a monotonic clock."""
         self._take_in(event, now, jitter)
         self._give_gaps_up(now)
         self._notice_silence(now, jitter)

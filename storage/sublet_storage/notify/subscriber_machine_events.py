@@ -110,7 +110,7 @@ class SequenceGap:
     missing_ranges: list[tuple[int, int]]
 
     def fill(self, predecessor: int, sequence: int) -> bool:
-        """Take in a message that came late; False if it was not missing here."""
+        """Add a message that came late; return False if it was not missing here."""
         for index, (after, until) in enumerate(self.missing_ranges):
             if after <= predecessor and sequence <= until:
                 rest = [(after, predecessor), (sequence, until)]

@@ -14,7 +14,7 @@ from enum import Enum
 from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
 
 MAX_TOMBSTONES = 10_000
-"""Of more, the oldest is given up early."""
+"""Maximum number of tombstones; beyond it, the oldest is deleted early."""
 
 
 class ChangeNovelty(Enum):
@@ -48,7 +48,7 @@ class VersionCache:
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
-        """Return what is known of a living object."""
+        """Return the newest change of an object that exists."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
@@ -57,7 +57,7 @@ class VersionCache:
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
     def apply(self, change: ObjectChange, now: float) -> ChangeNovelty:
-        """Take in a change, if it is newer than what is known."""
+        """Apply a change, if it is newer than the cached one."""
         self._expire(now)
         object_key = change.kind, change.key
         if object_key in self._absent and not change.is_deleted:
@@ -76,9 +76,9 @@ class VersionCache:
         return self._turn
 
     def merge(self, kind: str, snapshot: CatchUpSnapshot, begun: int, now: float) -> list[ObjectChange]:
-        """Take in a snapshot whose reading began then; what was new in it.
+        """Apply a snapshot whose reading began at `begun`; return what was new in it.
 
-        Living objects that it should have and does not are dead, unless they were taken in since.
+        Cached objects that it should have and does not are deleted, unless they were applied since.
         """
         self._expire(now)
         changes = [change for change in snapshot.changes if self._confirm(change, begun, now)]

@@ -19,7 +19,7 @@ import xxhash
 from sublet_protocol.domain.errors import InvalidSetting
 
 OPTIONS = ("endpoint_override", "region", "scheme")
-"""What may stand behind the `?` of an S3 place."""
+"""The options that may follow the `?` of an S3 location."""
 
 LONGEST = 1024
 MAX_SHOWN_CHARS = 200
@@ -29,7 +29,7 @@ _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
 NAME = r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}"
-"""An object's, relative to its place; also for Postgres."""
+"""The pattern of an object's name, relative to its location; also for Postgres."""
 
 _NAME = re.compile(NAME)
 _PLAIN = re.compile(r"[A-Za-z0-9.-]*")
@@ -120,7 +120,7 @@ def _invalid(shown: str, rule: str) -> InvalidSetting:
 
 
 def _shown(text: str) -> str:
-    """Return scheme, bucket and path of what looks like a place; of all else nothing, as a secret may be anywhere."""
+    """Return scheme, bucket and path of what looks like a location; else nothing, as a secret may be anywhere."""
     try:
         scheme, netloc, path, *_ = urlsplit(text[:MAX_SHOWN_CHARS])
     except ValueError:
@@ -131,7 +131,7 @@ def _shown(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_stored_location(text: str) -> PayloadStoreLocation:
-    """Return a place as the database has it: with the id in its marker behind a #."""
+    """Return a location as the database has it: with the id in its marker behind a #."""
     location, _, marker = text.partition("#")
     return replace(parse_location(location), marker=marker)
 
@@ -156,8 +156,8 @@ def format_location(text: str) -> str:
 
 
 def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadStoreLocation, PayloadObjectName] | None:
-    """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
-    which may lie within one another."""
+    """Return the location and the name of an object; None if it is not the name of one, or is in none of these
+    locations, which may be nested."""
     for location in map(parse_stored_location, locations):
         if not uri.startswith(f"{location.prefix}/"):
             continue

@@ -16,7 +16,7 @@ _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re
 
 
 def find_refusal(location: PayloadStoreLocation) -> str | None:
-    """Return why this process does not use the endpoint of a place; None where it may: one on this machine, the
+    """Return why this process does not use the endpoint of a location; None if it may: one on this machine, the
     provider's own, or one that is allowed. Raise `InvalidSetting`."""
     options = dict(location.options)
     if "endpoint_override" not in options:

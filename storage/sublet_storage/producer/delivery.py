@@ -102,7 +102,7 @@ class DeliveryState:
         self._settle(None, None, error)
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
-        """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
+        """Wait until settled; return the spans, or raise the error of the first failure. Raises TimeoutError."""
         if not self.is_settled_within(timeout_s):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()

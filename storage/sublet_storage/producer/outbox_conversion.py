@@ -51,7 +51,7 @@ class OutboxRow(NamedTuple):
 def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:
     """Return the messages in the order of their ids, and those that can never be published: {id: why}.
 
-    They are looked at one by one only where one of them is bad.
+    They are checked one by one only if one of them is invalid.
     """
     with suppress(UsageError):
         return _batches(rows, routes), {}

@@ -35,7 +35,7 @@ ROUTING_MAX_AGE_S: Final = 5.0
 """A closed stream is noticed at once; this is for what else may have changed in a space."""
 
 LOCKED_S: Final = 10.0
-"""For so long after a row was found locked, locked rows are passed over; it takes a write per row to know them."""
+"""How long locked rows are skipped after one was found; it takes a write per row to find them."""
 
 RETRY_INTERVAL_S: Final = 60.0
 """How often everything is looked at, in case rows were written under a transaction that is not their own."""

@@ -281,8 +281,8 @@ class Publisher:
         return self._capability
 
     def _leave(self, deadline: float | None, *, abandon: bool) -> None:
-        """Give back what is held, and leave the database. That takes long where it does not answer, and where the last
-        user of an embedded server stops one of whose processes is frozen."""
+        """Release the capability, and the database. That takes long where it does not answer, and where the last user
+        of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
             self._let_go(abandon)
             return

@@ -1,4 +1,4 @@
-"""The queues of pending messages per stream, bounded in bytes, filled by callers and emptied by the sender.
+"""The queues of pending messages per stream, bounded in bytes.
 
 Advances to other epochs wait among them, each for all that was published before it.
 

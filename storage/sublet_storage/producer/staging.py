@@ -116,7 +116,7 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
 
 
 def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
-    """Forget what is staged for this batch, and for earlier ones of its sink."""
+    """Delete what is staged for this batch, and for earlier ones of its sink."""
     conn.execute("select discard_staged_blocks(%s, %s)", (write.sink, write.batch))
 
 

@@ -247,7 +247,7 @@ class MultiStreamReader:
             )
 
     def refresh_streams(self, conn: psycopg.Connection[Any]) -> None:
-        """Look for streams that have opened; forget those that are over.
+        """Add streams that have opened; remove those that are done.
 
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """

@@ -106,7 +106,7 @@ class PastGenerationCleaner:
         self._rest_s, self._step, self._after = rest_s, step, 0
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-        """See what is past, and delete what every group is past; the generations that are no more."""
+        """Find past generations, and delete those that every group is past; return the deleted ones."""
         _see(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._after, "step": self._step}).fetchall()
         self._after = past[-1][0] if len(past) == self._step else 0

@@ -47,9 +47,10 @@ class _Left:
 
 
 def restore_payloads(conn: Connection, space_id: int) -> int:
-    """Bring all payloads of a space back, whose place was taken from it before; how many blocks. It may be repeated.
+    """Restore all payloads of a space whose location was removed before; return the number of blocks. It may be
+    repeated.
 
-    Raises what hindered the first of those that could not be brought back, after all others were: `PayloadUnavailable`,
+    Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     brought, left = 0, _Left()

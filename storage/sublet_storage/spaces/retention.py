@@ -2,7 +2,7 @@
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
 read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
-without payloads, of a space that has had a place for these: what they name there is orphaned. Every step can be
+without payloads, of a space that has had a location for these: what they name there is orphaned. Every step can be
 repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
 Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Creating or
@@ -86,7 +86,7 @@ with few as materialized (
      and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s) returning 1)
 select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
 
-# Of a space that never had a place no row is looked at.
+# No row is read of a space that never had a location.
 _DOOM = """
 insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
 select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
@@ -125,7 +125,7 @@ def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None)
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
-    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `apply_retention`
+    """Detach and drop the partitions of gone generations; return the ids of those dropped. Raises as `apply_retention`
     does."""
     dropped: list[int] = []
     failed: list[tuple[int, psycopg.Error]] = []
@@ -151,7 +151,7 @@ class IdleProducerCleaner:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
-        """Return how many are forgotten."""
+        """Execute one pass; return the number of deleted rows."""
         with conn.transaction():
             if guard is not None:
                 guard(conn)
@@ -181,7 +181,7 @@ def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 
 
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
-    """Detach without holding readers up; a detach that was begun and cut short is finished first."""
+    """Detach without blocking readers; an interrupted detach is finished first."""
     how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
     return _within_lock_timeout(
         conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), how)
@@ -200,7 +200,7 @@ def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
 
 
 def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
-    """Run what must stand alone, as one; False if a lock was not to be had in time, or a detach is pending."""
+    """Run a statement on its own; return False on a lock timeout, or if a detach is pending."""
     row = conn.execute("select current_setting('lock_timeout')").fetchone()
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")

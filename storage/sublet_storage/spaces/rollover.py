@@ -40,7 +40,7 @@ class _Parent:
 
 
 def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
-    """Run the change in a transaction of its own; begin again when a lock is not to be had soon."""
+    """Run the change in a transaction of its own; begin again on a lock timeout."""
 
     def attempt() -> _T:
         with conn.transaction():

@@ -31,8 +31,8 @@ HashRange = tuple[int, int]
 class Space:
     """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked".
 
-    `payloads`: the place outside of Postgres that payloads of closed generations are moved to, and those of open ones
-    that are older than `tier_after_s`; None: they stay in Postgres.
+    `payload_location`: the location outside of Postgres that payloads of closed generations are moved to, and those of
+    open ones that are older than `tier_after_s`; None: they stay in Postgres.
     """
 
     space_id: int
@@ -122,7 +122,7 @@ class GenerationTopicFilters:
         """Return {filter of generations with messages for a group: True if an open one of it gets such messages too}.
 
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
-        wanted, at the price of reading in vain.
+        included, at the price of reads without a match.
         """
         candidates = candidate_filters(filter, self.open)
         return {one: one in candidates for one in self.filters if one.intersects(filter)}

@@ -120,7 +120,8 @@ def compact_stream(
     block_bytes: int = BLOCK_BYTES,
     guard: Guard | None = None,
 ) -> int:
-    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
+    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; return the number of
+    blocks saved.
 
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
@@ -168,7 +169,7 @@ def fragmented_streams(
 def newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
-    """Merge among streams with new blocks; the others are not looked at again before they have more."""
+    """Merge among streams with new blocks; the others are not examined again before they have more."""
     unseen = conn.execute(_UNSEEN).fetchall()
     seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]

@@ -38,13 +38,13 @@ MIN_BYTES: Final = 4096
 BATCH_BYTES: Final = 8 << 20
 BATCH_BLOCKS: Final = 256
 MAX_S: Final = 10.0
-"""A pass over a space ends soon after that; the next goes on."""
+"""A pass over a space ends soon after this time; the next goes on."""
 
 STREAMS_TO_TIER: Final = """
 select * from stream where space_id = %(space)s and is_to_tier
 union all
 select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head"""
-"""In SQL: those of a space with blocks that are still to be looked at, also where they are gone."""
+"""In SQL: the streams of a space with blocks that are still to be examined, also gone ones."""
 
 _WORK = f"""
 select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
@@ -140,10 +140,10 @@ class _Block:
 
 
 def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_s: float = MAX_S) -> TieringResult:
-    """Move what is due to the space's place, for about so long; nothing where it has none. Autocommit.
+    """Move due payloads to the space's location, for about `most_s`; none if it has no location. Autocommit.
 
-    What ails one object or stream is raised after all others were moved, and `PayloadUnavailable` where the place is
-    away: what was moved until then has been.
+    Errors of one object or stream are raised after all others were moved, and `PayloadUnavailable` if the location is
+    away: what was moved until then stays moved.
     """
     if space.payload_location is None:
         return TieringResult(0, 0, True)
@@ -179,7 +179,7 @@ class _Mover:
         self.problems: list[Exception] = []
 
     def work(self) -> list[_Stream]:
-        """Return the streams with something to look at, when the place is known to be there."""
+        """Return the streams with blocks to examine, once the location is known to be available."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
         found = [stream for stream in streams if stream.closed or self._is_due(stream)]
@@ -193,7 +193,7 @@ class _Mover:
         return False
 
     def batch(self, stream: _Stream) -> bool:
-        """Move some of its blocks; False: there are no more."""
+        """Move some of its blocks; return False if there are no more."""
         if stream.done is None:
             self._begin(stream)
         rows = self._rows(stream)
@@ -211,7 +211,8 @@ class _Mover:
         stream.done = 0
 
     def _prepare(self) -> bool:
-        """Ensure that a location in use has a marker, and the space knows it; False where it got another meanwhile."""
+        """Ensure that a location in use has a marker, and the space has it; return False if it got another
+        meanwhile."""
         prefix = self._location.prefix
         asked = {"space": self._space.space_id, "location": self._space.payload_location, "prefix": prefix}
         row = self._conn.execute(_KNOWN, asked).fetchone()
@@ -261,8 +262,8 @@ class _Mover:
         return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
-        """Return the blocks whose objects are there. Where the location hangs, what was registered is orphaned after a
-        while: it may still be written."""
+        """Return the blocks whose objects are there. If the location hangs, registered objects are orphaned after a
+        while: they may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
             unreferenced_objects.register_objects(
@@ -273,7 +274,7 @@ class _Mover:
         self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
         try:
             run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
-        except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
+        except PayloadUnavailable:  # writes to a location that has gone away meanwhile went elsewhere
             self._mark_orphans(stream, blocks)
             raise
         return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]

@@ -49,7 +49,7 @@ class LogThrottle:
         return self._reported.pop(subject, None) is not None
 
     def _known(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
-        """Return the cause under which it is counted. Where there are too many, those are forgotten that may be logged
+        """Return the cause under which it is counted. If there are too many, those are removed that may be logged
         again."""
         if cause not in reported and len(reported) >= CAUSES:
             for old in [each for each, (at, _) in reported.items() if now >= at + self._every_s]:

@@ -52,7 +52,7 @@ def call_with_retry(
 ) -> _T:
     """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
     which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
-    raised. `retryable` may do what there is to be done between two attempts."""
+    raised. `retryable` may execute what is due between two attempts."""
     while True:
         try:
             return attempt()

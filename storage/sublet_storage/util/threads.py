@@ -1,4 +1,4 @@
-"""Threads of drivers, which can be woken out of a wait, and survive errors of handlers."""
+"""Threads of drivers, which can be woken from a wait, and survive errors of handlers."""
 
 from __future__ import annotations
 

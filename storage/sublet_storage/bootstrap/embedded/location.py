@@ -60,8 +60,8 @@ def usable_data_dir() -> Path:
     """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
     announced.
 
-    Every process of root that means the same directory is led to the same other one. A directory named in
-    SUBLET_DATA_DIR is never exchanged.
+    Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
+    never exchanged.
     """
     wanted = default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
@@ -115,7 +115,7 @@ def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
 
 @contextlib.contextmanager
 def naming(data_dir: Path) -> Iterator[None]:
-    """Turn what the system refuses into an error that names the data directory."""
+    """Raise an error that names the data directory for errors of the operating system."""
     try:
         yield
     except OSError as error:
@@ -172,7 +172,7 @@ def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
 
 
 def chown_to(path: Path, user: PostgresOsUser | None) -> None:
-    """Hand a path of ours to the server's user."""
+    """Change the owner of a path of ours to the server's user."""
     if user is not None:
         give_to(path, user.uid, user.gid)
 

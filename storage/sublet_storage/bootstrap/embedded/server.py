@@ -75,7 +75,8 @@ class EmbeddedPostgres:
         return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_directory()))}&port={PORT}"
 
     def start(self) -> str:
-        """Join the server, starting it (and making its cluster) if it does not run; its URL. Again is harmless.
+        """Join the server, starting it (and making its cluster) if it does not run; return its URL. Harmless when
+        repeated.
 
         Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
@@ -94,7 +95,7 @@ class EmbeddedPostgres:
         return self.url
 
     def stop(self) -> None:
-        """Leave the server; the last one out stops it, and returns when it has stopped."""
+        """Release the server; the last user stops it, and returns when it has stopped."""
         if self._users is None:
             return
         with self._server_lock():

@@ -74,7 +74,7 @@ def open_file(path: Path, flags: int, owners: Collection[int]) -> int:
 
 
 def make_private_directory(path: Path, uid: int, gid: int) -> None:
-    """Make a directory that is this user's alone, or find it to be so. Raises `FileExistsError` for another one."""
+    """Ensure that there is a directory that only this user can access. Raises `FileExistsError` for another one."""
     parent = open_directory(path.parent, (uid,), is_shared=True)
     try:
         with contextlib.suppress(FileExistsError):

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks at a server that is used."""
+"""Between two checks of a server that is used."""
 
 BACKOFF_MAX_S = 30.0
 """Between two attempts to start one that dies again and again; the first is made at once."""

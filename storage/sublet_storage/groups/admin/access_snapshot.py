@@ -14,7 +14,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
 
 CHANNEL = "sublet_access"
-"""Which NOTIFY says that something has changed, with the schema."""
+"""The channel of the NOTIFY for changes, whose payload is the schema."""
 
 _VERSION = "select coalesce(max(number), 0) from access_history"
 _CHANGES = """

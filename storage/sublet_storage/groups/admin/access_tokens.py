@@ -64,11 +64,11 @@ def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
 
 
 def delete_past_tokens(conn: psycopg.Connection[Any], older_than_s: float) -> int:
-    """Delete the tokens that were revoked, or have expired, longer ago than that; how many they were."""
+    """Delete the tokens that were revoked, or have expired, longer ago than that; return their number."""
     ((count,),) = conn.execute("select forget_tokens(make_interval(secs => %s))", (older_than_s,)).fetchall()
     return int(count)
 
 
 def list_tokens(conn: psycopg.Connection[Any]) -> list[TokenEntry]:
-    """Return all tokens, by principal; those that are over until maintenance deletes them."""
+    """Return all tokens, by principal; revoked and expired ones until maintenance deletes them."""
     return [TokenEntry(*row) for row in conn.execute(_LIST).fetchall()]

@@ -30,7 +30,7 @@ def create_group(
 
 
 def delete_group(url: str, wanted: Subscription) -> int:
-    """Delete a group with its progress; its id. Raises `NotFound`."""
+    """Delete a group with its progress; return its id. Raises `NotFound`."""
     with _store(url) as store:
         deleted = store.delete_group(wanted, store.user())
     if deleted is None:
@@ -40,7 +40,7 @@ def delete_group(url: str, wanted: Subscription) -> int:
 
 
 def send_command(url: str, wanted: Subscription, command: GroupCommand) -> tuple[Group, bool]:
-    """Change what is desired of a live group; return the group, and whether that was new. Raises `NotFound`."""
+    """Change the desired state of a live group; return the group, and whether the change was new. Raises `NotFound`."""
     with _store(url) as store:
         before, group = store.find_live_group(wanted), store.apply_command(wanted, command, store.user())
     if group is None or before is None:

@@ -82,7 +82,7 @@ def _resumed(group: Group) -> Conflict:
 
 
 POLL_INTERVAL_S = 0.2
-"""Between two looks whether members have handed over what they had."""
+"""Between two checks whether members have released their streams."""
 
 LEADER_SYNC_INTERVAL_S = 5.0
 """How long it takes at most until a leader reads a pause without a notification (`stream_sync_interval_s`)."""

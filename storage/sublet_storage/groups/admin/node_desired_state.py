@@ -34,7 +34,7 @@ _NOTE = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
 select clock_timestamp(), leadership_id, 0, '{COMMAND}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
   from affected where leadership_id <> {MAINTENANCE}"""
-"""Else the next leader's line would look as if the one before had died."""
+"""Recorded since the next leader's record would look as if the one before had died."""
 
 _STEP_DOWN = f"""
 with affected as (

@@ -272,7 +272,7 @@ def _position_from_json(stored: Any) -> ExportedPosition:
 
 
 def _integer(stored: Any) -> int:
-    """Return it as it is: what is no integer is not made one."""
+    """Return the value unchanged; raise if it is no integer."""
     if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
         raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
     return stored

@@ -108,7 +108,7 @@ def create(
     now_us: int | None,
     principal: str | None = None,
 ) -> Group | None:
-    """Return the new group with its rows; None where another process was faster. Raises `TooManyGroups`."""
+    """Return the new group with its rows; None if another process was faster. Raises `TooManyGroups`."""
     if principal is not None:
         recent = connection.execute(_RECENT, {"principal": principal, "now_us": now_us}).fetchone()
         if recent is not None and recent[0] >= MAX_GROUPS_PER_MINUTE:
@@ -161,10 +161,10 @@ def insert(
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
-    """Mark it deleted, drop its rows and end its leader's lease; False where another process was faster.
+    """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
-    The history records of each grant that it is over, by the row as it was dropped. A group that never had a leader has
-    no grants.
+    The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
+    grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
@@ -181,7 +181,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
 def apply_command(
     connection: Connection, group: Group, command: GroupCommand, now_us: int | None, who: str = ""
 ) -> Group | None:
-    """Change its desired state; None where it was deleted meanwhile."""
+    """Change its desired state; return None if it was deleted meanwhile."""
     known = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None

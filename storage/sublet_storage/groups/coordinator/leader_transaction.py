@@ -57,7 +57,7 @@ class _Findings:
 def commit_batch(
     connection: Connection, batch: Sequence[GroupWrites], now_us: int | None
 ) -> tuple[GroupWriteResult, ...]:
-    """Do all of it in the transaction that is open."""
+    """Execute the batch in the open transaction."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
     moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
     left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
@@ -119,10 +119,10 @@ def elect(
     lock_key: int | None,
     rival: LeaderLock | None,
 ) -> Leadership:
-    """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
-    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets. The
-    last grants may be missing here: all rows that there should be are made, and count as granted before; and the last
-    progress, so that what follows on any position may be seen twice."""
+    """Claim the leadership. If the database is on another timeline since the last leader, all grants end with it: what
+    their holders have read up to their positions may have been followed, on this one, by other messages at lower
+    offsets. The last grants may be missing here: all rows that there should be are made, and count as granted before;
+    and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
         older = leadership.older_grants(connection, leadership_id)

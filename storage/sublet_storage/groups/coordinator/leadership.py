@@ -5,11 +5,11 @@ losers of a race then neither lock the row nor write to the database's log. A no
 or leads it first, is recorded in its history, by the statement that claims it.
 
 A leader that has declared an advisory lock may be succeeded sooner: when its lock was found free, and is free in the
-very statement that claims. That it is gone is only likely then. What it writes is refused as after any claim, and for
-how long it may still answer its borrowers is written down for those who lead after it.
+very statement that claims. The leader has then ended in all likelihood. Its writes are rejected as after any claim, and
+how long it may still answer its borrowers is stored for the next leaders.
 
-A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
-committed last, grants among it, may be missing. Nothing in a leader's memory of the former one is trusted.
+A term is over, too, where the database has changed to another timeline: a standby was promoted, and what was committed
+last, grants among it, may be missing. A leader discards all that it has in memory from the former one.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ def claim(
     lock_key: int | None = None,
     rival: LeaderLock | None = None,
 ) -> Leadership:
-    """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; the row as it
-    then is. The lock is held to the end of the transaction."""
+    """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; return the
+    row as it then is, locked to the end of the transaction."""
     parameters = {
         "id": leadership_id,
         "node": node.name,
@@ -195,8 +195,8 @@ def renew(
     *,
     wait: bool,
 ) -> frozenset[int]:
-    """Extend what is this incarnation's, at its term and unexpired, and declare its lock. Without `wait`, rows that
-    others have locked are left."""
+    """Extend the leases of this incarnation, at their terms and unexpired, and declare its lock. Without `wait`, rows
+    that others have locked are left."""
     rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
     retained = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
@@ -205,7 +205,7 @@ def renew(
 
 
 def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
-    """Expire what is still this incarnation's at its term."""
+    """Expire the leases that are still this incarnation's at their terms."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
     expire(connection, own)
     return frozenset(own)

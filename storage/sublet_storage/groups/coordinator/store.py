@@ -42,7 +42,7 @@ class GroupStore(Protocol):
     def declare_group(
         self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
     ) -> Group:
-        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`. For one
+        """Create a group of either kind; a repeated call is a no-op, and raises `Conflict` with other options. For one
         `principal` as `open_group`."""
 
     def find_group(self, group_id: int) -> Group | None:
@@ -101,11 +101,11 @@ class GroupStore(Protocol):
         """Return all unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """Write many groups in one transaction of array statements; results in the order of the batch.
+        """Write many groups in one transaction of array statements; return the results in the order of the batch.
 
-        All entries are judged by the rows as they were before the batch: a child whose parent this very batch finishes
-        is granted in the next. Renewals come after the entries. A group whose part the server refuses (a lock not to be
-        had in time) is answered BUSY throughout, without a stream sync; the others are written without it. Raises
+        All changes are judged by the rows as they were before the batch: a child whose parent this very batch finishes
+        is granted in the next. Stream syncs come after the changes. A group whose part the server refuses (a lock not
+        to be had in time) is answered BUSY throughout, without a stream sync; the others are written without it. Raises
         `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 

@@ -122,7 +122,7 @@ def _report(
 
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
-    """Insert the rows that these groups do not have yet; the keys of those with something to read."""
+    """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
     return _add_streams(connection, _renewing(connection, group_ids), now_us)
 
 
@@ -157,7 +157,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 def _tidy_up(
     connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: LendingWriteBatch
 ) -> set[Key]:
-    """Finish or block rows of streams that are closed, or end before the row's position; the keys of those that
+    """Finish or block rows of streams that are closed, or end before the row's position; return the keys of those that
     changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
     if not untidy:

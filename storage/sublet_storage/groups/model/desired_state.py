@@ -1,4 +1,4 @@
-"""The desired state of a live group: whether it is paused, and the weights of its sessions."""
+"""The desired state of a live group: whether it is paused, and its sessions' weights."""
 
 from __future__ import annotations
 

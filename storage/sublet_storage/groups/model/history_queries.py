@@ -15,7 +15,7 @@ STEP = 10_000
 """How many lines are deleted in one transaction, so that none is long."""
 
 LATELY_S, LATELY = 86_400.0, 20
-"""A forced move was lately if it was within that time, and is among the group's newest of that number."""
+"""The age and number of a group's newest forced moves that count as recent."""
 
 RECORD = (
     f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
@@ -157,7 +157,7 @@ def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> Hi
 
 
 def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
-    """Delete the lines older than that, at most `limit` in one statement; how many they were, of all groups.
+    """Delete the lines older than that, at most `limit` in one statement, of all groups; return their number.
 
     On an autocommit connection each statement is a transaction of its own.
     """

@@ -1,4 +1,4 @@
-"""A lending row, the facts of its stream, and how a row ends: pure values and functions.
+"""Lending rows, facts of their streams, and how rows end: pure values and functions.
 
 Whatever begins or ends a grant draws a new grant id. A row whose position is past the stream's head is blocked. So is
 one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted. A closed
@@ -16,7 +16,7 @@ from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
-"""In a second: times of the store are integers of microseconds since 1970."""
+"""Microseconds in a second: times of the store are integers of microseconds since 1970."""
 
 FAILED_OVER = "the database has gone over to another timeline"
 

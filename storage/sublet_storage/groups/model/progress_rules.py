@@ -90,8 +90,8 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
 def find_impossible(
     change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
 ) -> LendingTransition | None:
-    """Return the answer to a change that speaks of what is not there: it is its sender's fault, and leaves the row as
-    it is. Where the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
+    """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
+    the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
     furthest = _furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:

@@ -47,7 +47,7 @@ UNREADABLE, READABLE = "unreadable", "readable"
 
 
 class LendingStatus(StrEnum):
-    """The durable half of a stream's life in a group; the other half is the leader's memory."""
+    """The durable status of a stream in a group; the leader has the rest of its state in memory."""
 
     FREE = "free"  # not held; it may be granted once its ancestors are finished
     HELD = "held"  # granted under grant_id to borrower_id of agent
@@ -274,8 +274,9 @@ class LendingOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LendingChangeResult:
-    """`lending` is the row after the statement; None where there is no such row, where it was busy, or where progress
-    was applied and changed nothing but the position, to the change's. `problem`: of an invalid change."""
+    """The result of a change. `lending` is the row after the statement; None where there is no such row, where it was
+    busy, or where progress was applied and changed nothing but the position, to the change's. `problem`: of an invalid
+    change."""
 
     change: LendingChange
     outcome: LendingOutcome
@@ -318,7 +319,7 @@ class GroupWriteResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
+    """A row of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
 
     `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
     `key_digest`: of the key of the grant that it is about, to be written; it is not read again.

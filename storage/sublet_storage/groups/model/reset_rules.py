@@ -1,4 +1,4 @@
-"""Changes of lending rows by a reset, or because a stream is closed or ends too early."""
+"""Changes of lending rows by a reset, or by the end of their stream."""
 
 from __future__ import annotations
 

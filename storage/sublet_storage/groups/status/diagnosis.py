@@ -1,4 +1,4 @@
-"""Determines why a stream of a group is not being consumed, from facts of the database; pure.
+"""Determines from facts of the database why a stream is not being consumed; pure.
 
 `RULES` is the table of reasons, and the first that is true is the answer: what ends a stream comes before what stops
 its group, and that before what single streams wait for.
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from sublet_storage.groups.status.diagnosis_facts import GroupDiagnosisFacts, StallReason, StreamDiagnosisFacts
 
 QUIET_S = 10.0
-"""A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
+"""How long messages wait without a report of their holder before their stream counts as stalled."""
 
 SILENT_MEMBER_S = 20.0
-"""How long, a lease and a leader's promise of ten seconds each, a stream is not granted after it was taken."""
+"""How long a stream is not granted after it was taken: a lease and a leader's guarantee, ten seconds each."""
 
-# What holders report of a block that cannot be read or decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
+# What holders report of a block that cannot be read or decoded (`sublet_protocol.domain.errors.PoisonBlock`). A store
 # that is away has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 _LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")

@@ -48,7 +48,7 @@ class NotificationSender(Protocol):
         ...
 
     def close(self) -> None:
-        """Give what waits a moment to leave, then let go of everything, in bounded time; harmless when repeated."""
+        """Wait a moment for queued messages, then release everything, in bounded time; harmless when repeated."""
         ...
 
 
@@ -86,7 +86,7 @@ class NotificationDriver(Protocol):
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
         """Begin to listen. The three callbacks come one at a time, and may come before this has returned.
 
-        Raises `SubletError` where it can never listen; what may pass, such as a database that is away, is retried.
+        Raises `SubletError` if it can never listen; transient failures, such as a database that is away, are retried.
         """
         ...
 

@@ -24,10 +24,10 @@ VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
 DEFAULT_LISTENER_SLOTS: Final = 8
 MAX_LISTENER_SLOTS: Final = 1000
 MAX_ID: Final = 19
-"""In digits: of 63 bits."""
+"""The digits of a number of 63 bits."""
 
 LOCK_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
-"""Of the locks: the same for all schemas, since a NOTIFY wakes every listener of the database."""
+"""The class of the locks: the same for all schemas, since a NOTIFY wakes every listener of the database."""
 
 _TAKE = """
 select slot from generate_series(1, %(slots)s) slot

@@ -41,11 +41,11 @@ PAYLOAD_LIMIT = 5997
 BACKOFF_INITIAL_S = 0.05
 BACKOFF_MAX_S = 2.0
 RECEIVE_TIMEOUT_S = 5.0
-"""A server that does not answer for so long is taken for lost."""
+"""How long a server may not answer before it is treated as lost."""
 QUIET_S = 10.0
-"""Where nothing was notified for so long it is seen whether the server is still there."""
+"""The silence after which the server is queried to see whether it is still there."""
 FLUSH_S = 0.25
-"""What waits when a sender is closed is given so long to leave."""
+"""How long closing a sender waits for queued messages."""
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
@@ -128,7 +128,7 @@ class PostgresNotifySender:
             self._sender.add(message)
 
     def close(self) -> None:
-        """Give what waits a moment, then close the connection."""
+        """Wait a moment for queued messages, then close the connection."""
         self._sender.flush()
         self._sender.stop()
 
@@ -146,7 +146,7 @@ class _Sender(StoppableThread):
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
-        """Queue a message; where the thread is over or another process's, it is dropped at once."""
+        """Queue a message; if the thread has ended or is another process's, it is dropped at once."""
         if self.is_stopping or not self.is_owner_process:
             self.dropped += 1
             return
@@ -197,7 +197,7 @@ class _Sender(StoppableThread):
         return connection
 
     def _take(self) -> bool:
-        """Wait for messages and take some; what a lost connection left in the hand comes first. False: it is over."""
+        """Wait for messages and take some; those of a lost connection come first. Return False when it is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._in_hand or self.is_stopping)
             while self._waiting and len(self._in_hand) < PER_STATEMENT:

@@ -38,12 +38,12 @@ MAX_UNREAD = 64
 LINGER_MS = 250
 """How long closing waits for messages to be sent."""
 PEER_TIMEOUT_MS = 5000
-"""A peer that does not answer a greeting, or acknowledge a byte, for so long is taken for lost."""
+"""A peer that does not answer a greeting, or acknowledge a byte, for this time is treated as lost."""
 BACK_MS = 1000
-"""After a peer was lost, the port counts as connected again when one connects, or without that after so long."""
+"""After a peer was lost, the port counts as connected again when one connects, or without that after this time."""
 
 KEEPALIVE_S = 5
-"""Between two questions of the kernel's whether a silent peer is there."""
+"""Between two keepalive probes of a silent peer."""
 
 _ENDPOINT = re.compile(r"zmq:(tcp://(?:[\w.-]{1,253}|\[[\w:.%]{2,64}\]):[0-9]{1,5})\?key=([0-9a-f]{64})", re.ASCII)
 _LOST = zmq.Event.DISCONNECTED
@@ -62,14 +62,14 @@ class ZmqSender:
         """Too long, too many waiting for one of the nodes, or sent by a copy or after the end."""
 
     def send(self, message: bytes) -> None:
-        """Hand it to ZeroMQ, which drops it where too much waits."""
+        """Pass the message to ZeroMQ, which drops it if too many wait."""
         if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
             self.dropped += 1
         else:
             self.dropped += False in [_takes(each, message) for each in self._sockets]
 
     def close(self) -> None:
-        """Give what was sent a moment to leave."""
+        """Wait a moment for sent messages, then close."""
         if os.getpid() == self._process:
             self._context.destroy(LINGER_MS)
 
@@ -135,7 +135,7 @@ class ZmqReceiver(StoppableThread):
             self._let_go()
 
     def _receive(self) -> None:
-        """Hand on some of what has come; ours are messages of one part."""
+        """Pass on some of the received messages; ours have one part."""
         for _ in range(MAX_UNREAD):
             if not self._incoming.poll(0):
                 return
@@ -206,7 +206,7 @@ def _takes(node: Socket, message: bytes) -> bool:
 
 
 def _listen(incoming: Socket, host: str) -> str:
-    """Bind to a free port of the host; the endpoint, with the address and the key."""
+    """Bind to a free port of the host; return the endpoint, with the address and the key."""
     family, *_, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret

@@ -46,9 +46,9 @@ class RoutingTable:
         return cls(spaces, streams, only)
 
     def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
-        """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
-        one that was opened last may be missing there, and its number, or its space's, another's. One that was deleted
-        takes no more, and its number is given to no other."""
+        """Raise `ProducerFenced` unless these streams are the same on the present timeline of the database: one that
+        was opened last may be missing there, and its number, or its space's, another's. One that was deleted takes no
+        more, and its number is given to no other."""
         streams = [each for ring in self._rings.values() for each in ring.streams]
         stream_ids = [each.stream_id for each in streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
@@ -127,7 +127,7 @@ class RoutingTable:
         return by_topic if by_key is None else pc.coalesce(by_key, by_topic)
 
     def _by_key(self, spaces: list[int], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
-        """Look every distinct key up in the ring of each space concerned, which are those of the distinct topics; null
+        """Look up every distinct key in the ring of each space concerned, which are those of the distinct topics; null
         where there is no key."""
         hashes = hash_keys(keys)
         found: pa.Array | None = None
