@@ -151,23 +151,23 @@ class NotifySettings(SettingsBase):
     RULES = _RULES
 
     hello_interval_s: float = 5.0
-    """How long a publisher is silent before it sends a hello again."""
+    """After so long without a message a publisher says hello again."""
     gap_window_s: float = 0.2
-    """How long a subscriber waits for messages that seem to be missing: the longest time in transit."""
+    """How long a listener waits for what seems to be missing: the longest that news is under way."""
     catch_up_min_interval_s: float = 0.5
     """Least time between the beginnings of two catch-ups of one channel; more are put off, never dropped."""
     catch_up_jitter_s: float = 0.5
-    """The time over which catch-ups that all subscribers need at once are spread."""
+    """Catch-ups that all listeners need at once are spread over so long."""
     poll_interval_s: float = 1.0
     """Between two catch-ups where nothing is pushed: with the driver `poll`, or while a driver cannot listen."""
     catch_up_interval_s: float = 30.0
-    """Between two regular catch-ups, with a driver that pushes."""
+    """Between two catch-ups that nothing asked for, with a driver that pushes."""
     publisher_expiry_s: float = 60.0
-    """How long a publisher is silent before it is forgotten."""
+    """A publisher that has been silent for so long is forgotten."""
     tombstone_retention_s: float = 600.0
-    """How long tombstones of deleted objects are retained."""
+    """How long it is remembered that something was deleted."""
     endpoint_refresh_interval_s: float = 5.0
-    """How often a publisher reads the endpoints of subscribers, while it has changes to send."""
+    """How often a publisher looks who listens where, while it has changes to send."""
     max_sends_per_s: float = 200.0
     """Most messages a publisher sends per second, and under load a tenth of it; what changes meanwhile is sent with the
     next."""
