@@ -1,1 +1,1 @@
-"""Reading the log without a group: live tails, entire epochs, and offset ranges."""
+"""Reading the log without a group: live tails, whole epochs, and ranges of offsets for batch jobs."""

@@ -1,1 +1,1 @@
-"""Spaces and the lifecycle of their streams: routing, rollover, retention, compaction and tiering."""
+"""Spaces and the life of their streams: routing, rollover, retention, compaction and tiering."""

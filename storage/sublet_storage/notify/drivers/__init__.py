@@ -1,1 +1,1 @@
-"""Drivers of notifications between processes: polling, Postgres, ZeroMQ, or a plug-in."""
+"""How notifications travel from process to process: by polling, by Postgres, by ZeroMQ, or by a plug-in."""
