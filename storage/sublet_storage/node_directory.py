@@ -19,7 +19,7 @@ from sublet_protocol.domain.errors import NodeNameTaken
 
 @dataclass(frozen=True, slots=True)
 class NodeRef:
-    """One life of one node: a name can come back, an incarnation cannot."""
+    """One incarnation of a node: a name can come back, an incarnation cannot."""
 
     name: str
     incarnation: str
@@ -28,8 +28,8 @@ class NodeRef:
 
 @dataclass(frozen=True, slots=True)
 class NodeEntry:
-    """A line of the directory; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach
-    it. `is_draining`: it is to lead nothing any more."""
+    """A registered node; `remaining_s` <= 0: the lease has run out. `notify_driver`: by which notifications reach it.
+    `is_draining`: it is to lead nothing any more."""
 
     node: NodeRef
     http_address: str | None
@@ -81,7 +81,7 @@ def register(
     http_address: str | None = None,
     notify_endpoint: str | None = None,
 ) -> None:
-    """List the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
+    """Register the node for `lease_duration_s`; the same incarnation again changes its addresses and renews.
     `notify_endpoint`: that of its notification driver.
 
     Raises `NodeNameTaken` while another incarnation's lease on the name lives, with the seconds it has left: wait as
@@ -103,12 +103,12 @@ def register(
 
 
 def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
-    """Extend the lease; False if the name is another incarnation's by now, or was removed: register again."""
+    """Extend the lease; return False if the name is another incarnation's by now, or was removed: register again."""
     return conn.execute(_RENEW, (lease_s, node.name, node.incarnation)).rowcount == 1
 
 
 def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
-    """Take this incarnation off the list; another's line of the same name stays."""
+    """Delete this incarnation's registration; another one's of the same name stays."""
     conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
 
 
@@ -128,7 +128,7 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
-    """A line of the directory as programs are shown it; `led` is what `count_led_groups` says."""
+    """Return a registered node as JSON; `led` is what `count_led_groups` returns."""
     line = {**asdict(entry.node), **asdict(entry)}
     for inner in ("node", "is_draining"):
         del line[inner]

@@ -22,14 +22,15 @@ from sublet_storage.db.database_url import as_secret, database_url, format_url
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLocation:
-    """A database that is there and of the right version. `data_dir` is that of the embedded server, else None."""
+    """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, else
+    None."""
 
     url: Secret
     data_dir: Path | None = None
 
     @property
     def embedded(self) -> bool:
-        """Whether it is our own server, which only processes of this machine can reach."""
+        """Return whether this is the embedded server, which only processes of this machine can reach."""
         return self.data_dir is not None
 
     def __str__(self) -> str:
@@ -40,11 +41,11 @@ class DatabaseLocation:
 def open_database(
     url: str | None = None, data_dir: Path | str | None = None, migrate_embedded: bool = True
 ) -> Iterator[DatabaseLocation]:
-    """The database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else the
-    default data directory's.
+    """Yield the database of `url`, else of `data_dir`, else of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else of
+    the default data directory.
 
     The embedded server runs at least as long as the context. Raises `SchemaMismatch`, `DatabaseUnreachable`,
-    `EmbeddedDirectoryUnusable`, and `InvalidSetting` for two databases at once.
+    `EmbeddedDirectoryUnusable`, and `InvalidSetting` if two databases are named at once.
     """
     if url and data_dir:
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
@@ -63,7 +64,7 @@ def open_database(
 
 @contextmanager
 def open_connection(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
-    """A connection to the database that `open_database` would open, checked itself if it was given."""
+    """Yield a connection to the database that `open_database` would open; a given database is checked first."""
     given = None if data_dir else database_url(url)
     if given:
         with connect(given, application_name=application_name) as connection:

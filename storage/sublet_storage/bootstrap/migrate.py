@@ -3,7 +3,7 @@
 Import it where it is used, not at the top: a borrower's process does not have these libraries.
 
 A script may declare `compatible_from = VERSION`: programs of that version and later work with the schema it makes. So
-the schema is migrated while they run, and they are replaced one by one; back, it is the other way round.
+the schema is migrated while they run, and they are replaced one by one; a downgrade is the other way round.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Chec
         except (psycopg.OperationalError, OperationalError) as error:
             if not isinstance(getattr(error, "orig", error), _IN_USE):
                 raise
-            time.sleep(TABLE_TIMEOUT_S)  # those who had to wait go first
+            time.sleep(TABLE_TIMEOUT_S)  # let the statements that had to wait go first
         except _TAKEN as error:
             raise SchemaMismatch(
                 f"schema {schema!r}: {error.diag.message_primary}, and is none of sublet's; nothing was changed. "
@@ -244,8 +244,8 @@ def _mark(connection: Connection) -> None:
 
 
 def _grant_rights(driver: Any, schema: str) -> None:
-    """Take from PUBLIC whatever was made; roles get theirs behind it. In the transaction of every migration, so that
-    none can forget it: a function is executable by everybody from its creation on."""
+    """Revoke everything from PUBLIC, and grant the roles their privileges. This is in the transaction of every
+    migration, so that none can omit it: a function is executable by PUBLIC from its creation on."""
     for statement in _NOTHING_FOR_PUBLIC:
         driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
     for granted in grant_statements(driver, schema, existing_roles(driver)):
@@ -254,7 +254,7 @@ def _grant_rights(driver: Any, schema: str) -> None:
 
 @contextmanager
 def _alone(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
-    """Hold the advisory lock of this schema's migrations; the server drops it if we die."""
+    """Hold the advisory lock of this schema's migrations; the server releases it if this process dies."""
     key = zlib.crc32(f"sublet migrate {schema}".encode())
     conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
     try:
@@ -279,7 +279,8 @@ def _create_schema(conn: psycopg.Connection[Any], schema: str) -> None:
 
 
 def _refuse_encoding(conn: psycopg.Connection[Any]) -> None:
-    """Names are any text. In SQL_ASCII, which a server without a locale is made with, text is bytes to a client."""
+    """Raise if the encoding is SQL_ASCII, as of a server without a locale: names are any text, and there it is bytes to
+    a client."""
     encoding = conn.info.parameter_status("server_encoding")
     if encoding != "UTF8":
         raise InvalidSetting(

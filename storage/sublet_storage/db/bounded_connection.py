@@ -1,7 +1,7 @@
-"""A connection that stops waiting for a silent server, by the client's own clock, and to which a read-only one is away.
+"""A connection that times out on the client's clock, and treats read-only servers as unreachable.
 
-A server's timeouts do not end what a frozen server process was asked for, and TCP's do not either, as its kernel goes
-on acknowledging: only the client can stop waiting.
+A server's timeouts do not end the request of a frozen server process, and TCP's do not either, as its kernel goes on
+acknowledging: only the client can stop waiting.
 
 A fork shares every socket: what a child did with its copy would arrive in the midst of its parent's traffic. So a
 child's copies of connections lead nowhere.
@@ -25,11 +25,12 @@ _T = TypeVar("_T")
 
 
 class BoundedConnection(psycopg.Connection[Any]):
-    """Where a request is not answered and not a byte has come for `receive_timeout_s` seconds, the connection is closed
-    and `psycopg.OperationalError` raised. Whether the server has executed the request is unknown then.
+    """A connection that is closed when no byte of an answer has come for `receive_timeout_s` seconds: it raises
+    `psycopg.OperationalError`, and whether the server has executed the request is unknown.
 
-    The same error is raised where a server is read-only, for psycopg's own would count as a mistake of ours: what is
-    full or was demoted takes writes again after a while, or a server at the same address does."""
+    The same error is raised where a server is read-only, since psycopg's own would count as a programming error: a
+    server that is full or was demoted accepts writes again later, or another server at the same address does.
+    """
 
     receive_timeout_s: float = float("inf")
     timeline: str | None = None
@@ -42,14 +43,14 @@ class BoundedConnection(psycopg.Connection[Any]):
         _connections.add(self)
 
     def timeline_number(self, *, anew: bool = False) -> int:
-        """Return the number of the server's timeline, as `timeline_number` of its ids. The schema has to be there;
-        the server is asked once, and `anew`."""
+        """Return the number of the server's timeline, as `timeline_number` of its ids. Requires the schema; the server
+        is queried once, and again with `anew`."""
         if self._timeline_number is None or anew:
             ((self._timeline_number,),) = self.execute("select timeline_number()").fetchall()
         return self._timeline_number
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
-        """As the base class, which resumes the generator now and then while nothing comes."""
+        """Run the base class's wait, resuming the generator at intervals while nothing is received."""
         return super().wait(self._bounded(gen), *arguments, **named)
 
     def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
@@ -91,8 +92,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
-    """Whether it leads to the server itself. Through a pooler that shares the server's connections the server's process
-    is another than the one that the connection began with, and what a session holds there is not this client's."""
+    """Return whether the connection leads to the server itself. A pooler that shares server connections may run it on
+    another server process than at its start, and session state there is not this client's alone."""
     return connection.execute("select pg_backend_pid()").fetchall() == [(connection.info.backend_pid,)]
 
 
@@ -121,7 +122,7 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, wh
 
 def check_timeline_number(connection: BoundedConnection, number: int, what: str) -> None:
     """Raise `TimelineChanged` where `what`, from which is read on, is of another timeline than the server is on."""
-    # The server may be a dead one, of the former timeline, over a connection that was idle: so it is asked.
+    # An idle connection may lead to a dead server of the former timeline: so the server is queried.
     if number != connection.timeline_number() and number != connection.timeline_number(anew=True):
         raise TimelineChanged(
             f"{what} on another timeline of the database: a standby was promoted, or a backup restored, and at its "

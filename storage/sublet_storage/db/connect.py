@@ -1,4 +1,4 @@
-"""Opens connections to Postgres, and turns failures of that into errors with a remedy.
+"""Opens connections to Postgres, and reports failures as errors with a hint.
 
 A connection is in UTC, sees the tables of one schema by their bare names, never idles in a transaction for long, and
 notices within `tcp_timeout_s` that its peer is gone from the network. A server that is merely frozen still acknowledges
@@ -6,8 +6,8 @@ packets: a caller with a deadline keeps it on its own clock.
 
 Its transactions are at the isolation level read committed, on which every statement here relies, whatever the server,
 the role or the URL asks for: the settings travel as startup options behind those of the URL. A pooler in between must
-let `options` through, and assign entire sessions; a query after the opening checks the first, and on which timeline
-the server is.
+let `options` through, and assign entire sessions; a query after the opening checks the first, and on which timeline the
+server is.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def connect(
     results. `silence_s`: how long a silent server is waited for, see `BoundedConnection`; None: for ever.
 
     Raises `InvalidSetting` for a malformed URL or schema name, and where something in between drops our settings;
-    `DatabaseUnreachable` for everything that hinders the connection itself, and for a standby, on which nothing can be
+    `DatabaseUnreachable` for every failure of the connection itself, and for a standby, on which nothing can be
     written. No message contains the password. The URL of a file is read anew, from its file.
     """
     url = as_secret(url)
@@ -192,7 +192,8 @@ def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | Non
 
 
 def works_with(version: str, compatible_from: str | None) -> bool:
-    """Whether this program works with a schema of that version, which works with programs from another one on."""
+    """Return whether this program works with a schema of that version, which is compatible with programs from
+    `compatible_from` on."""
     if compatible_from is None or version < SCHEMA_VERSION:
         return version == SCHEMA_VERSION
     return compatible_from <= SCHEMA_VERSION
@@ -256,7 +257,7 @@ def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachab
 def _hint(url: str, text: str) -> str:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError as lack:  # libpq does not say that it got no socket
+    except OSError as lack:  # libpq does not report that it got no socket
         return f"This process opens no more ({lack.strerror}): raise its limit of open files (LimitNOFILE, ulimit -n)"
     host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():

@@ -1,7 +1,7 @@
-"""The URL of a database: where it comes from, what it consists of, and what of it may be shown.
+"""The URL of a database: its sources, its parts, and which of them may be shown.
 
 It is a secret, as it may contain a password. It is parsed as libpq does it, and what is shown is made of the parts that
-are found; of one that cannot be parsed nothing is shown, since nobody knows where in it the password is.
+are found; of one that cannot be parsed nothing is shown, since the position of the password in it is unknown.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def database_url(explicit: str | None) -> Secret | None:
 
 
 def as_secret(url: str | Callable[[], str]) -> Secret:
-    """Return a URL, or what reads one, as a secret; one that is so already as it is."""
+    """Return a URL, or what reads one, as a secret; one that is a secret already is returned unchanged."""
     return url if isinstance(url, Secret) else Secret(url, _secret_texts)
 
 
@@ -90,8 +90,8 @@ def _secret_texts(text: str) -> Collection[str]:
 
 
 def _has_stray_at(text: str) -> bool:
-    """Whether a URL has another @ than that behind the user: the password may have it, and reach further than libpq
-    takes it to."""
+    """Return whether a URL has another @ than that behind the user: the password may contain it, and be longer than
+    libpq takes it to be."""
     scheme = _SCHEME.match(text)
     before, mark, behind = text[scheme.end() :].partition("@") if scheme else ("", "", "")
     return bool(mark) and ("/" in before or "@" in behind)
@@ -109,5 +109,6 @@ def _malformed(reason: str) -> InvalidSetting:
 
 
 def _without_values(reason: str) -> str:
-    """libpq quotes what it could not read, which may be a piece of the password: it is left out from there on."""
+    """Return the message up to the value that libpq quotes because it could not parse it: it may be a piece of the
+    password."""
     return reason.replace('missing "="', "missing =").partition('"')[0].strip(" :")

@@ -19,7 +19,7 @@ BACKOFF_MAX_S = 2.0
 JITTER = 0.5
 
 IDLE_S = 1.0
-"""A connection that was used longer ago may be dead without anybody having noticed."""
+"""A connection that has been idle for longer may be dead unnoticed."""
 ANSWER_TIMEOUT_S = 5.0
 
 _LOST = (psycopg.OperationalError, DatabaseUnreachable, UnknownOutcome)
@@ -80,8 +80,8 @@ class ReconnectingConnection:
         return self.current
 
     def answering(self) -> BoundedConnection:
-        """Return the connection, as `ready` does, for work that cannot be tried again by itself: where it has been idle
-        the server is asked for an answer first, and it is opened again if none comes."""
+        """Return the connection, as `ready` does, for work that cannot be retried by itself: after an idle time the
+        server is first sent a query, and the connection is opened again if no answer comes."""
         idle, connection = self.current, self.ready()
         now, before = time.monotonic(), self._asked_at
         self._asked_at = now

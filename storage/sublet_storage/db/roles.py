@@ -1,6 +1,6 @@
-"""The roles of database users, and what each may do: one table, from which grants and comparisons are made.
+"""The roles of database users and their privileges: one table, for grants and comparisons.
 
-A role cannot log in; users are its members. Whoever owns the tables may do all.
+A role cannot log in; users are its members. The owner of the tables may do all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Connection = psycopg.Connection[Any]
 
 
 class Role(StrEnum):
-    """What a database user is a member of."""
+    """A role of which database users are members."""
 
     PUBLISH = "sublet_publish"  # publishes by SQL
     APPEND = "sublet_append"  # publishes by the library, and from Spark
@@ -36,7 +36,7 @@ _HIDDEN: Final = {
     "node": {"notify_endpoint"},
     "token": {"digest"},
 }
-"""Columns that are not selected where the table below has an s: messages, and what lets in whoever has it."""
+"""Columns that are not selected where the table below has an s: messages and credentials."""
 
 # r select, s select without the columns above, a insert, w update, d delete, x execute. A right on `block` is one on
 # each partition too; one on `table.column` is on that column alone. What has no row here, a test finds.
@@ -204,11 +204,11 @@ def _parse() -> dict[str, dict[Role, str]]:
 
 
 RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
-"""The table above: {object: {role: letters}}."""
+"""The table above as {object: {role: letters}}."""
 
 
 def list_unknown(conn: Connection, schema: str) -> list[str]:
-    """Return the tables and functions of the schema that no role's rights are known of."""
+    """Return the tables and functions of the schema that are not in the table of rights."""
     return [found.listed for found in _find(conn, schema) if found.listed not in RIGHTS]
 
 
@@ -230,7 +230,7 @@ def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseP
 def missing_rights(
     wanted: frozenset[DatabasePrivilege], has: frozenset[DatabasePrivilege]
 ) -> frozenset[DatabasePrivilege]:
-    """Return those that are wanted and not there; a right on a table is one on each of its columns."""
+    """Return the privileges of `wanted` that are not in `has`; one on a table includes each of its columns."""
     return frozenset(right for right in wanted - has if DatabasePrivilege(right.privilege, right.on) not in has)
 
 
@@ -250,7 +250,8 @@ def create_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> I
 
 
 def dropping_role(conn: Connection, schema: str) -> str | None:
-    """Return the owner of the blocks, quoted, as whom a node drops partitions; None where that is a superuser."""
+    """Return the quoted name of the owner of the blocks, as which a node drops partitions; None if that is a
+    superuser."""
     row = conn.execute(_OWNER, {"schema": schema}).fetchone()
     return None if row is None else str(row[0])
 

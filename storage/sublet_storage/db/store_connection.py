@@ -1,13 +1,13 @@
-"""One connection of the group store, one transaction at a time, each with a known outcome.
+"""One connection of the group store: one transaction at a time, with a known outcome.
 
 A call that fails raises one of two errors: nothing was written (`DatabaseUnreachable`), or it is unknown
 (`UnknownOutcome`: the connection was lost after the commit had been sent). A lost connection is replaced by the next
 call. What psycopg calls our own mistake is raised as it is, rolled back.
 
 Statements are pipelined: one waits only where a result is needed, so that a commit takes two round trips. Each wait
-ends the client's turn (Sync, not Flush): only then does the server count the session as idle in a transaction, and end
-it by its timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements
-rely: each sees what was committed before it began, also while locks were waited for.
+sends a Sync, not a Flush: only then does the server count the session as idle in a transaction, and end it by its
+timeout if the client freezes there, with rows locked. Isolation is read committed, on which the statements rely: each
+sees what was committed before it began, also while locks were waited for.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 
 class TransactionRolledBack(DatabaseUnreachable):
-    """The server rejected the transaction (as when a lock was not to be had in time) and wrote nothing. Smaller ones
-    may succeed."""
+    """An error of the server that rejected the transaction (such as a lock timeout) and wrote nothing. Smaller
+    transactions may succeed."""
 
 
 class _TurnEndingCursor(psycopg.Cursor[Any]):
-    """A cursor of a channel: to wait for its result ends the client's turn in the pipeline."""
+    """A cursor of a pipeline: waiting for its result sends a Sync."""
 
     channel: GroupStoreConnection
 
@@ -51,7 +51,8 @@ class _TurnEndingCursor(psycopg.Cursor[Any]):
 
 
 class GroupStoreConnection:
-    """Thread-safe by turns: callers wait for each other. Work that must not wait needs a channel of its own."""
+    """A connection for several threads, which wait for each other. Work that must not wait needs a connection of its
+    own."""
 
     def __init__(self, connect: Callable[[], BoundedConnection]) -> None:
         self._reconnecting = ReconnectingConnection(connect)
@@ -106,11 +107,11 @@ class GroupStoreConnection:
         return connection
 
     def _fail(self, connection: Connection, error: psycopg.Error, *, committing: bool) -> NoReturn:
-        """Translate the error, and let the next call open another connection.
+        """Translate the error, and make the next call open another connection.
 
-        Whether the server is there is tried: its last message may have arrived before it closed the connection. A
-        connection that survived is closed too: after a rejection within a pipeline psycopg may take statements for
-        prepared that the server does not know, and they would fail for ever.
+        Whether the server is reachable is tested: its last message may have arrived before it closed the connection. A
+        connection that survived is closed too: after a rejection within a pipeline psycopg may treat statements as
+        prepared that the server does not have, and they would always fail.
         """
         reported = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)
@@ -133,7 +134,7 @@ class GroupStoreConnection:
         ) from error
 
     def _roll_back(self, connection: Connection) -> bool:
-        """End the transaction; False where that needed an end of the connection."""
+        """End the transaction; return False if the connection had to be closed for that."""
         try:
             connection.execute("rollback")
         except psycopg.Error:

@@ -1,4 +1,4 @@
-"""Checks that a transaction in which users' statements and ours are committed together is still the same one."""
+"""Commits users' statements and ours in one transaction, and checks that it stays one."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _ENDED = (
 
 @contextmanager
 def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], None]) -> Iterator[None]:
-    """The block, and then `settle`, in one transaction.
+    """Run the block, and then `settle`, in one transaction.
 
     Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
-    and before the block where something has given the connection another isolation level than read committed.
+    and before the block if the connection was given another isolation level than read committed.
     """
     mark, settled = secrets.token_hex(8), False
     with connection.transaction():

@@ -1,4 +1,4 @@
-"""The checks of `sublet doctor`: what can be wrong with a database, and the remedy; reads only."""
+"""The checks of `sublet doctor` on a database, each with its hint; reads only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CROWDED = 0.8
 FILLED = 0.1
 """The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
 LONG_S = 600.0
-"""A transaction that is open for so long keeps the server from clearing away what was changed since."""
+"""How long an open transaction may keep the server from vacuuming what was changed since."""
 MAX_NAMED = 5
 
 _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
@@ -40,7 +40,7 @@ Connection = psycopg.Connection[Any]
 
 
 class Severity(StrEnum):
-    """How bad it is."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"  # it works, and will not in some foreseeable case
@@ -49,7 +49,7 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DoctorFinding:
-    """One thing that was looked at: what was found, and unless it is well, what helps."""
+    """The result of one check: what was found, and the hint unless it is OK."""
 
     check: str
     state: Severity
@@ -86,7 +86,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
 
 
 def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
-    """What could not be looked at is a finding too, and hides nothing of the others."""
+    """Return the finding for a check that could not be executed; the other checks still run."""
     detail = f"it cannot be looked at: {' '.join(str(error).split())}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint = f"Where it matters, run this as a member of {Role.OPERATE}."
@@ -103,7 +103,7 @@ def _server(connection: Connection) -> DoctorFinding:
 
 
 def _rights(connection: Connection) -> DoctorFinding:
-    """Compare with the roles that the user is a member of; whoever owns the tables may do all."""
+    """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
     found = compare_rights(connection)
     if found.is_owner:
         return DoctorFinding("rights", Severity.OK, f"{found.user} owns the tables, or is a superuser: it may do all")
@@ -241,7 +241,7 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
 
 
 def _is_insecure(address: str) -> bool:
-    """Whether other machines reach it and nothing is encrypted. A host's name is taken for one that they reach."""
+    """Return whether other machines reach the address and nothing is encrypted. A host name counts as reachable."""
     host = (split_node_address(address) or ("", 0))[0]
     try:
         return not is_tls(address) and not ip_address(host.partition("%")[0]).is_loopback
@@ -250,7 +250,8 @@ def _is_insecure(address: str) -> bool:
 
 
 def _maintenance(connection: Connection) -> DoctorFinding:
-    """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
+    """Check that a node runs maintenance (retention, rollover, the outbox and epoch leases), which one does at a
+    time."""
     leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
         return DoctorFinding("maintenance", Severity.OK, f"by {leader.node.name}")
@@ -260,7 +261,7 @@ def _maintenance(connection: Connection) -> DoctorFinding:
 
 @dataclass(frozen=True, slots=True)
 class LeaderlessGroups:
-    """Groups that have consumers and no leader: how many, and the first of them by name."""
+    """Groups that have consumers and no leader: their number, and the first of them by name."""
 
     total: int
     names: tuple[str, ...]

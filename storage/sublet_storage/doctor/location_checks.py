@@ -1,4 +1,4 @@
-"""Checks that payload locations can be reached from here, by writing, reading and deleting an object in each."""
+"""Checks payload locations from here by writing, reading and deleting an object in each."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ LATE_S = 6 * 3600.0
 
 
 def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
-    """Yield a finding for each place that a space uses, and one where payloads are long due there, or objects cannot be
+    """Yield a finding for each location that a space uses, and one if payloads are long due there, or objects cannot be
     deleted."""
     for space_id, name, text, used in conn.execute(_SPACES).fetchall():
         locations = {location.prefix: location for location in map(parse_stored_location, used)}
@@ -75,7 +75,7 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
 
 
 def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
-    """Where payloads go: a node has to write there, while consumers read only."""
+    """Check the location that payloads are moved to: a node has to write there, while consumers only read."""
     there, detail = get_store(location), f"space {space} at {location}"
     try:
         if location.marker:
@@ -99,7 +99,7 @@ def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
 def _overdue(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
-    """What is not moved stays in Postgres, which it fills."""
+    """Yield a finding for payloads that should have been moved and still fill Postgres."""
     found = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
     if late := [due_s for due_s in found if due_s > LATE_S]:
         detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
@@ -112,7 +112,7 @@ def _overdue(
 
 
 def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
-    """For how many seconds the next block of the stream has been due to be moved."""
+    """Return for how many seconds the next block of the stream has been due to be moved."""
     asked = {"generation": generation_id, "stream": stream_id, "offset": offset}
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         statement = sql.SQL(_DUE_FOR).format(block=partition_table(generation_id))
@@ -124,7 +124,7 @@ def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, 
 def _former(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
-    """Where payloads went once: it matters as long as something lies there."""
+    """Check a former location, which matters as long as it still has payloads."""
     asked = {"space": space_id, "prefix": f"{location.prefix}/"}
     ((is_named,),) = conn.execute(_IS_NAMED, asked).fetchall()
     ((waiting,),) = conn.execute(_WAITING, asked).fetchall()

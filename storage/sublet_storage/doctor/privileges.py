@@ -1,4 +1,4 @@
-"""The present user's rights, compared with those of the roles that it is a member of; reads only."""
+"""Compares the current user's privileges with those of its roles; reads only."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _PARTITION = re.compile(r"block_[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class UserPrivileges:
-    """What a user may do. `is_owner`: all. `roles`: those that it is a member of, or that it has the rights of.
-    `missing` and `excess` are of these roles; with no role, of `lacking`."""
+    """The privileges of a user. `is_owner`: it has all. `roles`: those that it is a member of, or has the privileges
+    of. `missing` and `excess` refer to these roles; with no role, to `lacking`."""
 
     user: str
     is_owner: bool = False

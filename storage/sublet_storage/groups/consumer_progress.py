@@ -1,4 +1,4 @@
-"""Queries and writes of consumers themselves: progress in their own transactions, session epochs, and plans.
+"""Queries and writes of consumers: progress in their own transactions, session epochs, and plans.
 
 All are functions of the database that run with its owner's rights: a consumer's role needs no right on the tables. What
 is about a grant demands the grant's key, what is about a session its name and epoch.
@@ -27,7 +27,7 @@ from sublet_storage.spaces.space_queries import read_generation_filters
 
 BEFORE_COMMIT_S = 10.0
 """How long a client that has moved progress may idle before its COMMIT. Then the server rolls back: a frozen client
-would keep the stream from everybody."""
+would block the stream for every session."""
 
 OUTCOME_TIMEOUT_S = 20.0
 """How long a client that lost the answer to a commit waits until the server has ended that transaction: longer than it
@@ -37,7 +37,7 @@ MAX_IDLE_S = 2_000_000.0
 """Postgres takes no more than 2^31 milliseconds."""
 
 POLL_INTERVAL_S = 0.02
-"""Between two looks whether it has."""
+"""Between two checks whether it has."""
 
 _LOST = "SB001"
 """The SQL state by which the function `advance` reports that it moved nothing."""
@@ -57,8 +57,9 @@ _STATUS = f"select case when {_TIMELINE} = %(timeline)s then pg_xact_status(%(nu
 
 @dataclass(frozen=True, slots=True)
 class LastPlannedRange:
-    """The last plan of a stream, by the session that asks; `is_ours`: it holds the stream, or that is reserved for it;
-    `is_pending`: the plan is not done. `grant_id`: under which the session holds it now; None if it does not."""
+    """The last planned range of a stream, by the calling session; `is_ours`: it holds the stream, or the stream is
+    reserved for it; `is_pending`: the range is not done. `grant_id`: under which the session holds it now; None if it
+    does not."""
 
     in_doubt: InDoubtRange
     is_pending: bool
@@ -68,7 +69,7 @@ class LastPlannedRange:
 
 @dataclass(frozen=True, slots=True)
 class SessionIdentity:
-    """A process of a session with a stable name: of two the one with the higher epoch is the newer."""
+    """A process of a session with a stable name; a higher epoch means a newer process."""
 
     name: str
     epoch: int
@@ -76,8 +77,8 @@ class SessionIdentity:
 
 @dataclass(frozen=True, slots=True)
 class PostgresTransactionId:
-    """A transaction that is about to commit, as the server knows it: its number, on one timeline of the server's. After
-    a failover the numbers of lost transactions are used again."""
+    """A transaction that is about to commit: its number on the server, on one timeline of the server's. After a
+    failover the numbers of lost transactions are used again."""
 
     transaction: str
     timeline: str
@@ -104,7 +105,7 @@ def next_session_epoch(
     conn: psycopg.Connection[Any], subscription: Subscription, session: str, *, schema: str | None = None
 ) -> int:
     """Return a number above all that were drawn before for that name in that group, also after the database was
-    restored from a backup. Nobody is fenced by a draw alone.
+    restored from a backup. Drawing one does not fence any process.
 
     Call it outside of a transaction: the next caller waits for its end.
     """
@@ -154,11 +155,12 @@ def advance(
 def was_committed(
     conn: psycopg.Connection[Any], attempt: PostgresTransactionId, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
-    """Whether the transaction of that number was committed; None if this server cannot know: it is another one since.
+    """Return whether the transaction of that number was committed; None if this server cannot tell, as it is another
+    since.
 
     False is certain. True is to be confirmed by what it moved: after a crash of the server, numbers whose transactions
-    had left nothing on disk are given to others. Waits for its end; raises `UnknownOutcome` where it has none after
-    `timeout_s`. Outside of a transaction.
+    had left nothing on disk are given to others. Waits for the transaction's end; raises `UnknownOutcome` if it has
+    none after `timeout_s`. Call it outside of a transaction.
     """
     deadline = time.monotonic() + timeout_s
     while True:
@@ -213,8 +215,8 @@ def read_consumed_frontier(
     *,
     schema: str | None = None,
 ) -> ConsumedFrontier | None:
-    """What is consumed of the stream in whole epochs, of a group that is atomic; None where the grant is over, or the
-    key is another's."""
+    """Return what an atomic group has consumed of the stream in entire epochs; None if the grant is over, or the key is
+    of another grant."""
     consumed = _read_of_grant(conn, "read_consumed_frontier", (group_id, stream_id, grant_id), grant_key, schema)
     return None if consumed is None else ConsumedFrontier.from_json(consumed)
 
@@ -238,7 +240,8 @@ def read_last_planned_ranges(
     *,
     schema: str | None = None,
 ) -> dict[int, LastPlannedRange]:
-    """{stream: what was planned last of it}, of those of which this session planned last, and has no later process."""
+    """Return {stream: its last planned range} for the streams whose last range was planned by this session, and which
+    has no later process."""
     call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
         sql.Identifier(schema_name(schema))
     )
@@ -260,8 +263,8 @@ def read_ended_grants(
     *,
     schema: str | None = None,
 ) -> dict[tuple[int, int], tuple[int, bool]]:
-    """{(stream, grant): how far this session came under it, and whether that was the stream's end}, of grants that
-    history has, and of no stream that was reset since."""
+    """Return {(stream, grant): (the offset that this session reached under it, whether that was the stream's end)} for
+    those of the `grants` that history has, except of streams that were reset since."""
     call = sql.SQL(
         "select * from {}.read_ended_grants(%s::bigint, %s::text, %s::bigint, %s::bigint[], %s::bigint[])"
     ).format(sql.Identifier(schema_name(schema)))

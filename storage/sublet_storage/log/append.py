@@ -27,7 +27,7 @@ select outcome, end_offset from append_block(
 
 
 class AppendOutcome(StrEnum):
-    """What became of an append: exactly one of these."""
+    """The outcome of an append: exactly one of these."""
 
     APPENDED = "appended"  # it is in the stream, durably, once the transaction has committed
     DUPLICATE = "duplicate"  # it was there already, from an earlier attempt
@@ -45,7 +45,7 @@ UNNAMED: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
-    """Who writes. `incarnation` separates this life of a named producer from its earlier ones."""
+    """The identity of a producer. `incarnation` distinguishes this process from earlier ones of the same name."""
 
     producer_id: str
     incarnation: int
@@ -53,7 +53,7 @@ class ProducerIdentity:
 
 @dataclass(frozen=True, slots=True)
 class ProducerStamp:
-    """Who appends: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
+    """The stamp of an append: (producer, incarnation) and a sequence that grows by one per block and stream, from 1."""
 
     producer_id: str
     incarnation: int
@@ -71,7 +71,8 @@ class BlockAppend:
 
 @dataclass(frozen=True, slots=True)
 class AppendResult:
-    """`end_offset` is the offset after the block's last message; None where nothing was written, or it is forgotten."""
+    """The result of an append. `end_offset` is the offset after the block's last message; None where nothing was
+    written, or it is forgotten."""
 
     outcome: AppendOutcome
     end_offset: int | None
@@ -107,8 +108,8 @@ def raise_unknown_outcome(conn: psycopg.Connection[Any]) -> Iterator[None]:
 def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
     """Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on.
 
-    What older ones are writing at this moment comes first: it is waited for, as long as the connection's lock_timeout
-    says, and `Unavailable` is raised if it takes longer.
+    Appends of older ones that are under way are waited for, as long as the connection's lock_timeout allows; raises
+    `Unavailable` if it takes longer.
     """
     try:
         ((incarnation,),) = conn.execute("select register_producer(%s)", (producer_id,)).fetchall()
@@ -121,13 +122,13 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
 
 
 def register_again(conn: psycopg.Connection[Any], who: ProducerIdentity) -> None:
-    """On another timeline of the database, where the registration may be missing: older incarnations stay fenced. Not
-    for producers without a name, which have no other."""
+    """Register a named producer on another timeline of the database, where the registration may be missing: older
+    incarnations stay fenced."""
     conn.execute("select register_producer(%s, %s)", (who.producer_id, who.incarnation))
 
 
 def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:
-    """What an append that was `FENCED` comes to for whoever wanted it."""
+    """Return the error for an append that was `FENCED`."""
     return ProducerFenced(
         f"producer {producer_id!r}: a newer incarnation of it has begun, and this one ({incarnation}) may write no "
         "more. Give each process a name of its own."

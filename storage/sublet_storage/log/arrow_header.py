@@ -23,7 +23,7 @@ _UNCOMPRESSED = -1
 
 @dataclass(frozen=True, slots=True)
 class ArrowHeader:
-    """`count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
+    """The numbers of a header. `count`: of messages. `decoded_bytes`: of all buffers, once decompressed."""
 
     count: int
     decoded_bytes: int
@@ -32,8 +32,8 @@ class ArrowHeader:
 
 @dataclass(frozen=True, slots=True)
 class ArrowHeaderLayout:
-    """Where in a stored message the numbers are that differ between batches of one schema: how many messages, how long
-    the body is, from where on the lengths of arrays and of buffers are; and where the body begins."""
+    """The positions in a stored message of the numbers that differ between batches of one schema: the message count,
+    the length of the body, the lengths of arrays and of buffers; and where the body begins."""
 
     count: int
     body: int

@@ -1,9 +1,9 @@
-"""Encodes the payload of a block: one Arrow record batch of consecutive messages of one stream.
+"""Encodes the payload of a block: one Arrow record batch of consecutive messages.
 
 Stored is the IPC record batch message without its schema message: the schema is in
 `sublet_storage.log.column_encoding`, and the block's `codec` names its version, so that a block of one message stays
-small and an old block stays readable.
-Stream and offset are not stored but implied by the row that holds the payload. `record_batch_decoder` decodes it.
+small and an old block stays readable. Stream and offset are not stored but implied by the row that holds the payload.
+`record_batch_decoder` decodes it.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
 
 
 def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
-    """Return the bounds of the epochs of a block; None if no message has one. All that are there have as many
-    numbers."""
+    """Return the bounds of the epochs of a block; None if no message has one. All epochs have the same number of
+    dimensions."""
     column = batch.column("epoch")
     with_epoch = len(column) - column.null_count
     if not with_epoch:
@@ -155,7 +155,8 @@ def filter_by_topic(batch: pa.RecordBatch, filter: TopicFilter, topics: Sequence
 
 
 def _serialize_compressed(lean: pa.RecordBatch, compression: str) -> pa.Buffer:
-    """`RecordBatch.serialize` cannot compress: write a stream and cut off its schema and its end marker."""
+    """Return a compressed message: `RecordBatch.serialize` cannot compress, so this writes a stream and cuts off its
+    schema and its end marker."""
     sink = pa.BufferOutputStream()
     writer = pa.ipc.new_stream(sink, lean.schema, options=pa.ipc.IpcWriteOptions(compression=compression))
     writer.write_batch(lean)

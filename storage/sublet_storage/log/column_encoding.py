@@ -1,4 +1,4 @@
-"""The columns of a block in its payload, of which constant and repeated ones are stored compactly.
+"""The column encodings of a block, which store constant and repeated columns compactly.
 
 Postgres takes a block at a speed that depends on its bytes alone, and most messages have no headers, no epoch and the
 topic of their neighbour. So a column that is null throughout is not stored, and topic, key and timestamp are stored as
@@ -41,7 +41,7 @@ _SAMPLE = 64
 
 
 def encode_codec(compression: int, flags: int) -> int:
-    """One small integer: bits 0-1 the compression, then the flags, above them the version."""
+    """Return the codec as one small integer: bits 0-1 the compression, then the flags, above them the version."""
     return VERSION << _VERSION_BIT | flags << 2 | compression
 
 
@@ -65,7 +65,7 @@ def stored_schema(flags: int) -> pa.Schema:
 
 
 def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
-    """Leave out what needs no storing: (flags, the batch in `schema(flags)`)."""
+    """Remove the columns that need not be stored; return (flags, the batch in `schema(flags)`)."""
     count, flags, columns = batch.num_rows, 0, []
     for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
         if name in _OPTIONAL and column.null_count == count:
@@ -82,7 +82,7 @@ def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
 
 
 def has_one_epoch(codec: int) -> bool:
-    """Whether all messages of a block that was shrunk so are in one epoch."""
+    """Return whether all messages of a block with this codec are in one epoch."""
     return _is(decode_flags(codec), "runs", "epoch")
 
 
@@ -138,7 +138,7 @@ def round_up(count: int) -> int:
 
 
 def _repeats(column: pa.Array) -> bool:
-    """True if the column has few runs: neighbours are compared, which costs less than encoding in vain."""
+    """Return whether the column has few runs: comparing neighbours costs less than a useless encoding."""
     count = len(column)
     if not is_few_runs(count, 1) or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
         return False
@@ -147,12 +147,12 @@ def _repeats(column: pa.Array) -> bool:
 
 
 def is_few_runs(count: int, runs: int) -> bool:
-    """Whether a column with so many runs is stored as runs."""
+    """Return whether a column of `count` messages in `runs` runs is stored as runs."""
     return count >= 2 * _WORTHWHILE and runs * _WORTHWHILE <= count
 
 
 def _is_one(epochs: pa.Array) -> bool:
-    """True if all have one and the same; those that are there have as many numbers."""
+    """Return whether all epochs are set and equal; all that are set have the same number of dimensions."""
     count, numbers = len(epochs), epochs.flatten()
     if count < MIN_EPOCH_RUN or epochs.null_count or len(numbers) % count:
         return False

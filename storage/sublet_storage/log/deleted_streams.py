@@ -17,7 +17,7 @@ select u.stream_id, u.stream_id <= ever.lost
 
 
 def missing(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, bool]:
-    """Return, of these streams, those whose rows maintenance has deleted: whether they had messages, as far as is
-    known."""
+    """Return {stream: whether it had messages, as far as is known} for those of these streams whose rows maintenance
+    has deleted."""
     rows = conn.execute(_MISSING, {"streams": list(stream_ids)}).fetchall()
     return dict(rows)

@@ -1,4 +1,4 @@
-"""Capabilities to publish epochs of a space, and the space's lower frontier that follows from them.
+"""Capabilities to publish epochs of a space, which determine its lower frontier.
 
 A capability is given and changed under two locks: its producer's, which waits for what that is writing, and the space's
 row. So when the frontier has passed an epoch, all that was published in it is in the log, and a reader of the frontier
@@ -40,18 +40,19 @@ from sublet_storage.log.append import (
 from sublet_storage.notify.changes import ObjectChange, epochs_change
 
 LEASE_S = 30.0
-"""After how long without a renewal a publisher counts as dead, and what it left unfinished is closed."""
+"""Seconds without a renewal after which a publisher counts as dead, and its unfinished epochs are closed."""
 
 SHORTEST_LEASE_S, LONGEST_LEASE_S = 1.0, 7 * 86400.0
-"""What a publisher may wish for."""
+"""The bounds of a publisher's lease."""
 
 _LOCK = "select lock_producer(%s)"
-"""The table of spaces and the producer, before its streams and the space's row, as who changes spaces has them."""
+"""Locks the table of spaces and the producer, before its streams and the space's row, in the order of changes of
+spaces."""
 
 _HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
 
 RETENTION_S = 7 * 86400.0
-"""For so long it is remembered whose epochs were closed."""
+"""How long the producers whose epochs were closed are stored."""
 
 
 def hold(
@@ -61,10 +62,10 @@ def hold(
     least: Iterable[Epoch],
     lease_s: float = LEASE_S,
 ) -> LowerFrontier:
-    """From now on the producer publishes only at or after these epochs; the space's lower frontier that is left.
+    """Restrict the producer to these epochs and later ones; return the space's resulting lower frontier.
 
-    A first capability is taken for anything that may still come; one that is held only moves on. A later life of a
-    named producer goes on with that of the one before. Raises `EpochAlreadyCompleted`, `InvalidEpoch`,
+    A first capability may be for any epoch that is not completed; one that is held only moves on. A later incarnation
+    of a named producer continues with that of the one before. Raises `EpochAlreadyCompleted`, `InvalidEpoch`,
     `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
     wanted = LowerFrontier.from_epochs(map(check_epoch, least))
@@ -74,8 +75,8 @@ def hold(
 
 @dataclass(frozen=True, slots=True)
 class EpochAdvanceResult:
-    """The outcome of appends, and of an advance behind them: `change` where it is made, `error` why it cannot be. Where
-    there is neither, not all is stored that comes before it."""
+    """The outcome of appends, and of an advance behind them: `change` if it was made, `error` if it failed. If both are
+    None, not all blocks before it were stored."""
 
     results: list[AppendResult]
     change: ObjectChange | None = None
@@ -106,16 +107,16 @@ def append_and_advance(
 
 
 def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity) -> None:
-    """The producer publishes nothing more: what it left open is completed as far as it is concerned. Raises
-    `ProducerFenced` where that is a later life's: then nothing is."""
+    """Release the producer's capability: its open epochs are completed as far as it is concerned. Raises
+    `ProducerFenced` if the capability is a later incarnation's, and changes nothing then."""
     released = "select release_epochs(%s, %s, %s)"
     if conn.execute(released, (space_id, who.producer_id, who.incarnation)).fetchone() != (True,):
         raise producer_fenced_error(who.producer_id, who.incarnation)
 
 
 def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
-    """Hold what is held for another lease; the spaces in which it is. Raises `ProducerFenced`: a later life goes on
-    with it, or it ends with its lease."""
+    """Extend the producer's capabilities by another lease; return their spaces. Raises `ProducerFenced`: a later
+    incarnation continues with them, or they end with their lease."""
     asked = (who.producer_id, who.incarnation, lease_s)
     ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", asked).fetchall()
     if is_over:
@@ -124,9 +125,10 @@ def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float =
 
 
 def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tuple[int, str]]:
-    """Take away what is held beyond its lease: (space, producer). One that is writing is left for the next time.
+    """Expire capabilities held beyond their lease; return (space, producer) of each. One that is writing is left for
+    the next pass.
 
-    What was held in a space that was dropped since is forgotten: nothing comes there any more.
+    Those of dropped spaces are deleted, as nothing is published there any more.
     """
     conn.execute(
         "delete from capability where expired_at < clock_timestamp() - make_interval(secs => %s)", (RETENTION_S,)
@@ -143,8 +145,7 @@ def expire(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[tu
 
 
 def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
-    """All that has begun in the space, which is dropped and whose streams this transaction has closed, is completed:
-    nothing comes there any more."""
+    """Complete all epochs that have begun in a dropped space, whose streams this transaction has closed."""
     lower = read_lower_frontier(conn, space_id)
     if lower is not None:
         conn.execute(
@@ -160,14 +161,14 @@ def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFr
 
 
 def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> ObjectChange:
-    """The news that the lower frontier of the space has moved."""
+    """Return the change that notifies of a moved lower frontier of the space."""
     row = conn.execute("select name, frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
     return epochs_change(*row)
 
 
 def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None = None) -> bool:
-    """End what a producer holds in a space if its lease has run out; False if it has not, or somebody is at it."""
+    """End what a producer holds in a space if its lease has run out; return False if it has not, or it is locked."""
     try:
         with conn.transaction():
             if guard is not None:

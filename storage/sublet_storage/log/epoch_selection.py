@@ -1,4 +1,4 @@
-"""Selects the epochs that a reader gets completely or not at all, from frontiers alone; no I/O.
+"""Selects the epochs that a reader gets entirely or not at all; no I/O.
 
 It begins with the frontiers of one instant. Afterwards, whenever all that lay below the heads of an instant has been
 delivered, the frontiers of that instant are announced, and what they have passed need not be filtered any more.
@@ -22,7 +22,7 @@ lies below the heads of the same instant may be delivered before these frontiers
 
 
 class EpochStartingPosition(StrEnum):
-    """Which epochs a reader gets that begins now."""
+    """The starting position of a reader by epochs."""
 
     LATEST = "latest"  # those that begin after it has come
     ACTIVE = "active"  # those that are not completed, from their beginnings, and all that come
@@ -31,31 +31,31 @@ class EpochStartingPosition(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExcludedEpochs:
-    """Epochs of which nothing is given: those at or before one of `covered`, and those not at or after `least`
+    """The epochs of which nothing is delivered: those at or before one of `covered`, and those not at or after `least`
     (None: of these there are none)."""
 
     covered: UpperFrontier
     least: LowerFrontier | None
 
     def contains(self, epoch: Epoch) -> bool:
-        """Whether the epoch is left out."""
+        """Return whether the epoch is excluded."""
         return self.covered.covers(epoch) or (self.least is not None and not self.least.admits(epoch))
 
     def to_json(self) -> dict[str, str | None]:
-        """Both as the database's functions take them."""
+        """Return both as the database's functions take them."""
         least = None if self.least is None else json.dumps(self.least.least)
         return {"covered": json.dumps(self.covered.greatest), "least": least}
 
 
 @dataclass(frozen=True, slots=True)
 class EpochSelection:
-    """What a reader gets from here on.
+    """The selection of a reader from here on.
 
     `announced`: the last lower frontier that it was given; None: any epoch may come. `covered`: of these, part was
     there before it came, or is gone. `skipped_streams`: the spaces whose own frontier has come to `announced`, with all
     that lay before that; from others there may be messages of epochs that were announced as completed, and these come
-    too late. `excluded_by_space`: what is left out of history of spaces from which nothing more comes, whose epochs are
-    not compared.
+    too late. `excluded_by_space`: what is excluded from the history of spaces that get no more messages, whose epochs
+    are not compared.
     """
 
     announced: LowerFrontier | None
@@ -72,10 +72,10 @@ class EpochSelection:
         gone: Iterable[UpperFrontier] = (),
         apart: Mapping[int, ExcludedEpochs] | None = None,
     ) -> EpochSelection:
-        """Of a reader that joins. `begun`: of every matching stream of these spaces; `gone`: of those that retention
-        has taken; `excluded_by_space`: other spaces, of which there is only history.
+        """Return the selection of a new reader. `begun`: of every matching stream of these spaces; `gone`: of those
+        that retention has taken; `apart`: other spaces, which have only history.
 
-        Raises `InvalidEpoch` where epochs cannot be compared.
+        Raises `InvalidEpoch` if epochs cannot be compared.
         """
         begun, gone = list(begun), list(gone)
         check_same_dimensions(_epochs(lowers, *begun, *gone))
@@ -88,15 +88,15 @@ class EpochSelection:
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
-        """Return what is left out of a space's streams; None: nothing."""
+        """Return the epochs excluded from a space's streams; None: none."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced
         return ExcludedEpochs(self.covered, least) if self.covered.greatest or least is not None else None
 
     def advanced_to(self, lowers: LowerFrontiers) -> EpochSelection:
-        """When all has been given that was there at an instant, whose frontiers these are. `announced` never goes
-        back."""
+        """Return the selection once everything below the heads of an instant was delivered; `lowers`: the frontiers of
+        that instant. `announced` never moves back."""
         check_same_dimensions(
             [*_epochs(lowers, self.covered), *(self.announced.least if self.announced is not None else ())]
         )
@@ -108,7 +108,7 @@ class EpochSelection:
         return EpochSelection(reported, active_epochs(self.covered, reported), _passed(lowers, reported))
 
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
-        """Whether a stream of the space with these epochs may have had messages to be given that were not given yet."""
+        """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
         left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self.covered, self.announced)
         return not all(map(left_out.contains, begun.greatest))
 

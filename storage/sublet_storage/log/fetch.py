@@ -43,19 +43,20 @@ from sublet_storage.objects.remote_reads import attach_payloads
 PAGE_BLOCKS: Final = 256
 PAGE_BYTES: Final = 4 * 1024 * 1024
 MAX_DECODED_BYTES: Final = 64 << 20
-"""What the blocks of a page come to in memory, at most, if they are several."""
+"""The maximum size in memory of a page of several blocks."""
 
 NEXT_BLOCKS: Final = 16
 NEXT_BLOCK_BYTES: Final = 1 << 16
-"""What `fetch_next` reads has fewer blocks, of at most so many bytes each, as they are stored."""
+"""`fetch_next` reads fewer than `NEXT_BLOCKS` blocks, each stored in at most this number of bytes."""
 
 MATCH_ALL = TopicFilter("#")
 
 UNKNOWN: Final = MAX_OFFSET
-"""The head of a stream that had messages of which not even the number is known any more."""
+"""The head of a stream that had messages, whose number is no longer known."""
 
 MAX_PATTERN: Final = 16_384
-"""In characters. Postgres finds some longer ones too complex: what a longer one matches is found after reading."""
+"""Maximum characters of a pattern. Postgres rejects some longer ones as too complex: these are applied after
+reading."""
 
 _SINCE = """
 select s.head, s.state = 'closed', g.state = 'gone', b.end_offset, b.count, b.codec, b.topics, b.payload,
@@ -106,7 +107,7 @@ _BEFORE_END = "end_offset - count < %(end)s"
 
 @dataclass(frozen=True, slots=True)
 class LogPage:
-    """What one read found: batches in `DELIVERED_SCHEMA`, and where it looked: from `start` up to before `position`.
+    """The result of one read: batches in `DELIVERED_SCHEMA`, of the offsets from `start` up to before `position`.
 
     `head` and `is_closed` are the stream's at that instant. Batches may be fewer than blocks, where the filter skipped.
     """
@@ -119,11 +120,11 @@ class LogPage:
 
     @property
     def is_finished(self) -> bool:
-        """True if there is nothing after this page, and never will be."""
+        """Return whether nothing comes after this page, now or later."""
         return self.is_closed and self.position == self.head
 
     def truncate(self, offset: int) -> LogPage:
-        """What of it lies before an offset."""
+        """Return the part of the page before an offset."""
         if self.position <= offset:
             return self
         cut = [batch.filter(pc.less(batch.column("offset"), offset)) for batch in self.batches]
@@ -132,7 +133,7 @@ class LogPage:
 
 @dataclass(frozen=True, slots=True)
 class HeadState:
-    """Where a stream ends now. `is_gone`: retention has taken its messages."""
+    """The end of a stream now. `is_gone`: retention has taken its messages."""
 
     head: int
     is_closed: bool
@@ -155,12 +156,11 @@ def fetch(
 ) -> LogPage:
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
-    `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor such that have
-    nothing that is `wanted`, or nothing before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
-    fewer messages on average come as one batch, where nothing has to be looked for in them. Raises `PositionGone` if
-    the offset is older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
-    `PayloadObjectUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be
-    had.
+    `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor are those without
+    messages that match `wanted`, or before the offset `end`. `generation_id` saves a look-up. `few`: blocks with fewer
+    messages on average come as one batch, where they need not be filtered. Raises `PositionGone` if the offset is older
+    than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadObjectUnreadable` and
+    `PoisonBlock` of the first block only, as a page ends before the next that cannot be read.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id, offset)
@@ -180,7 +180,7 @@ def fetch(
     find = partial(_read_stream, conn, statement, parameters, generation_id, stream_id, offset)
     try:
         head, closed, blocks = find()
-    except PayloadDamaged:  # or what the row said was over when the object was read: retention has taken both, say
+    except PayloadDamaged:  # or the row was outdated when the object was read, as when retention has taken both
         head, closed, blocks = find()
     if not blocks:
         return LogPage((), offset, offset, head, closed)
@@ -195,10 +195,10 @@ def fetch(
 def fetch_next(
     conn: psycopg.Connection[Any], stream_id: int, offset: int, generation_id: int, filter: TopicFilter = MATCH_ALL
 ) -> LogPage | None:
-    """Return what follows on `offset`, where it follows directly, is all there is, and is little: by a statement that
-    takes half the time of `fetch`, which says what there is where this is None. Raises `PoisonBlock`.
+    """Return what follows on `offset`, if it follows directly, is all there is, and is small, in half the time of
+    `fetch`, which the caller uses where this returns None. Raises `PoisonBlock`.
 
-    A stream ends where its last block does. Whether it is closed is not asked.
+    A stream ends where its last block does. Whether it is closed is not read.
     """
     parameters = (Int8(NEXT_BLOCK_BYTES), Int8(generation_id), Int8(stream_id), Int8(offset), Int8(NEXT_BLOCKS))
     rows = read_blocks(conn, _NEXT, parameters, generation_id)
@@ -215,7 +215,7 @@ def warm_up(conn: BoundedConnection) -> None:
     """Do what the first read of a connection and of a process takes longest for: the server loads its catalogs and
     plans, and Arrow its functions. No message is read, which may be large, elsewhere or damaged."""
     newest = "select stream_id, head, generation_id from stream order by stream_id desc limit 1"
-    with suppress(SubletError, InsufficientPrivilege):  # what hinders is for the reads to say
+    with suppress(SubletError, InsufficientPrivilege):  # the reads raise what prevents it
         conn.timeline_number()
         for stream_id, head, generation_id in conn.execute(newest).fetchall() * 2:  # the second names the partition
             fetch(conn, stream_id, head, generation_id=generation_id)
@@ -225,7 +225,7 @@ def warm_up(conn: BoundedConnection) -> None:
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
-    """Where these streams end, in one statement; unknown ids are absent."""
+    """Return {stream: its head}, read in one statement; unknown ids are absent."""
     rows = conn.execute(
         "select s.stream_id, s.head, s.state = 'closed', g.state = 'gone' from stream s"
         " join generation g using (generation_id) where s.stream_id = any(%s::bigint[])",
@@ -236,14 +236,15 @@ def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict
 
 
 def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
-    """The same; streams that are past and deleted have ended, as `ends` says."""
+    """Return {stream: its head}; deleted streams have the end that `ends` returns."""
     wanted = list(stream_ids)
     found = read_heads(conn, wanted)
     return found | ends(conn, [stream_id for stream_id in wanted if stream_id not in found])
 
 
 def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
-    """Of streams without a row, those that had one: at `UNKNOWN` where they had messages, else at 0."""
+    """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
+    0."""
     ended = missing(conn, absent) if absent else {}
     return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
 
@@ -251,15 +252,15 @@ def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, Head
 def limit_ranges_by_size(
     conn: psycopg.Connection[Any], ranges: Iterable[tuple[int, int, int, int]], limit_bytes: int
 ) -> dict[int, int]:
-    """{stream: an end not behind the range's, before which about so many bytes are stored}, at least a block, for each
-    range (stream, generation, start, end)."""
+    """Return {stream: an end not behind the range's, before which about `limit_bytes` are stored, at least a block} for
+    each range (stream, generation, start, end)."""
     columns = list(zip(*ranges, strict=True))
     rows = conn.execute(_WITHIN, (limit_bytes, *(list(column) for column in columns)), prepare=True)
     return dict(rows.fetchall())
 
 
 def read_space_names(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, str]:
-    """{stream: the name of its space}; unknown ids are absent."""
+    """Return {stream: the name of its space}; unknown ids are absent."""
     rows = conn.execute(
         "select s.stream_id, p.name from stream s join space p using (space_id) where s.stream_id = any(%s::bigint[])",
         (list(stream_ids),),
@@ -268,7 +269,8 @@ def read_space_names(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -
 
 
 def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime) -> int:
-    """The offset of the first message appended at or after `when` (the database's clock); the head if there is none."""
+    """Return the offset of the first message appended at or after `when` (the database's clock); the head if there is
+    none."""
     row = conn.execute(
         "select coalesce(offset_at_time(generation_id, stream_id, %s), head) from stream where stream_id = %s",
         (when, stream_id),
@@ -286,7 +288,7 @@ def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 
 
 
 def stream_not_found_error(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> PositionGone | NotFound:
-    """Of one that is past and gone nothing but its number is known."""
+    """Return `PositionGone` if the stream was deleted with its generation, else `NotFound`."""
     if missing(conn, [stream_id]):
         return PositionGone(stream_id, offset, None)
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
@@ -302,7 +304,7 @@ def check_retained(stream_id: int, offset: int, head: int, gone: bool, oldest: i
 
 
 def beyond_head_error(stream_id: int, offset: int, head: int) -> PositionBeyondHead:
-    """The stream ended there or further once, by the word of whoever asks."""
+    """Return the error for an offset beyond the head, where the stream ended once according to the caller."""
     return PositionBeyondHead(
         f"stream {stream_id}: offset {offset} is beyond the head {head}. Was the database restored from a backup, or a "
         "standby promoted that lacked the last messages? "
@@ -311,8 +313,8 @@ def beyond_head_error(stream_id: int, offset: int, head: int) -> PositionBeyondH
 
 
 def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
-    """How many of these [first, end) follow directly on one another; what lies behind a hole is left to the next read,
-    which names it."""
+    """Return how many of these [first, end) are contiguous; what lies behind a hole is left to the next read, which
+    reports it."""
     for index, (before, behind) in enumerate(pairwise(spans), start=1):
         if behind[0] != before[1]:
             return index
@@ -322,7 +324,7 @@ def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
 def _read_stream(
     conn: psycopg.Connection[Any], statement: str, parameters: Any, generation_id: int, stream_id: int, offset: int
 ) -> tuple[int, bool, list[tuple[Any, ...]]]:
-    """The stream's head, whether it is closed, and its blocks with their payloads."""
+    """Return the stream's head, whether it is closed, and its blocks with their payloads."""
     rows = read_blocks(conn, statement, parameters, generation_id)
     if not rows:
         raise stream_not_found_error(conn, stream_id, offset)
@@ -334,8 +336,8 @@ def _read_stream(
 
 
 def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The blocks with their batches as they are stored in place of the payloads, up to before the first that cannot be
-    decoded, or would make a page too large. Raises `PoisonBlock` where that is the very first."""
+    """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
+    make a page too large. Raises `PoisonBlock` if that is the very first."""
     found: list[tuple[Any, ...]] = []
     size = 0
     for row in blocks:
@@ -361,15 +363,15 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 
 @lru_cache
 def _statement(*asked: bool) -> str:
-    """Return the statement for `read_blocks` with those of these conditions that are asked for."""
+    """Return the statement for `read_blocks` with the requested ones of these conditions."""
     conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), asked)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
     return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 
 
 def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
-    """Those that follow on one another and lie alike, if they have fewer messages than that on average; the others one
-    by one."""
+    """Return groups of consecutive blocks with the same layout, if they have fewer messages than `few` on average; the
+    others one by one."""
     parts = []
     for (codec, _), group in groupby(blocks, lambda row: (row[2], row[4] is not None)):
         part = list(group)
@@ -388,7 +390,7 @@ def _batch(
     wanted: MessagePredicate | None,
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
-    """The wanted messages of a block, or of several that lie alike; None if there are none."""
+    """Return the wanted messages of a block, or of several with the same layout; None if there are none."""
     end_offset, count, codec, topics, stored = blocks[0][:5]
     if stored is None:
         return None

@@ -30,7 +30,7 @@ BLOCK_MAY_MATCH = """
 
 @dataclass(frozen=True, slots=True)
 class MessagePredicate:
-    """Conditions that a message meets together; None: no condition.
+    """The conditions that a message meets together; None: no condition.
 
     `topics`: one of these; `prefix`: how its topic begins. `min_timestamp` and `max_timestamp`: blocks are left out
     that have only earlier or only later timestamps, and of other blocks nothing is. `epochs`: from the first up to
@@ -63,7 +63,7 @@ class MessagePredicate:
         return batch if self.epochs is None else batch.filter(_within(batch.column("epoch"), *self.epochs))
 
     def may_match_topic(self, topic: str) -> bool:
-        """Whether messages of the topic can match."""
+        """Return whether messages of the topic can match."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.prefix)
 
     def _by_topic(self, batch: pa.RecordBatch) -> pa.Array:

@@ -1,8 +1,8 @@
-"""Executes statements that read the blocks of one generation, by the name of its partition where that can be had.
+"""Executes statements on the blocks of one generation, by its partition where possible.
 
 Planning such a statement takes longer than executing it. A plan that is kept for the table itself would be for any
-generation and lock all partitions, and a server has not so many locks: so for the table the server plans anew each
-time, and for a partition it keeps the plan.
+generation and lock all partitions, more than a server has locks for: so for the table the server plans anew each time,
+and for a partition it keeps the plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from psycopg.errors import InsufficientPrivilege, UndefinedTable
 from psycopg.pq import TransactionStatus
 
 _MAX_GENERATIONS: Final = 1_000
-"""Of which a connection remembers whether they may be named."""
+"""The number of generations of which a connection caches whether their partitions may be named."""
 
 _may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
 

@@ -1,10 +1,10 @@
-"""The one decoder of Arrow that others wrote: blocks, batches that clients publish, and pages that nodes send.
+"""The one decoder of untrusted Arrow: blocks, published batches, and pages from nodes.
 
 The envelope of such bytes can be right while their offsets point anywhere, and reading them then ends the process by a
-signal, which nobody can catch. So they are validated in this order: the envelope, the number of messages and how large
-they become, before anything is decompressed; the layout, before runs are expanded, compared or filtered; and what every
-way in demands of the columns. `tests/unit/test_untrusted_data.py` holds that nothing else decodes Arrow, and
-`python -m tests.fuzz` looks for bytes that get through.
+signal, which cannot be caught. So they are validated in this order: the envelope, the number of messages and how large
+they become, before anything is decompressed; the layout, before runs are expanded, compared or filtered; and the
+constraints of the columns. `tests/unit/test_untrusted_data.py` holds that nothing else decodes Arrow, and `python -m
+tests.fuzz` looks for bytes that get through.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ FEW: Final = 64
 """Fewer values than this Python goes through sooner than Arrow's functions."""
 
 _ESTIMATED: Final = 256 << 10
-"""Up to so many bytes the size of an expanded column is estimated from above, which costs less than to compute it."""
+"""Up to this size in bytes an upper estimate of an expanded column is used, which costs less than computing the
+size."""
 
 START: Final = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST_US: Final = (datetime.min.replace(tzinfo=UTC) - START) // timedelta(microseconds=1)
@@ -51,7 +52,8 @@ _T = TypeVar("_T")
 
 
 class InvalidRecordBatch(ValueError):
-    """Bytes that are no record batch of the schema, or beyond a limit; the text says which, and is printable."""
+    """An error for bytes that are no record batch of the schema, or beyond a limit; the text says which, and is
+    printable."""
 
 
 class _Layout(NamedTuple):
@@ -64,7 +66,7 @@ class _Layout(NamedTuple):
 
 
 class ValidatedBatch(NamedTuple):
-    """A batch as it is stored; `decoded_bytes`: what its columns come to, expanded."""
+    """A batch as it is stored; `decoded_bytes`: the expanded size of its columns."""
 
     batch: pa.RecordBatch
     decoded_bytes: int
@@ -115,7 +117,7 @@ def decode_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
 
 
 def _refusing(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) -> _T:
-    """Return what is read. Raises `InvalidRecordBatch` for whatever Arrow raises about the bytes."""
+    """Return the result of the read. Raises `InvalidRecordBatch` for errors of Arrow about the bytes."""
     try:
         return read()
     except passed:
@@ -150,7 +152,7 @@ def _read_published(payload: bytes, max_messages: int, max_bytes: int) -> pa.Rec
 
 
 def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
-    """Message by message: a reader of streams would decode them before they can be validated."""
+    """Read a stream message by message: pyarrow's reader of streams would decode them before they can be validated."""
     reader = pa.ipc.MessageReader.open_stream(payload)
     first = next(reader, None)
     if first is None or first.type != "schema":
@@ -184,7 +186,7 @@ def _layout(schema: pa.Schema) -> _Layout:
 def _validated(
     message: pa.ipc.Message, header: ArrowHeader, layout: _Layout, max_messages: int, max_bytes: int
 ) -> ValidatedBatch:
-    """Raises what Arrow raises, or `ValueError`."""
+    """Return the validated batch. Raises what Arrow raises, or `ValueError`."""
     if not 0 < header.count <= max_messages:
         raise ValueError(f"it has {header.count} messages: there must be 1 to {max_messages}")
     if header.decoded_bytes > max_bytes:
@@ -228,7 +230,7 @@ def _expanded_bytes(column: pa.RunEndEncodedArray) -> int:
 
 
 def _check_columns(layout: _Layout, batch: pa.RecordBatch) -> None:
-    """Raise `ValueError` for what every way in refuses, and nobody reckons with."""
+    """Raise `ValueError` for columns that no caller accepts."""
     for index, (name, nullable, check) in layout.checks.items():
         column = batch.column(index)
         values = column.values if index in layout.runs else column
@@ -241,7 +243,7 @@ def _check_columns(layout: _Layout, batch: pa.RecordBatch) -> None:
 
 
 def _check_topics(topics: pa.Array) -> None:
-    """Postgres takes no NUL, and filters have wildcards."""
+    """Raise `ValueError` for a NUL, which Postgres does not store, and for the wildcards of filters."""
     data = topics.buffers()[2]
     held = b"" if data is None else data.to_pybytes()
     if any(each in held for each in (b"\0", b"+", b"#")) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):

@@ -1,6 +1,6 @@
-"""Reads the present state of objects, as changes, for a catch-up; each function is one statement.
+"""Reads the present state of objects for a catch-up; each function is one statement.
 
-What was deleted is not in the answer.
+The result does not have deleted objects.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def read_epochs(conn: Connection) -> list[ObjectChange]:
 
 
 def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
-    """Return a `ReadSnapshot` of all kinds; of the streams, those that are wanted when it is read."""
+    """Return a `ReadSnapshot` of all kinds; of the streams, those of `wanted_streams` when it is read."""
 
     def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         if kind == STREAM:

@@ -1,4 +1,4 @@
-"""Decides when to read the database: needs come in with the earliest time that serves them, reads go out.
+"""Schedules reads of the database for needs, each with the earliest time that serves it.
 
 A read that begins at a need's time or later serves it. One read of a channel is under way at a time, and from the
 beginning of one to that of the next it is `catch_up_min_interval_s`: what is too early is put off, and never dropped.
@@ -15,11 +15,11 @@ from enum import StrEnum
 from sublet_storage.notify.changes import NotifySettings
 
 EARLIER = 0.2
-"""So much of its period, at most, a regular catch-up may be early: that is how those of many listeners part."""
+"""The part of its period by which a regular catch-up may be early, so that those of many listeners spread out."""
 
 
 class CatchUpCause(StrEnum):
-    """What a catch-up is for."""
+    """The cause of a catch-up."""
 
     CONNECTED = "connected"  # listening has begun, and what was sent before is not known
     NEW_PUBLISHER = "new publisher"  # a publisher that was not known has spoken before, perhaps
@@ -34,7 +34,7 @@ class CatchUpCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Read the present state of a channel's objects now, and report when that has ended."""
+    """A read of the present state of a channel's objects, to begin now; its end is to be reported."""
 
     channel: str
     causes: frozenset[CatchUpCause]
@@ -42,7 +42,7 @@ class CatchUp:
 
 @dataclass(slots=True)
 class _Channel:
-    """`needs`: by cause, the earliest and the latest of the times from which a read serves."""
+    """The state of a channel. `needs`: by cause, the earliest and the latest of the times from which a read serves."""
 
     needs: dict[CatchUpCause, tuple[float, float]] = field(default_factory=dict)
     is_running: bool = False
@@ -50,7 +50,7 @@ class _Channel:
     regular_at: float = math.inf
 
     def due_at(self, every_s: float) -> float:
-        """When the next read shall begin."""
+        """Return when the next read is due."""
         if self.is_running:
             return math.inf
         needed_at = min((first for first, _ in self.needs.values()), default=math.inf)
@@ -58,7 +58,7 @@ class _Channel:
 
 
 class CatchUpScheduler:
-    """The catch-ups of one listener, by channel."""
+    """Schedules the catch-ups of one subscriber, by channel."""
 
     def __init__(self, settings: NotifySettings, channels: Iterable[str]) -> None:
         self.channels = {channel: _Channel() for channel in channels}
@@ -72,7 +72,7 @@ class CatchUpScheduler:
         self._wake_at: float | None = math.inf  # None: to be found again
 
     def request(self, channel: str, cause: CatchUpCause, at: float) -> None:
-        """A read of the channel is needed that begins at that time or later."""
+        """Request a read of the channel that begins at that time or later."""
         if (state := self.channels.get(channel)) is None:
             return
         self._wake_at = None
@@ -81,18 +81,18 @@ class CatchUpScheduler:
         self.deferred += at < state.begun_at + self._settings.catch_up_min_interval_s
 
     def request_all(self, cause: CatchUpCause, at: float) -> None:
-        """As `request`, of every channel."""
+        """Request a read of every channel, as `request` does."""
         for channel in self.channels:
             self.request(channel, cause, at)
 
     def set_period(self, period_s: float, first_at: float) -> None:
-        """From `first_at` on, read each channel when its last read is so long ago."""
+        """Set the period of regular reads of each channel; the first is due at `first_at`."""
         self._period_s, self._wake_at = period_s, None
         for state in self.channels.values():
             state.regular_at = first_at
 
     def complete(self, channel: str, ok: bool, now: float) -> None:
-        """The read is over; one that failed is needed still."""
+        """Record the end of a read; one that failed is requested again."""
         if (state := self.channels.get(channel)) is not None:
             state.is_running, self._wake_at = False, None
             if not ok:
@@ -108,7 +108,7 @@ class CatchUpScheduler:
         return tuple(CatchUp(channel, self._begin(state, now, jitter)) for channel, state in due)
 
     def wake_at(self) -> float:
-        """When `take_due` has something to return next."""
+        """Return when `take_due` has something to return next."""
         if self._wake_at is None:
             every_s = self._settings.catch_up_min_interval_s
             self._wake_at = min((state.due_at(every_s) for state in self.channels.values()), default=math.inf)

@@ -19,14 +19,14 @@ _LAST_REVISION = (1 << _REVISION_BITS) - 1
 
 
 class MalformedNotification(SubletError):
-    """Bytes that are no message of ours: they are counted and dropped, and nothing else is concerned."""
+    """An error for bytes that are no message of ours: they are counted and dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectChange:
-    """The object `key` of that kind is at `version` now, or was deleted at it.
+    """A change: the object `key` of that kind is at `version` now, or was deleted at it.
 
-    Of one object, versions only grow, also when it is deleted and made again; of two changes of one version the
+    Versions of one object only grow, also when it is deleted and created again; of two changes of one version the
     deletion is the later.
     """
 
@@ -38,13 +38,13 @@ class ObjectChange:
 
     @property
     def order_key(self) -> int:
-        """Grows from change to change of one object."""
+        """Return a number that grows from change to change of one object."""
         return 2 * self.version + self.is_deleted
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeNotification:
-    """Changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
+    """The changes on one channel, number `sequence` of that publisher there; `predecessor` is the number before it."""
 
     publisher: str
     incarnation: str
@@ -56,7 +56,7 @@ class ChangeNotification:
 
 @dataclass(frozen=True, slots=True)
 class NotificationHeartbeat:
-    """A publisher is alive, and these are its last numbers of all channels it has used. `is_leaving`: its last
+    """A sign of life of a publisher, with its last numbers of all channels it has used. `is_leaving`: its last
     message."""
 
     publisher: str
@@ -72,7 +72,7 @@ Message = ChangeNotification | NotificationHeartbeat
 class CatchUpSnapshot:
     """The state of one kind of objects in the database at one instant.
 
-    `keys`: the objects that were requested, of which those without a change do not exist; None: all there are.
+    `keys`: the requested objects, of which those without a change do not exist; None: all objects.
     """
 
     changes: tuple[ObjectChange, ...]
@@ -80,19 +80,20 @@ class CatchUpSnapshot:
 
 
 def stream_change(stream_id: int, head: int, closed: bool) -> ObjectChange:
-    """A stream has grown or was closed."""
+    """Return the change of a stream that has grown or was closed."""
     return ObjectChange(STREAM, str(stream_id), 2 * head + closed, data={"head": head, "closed": closed})
 
 
 def space_change(
     name: str, generation_id: int, deleted: bool = False, data: Mapping[str, Any] | None = None
 ) -> ObjectChange:
-    """A space was created, rolled over or dropped; `generation_id` is its newest generation."""
+    """Return the change of a space that was created, rolled over or dropped; `generation_id` is its newest
+    generation."""
     return ObjectChange(SPACE, name, generation_id, deleted, data)
 
 
 def group_change(subscription: str, group_id: int, deleted: bool = False, revision: int = 0) -> ObjectChange:
-    """A group was created or deleted; `revision` counts the changes of its desired state."""
+    """Return the change of a group that was created or deleted; `revision` counts the changes of its desired state."""
     version = group_id << _REVISION_BITS | (_LAST_REVISION if deleted else min(revision, _LAST_REVISION))
     data = None if deleted else {"group_id": group_id, "revision": revision}
     return ObjectChange(GROUP, subscription, version, deleted, data)
@@ -101,12 +102,14 @@ def group_change(subscription: str, group_id: int, deleted: bool = False, revisi
 def node_change(
     name: str, started_us: int, deleted: bool = False, data: Mapping[str, Any] | None = None
 ) -> ObjectChange:
-    """A node has come or gone; `started_us`: when this incarnation was listed first, by the database's clock."""
+    """Return the change of a node that has come or gone; `started_us`: when this incarnation was registered, by the
+    database's clock."""
     return ObjectChange(NODE, name, started_us, deleted, data)
 
 
 def epochs_change(space: str, moves: int) -> ObjectChange:
-    """More epochs of a space are completed; `moves`: how often its lower frontier has moved."""
+    """Return the change of a space in which more epochs are completed; `moves`: how often its lower frontier has
+    moved."""
     return ObjectChange(EPOCHS, space, moves)
 
 
@@ -141,7 +144,8 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class NotifySettings(SettingsBase):
-    """Seconds, but for `max_sends_per_s`. Publishers and listeners of one database need the same values."""
+    """Settings in seconds, but for `max_sends_per_s`. Publishers and subscribers of one database need the same
+    values."""
 
     PREFIX = "SUBLET_NOTIFY_"
     RULES = _RULES
@@ -170,5 +174,5 @@ class NotifySettings(SettingsBase):
 
     @property
     def publisher_timeout_s(self) -> float:
-        """A publisher that was silent for longer than this has stopped, or its messages were lost."""
+        """Return the silence after which a publisher has stopped, or its messages were lost."""
         return self.hello_interval_s + self.gap_window_s

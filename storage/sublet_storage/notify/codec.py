@@ -1,6 +1,6 @@
 """Encodes notification messages as JSON in ASCII, so that every driver can carry them.
 
-Whatever arrives is checked here: what comes out is well-formed, and everything else is a `MalformedMessage`.
+Whatever arrives is checked here: what is returned is well-formed, else `MalformedNotification` is raised.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ def encode(message: Message) -> bytes:
 
 
 def encode_change(change: ObjectChange) -> str:
-    """One change: what `encode_parts` puts together."""
+    """Return one encoded change, which `encode_parts` puts together."""
     data = None if change.data is None else dict(change.data)
     return _compact([change.key, change.version, int(change.is_deleted), data])
 
 
 def encode_parts(envelope: ChangeNotification, changes: list[str]) -> bytes:
-    """Return the envelope around changes that are encoded already; its own are not looked at."""
+    """Return the envelope around changes that are encoded already; its own are ignored."""
     head = _compact([envelope.publisher, envelope.incarnation, envelope.channel])
     return f'{{"e":{head},"s":{envelope.sequence},"b":{envelope.predecessor},"c":[{",".join(changes)}]}}'.encode()
 
 
 def decode(raw: bytes) -> Message:
-    """Decode a message. Raises `MalformedMessage`, with what is wrong with it."""
+    """Decode a message. Raises `MalformedNotification`, with what is wrong with it."""
     if len(raw) > MAX_NOTIFICATION_BYTES:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:

@@ -1,4 +1,4 @@
-"""Publishes a process's changes to all nodes that listen: the thread around the machine, and the senders.
+"""Publishes a process's changes to nodes: the thread around the machine, and the senders.
 
 The endpoints of nodes are read from the directory, every few seconds and only while something is published; where no
 node listens, publishing costs nothing but that. A process that has published nothing for long sends that it leaves, and
@@ -48,7 +48,7 @@ REST_S = 600.0
 """After how long without a publish a process leaves."""
 
 READ_TIMEOUT_S = 2.0
-"""A directory that does not answer for so long is not to be had."""
+"""A directory that does not answer for this time counts as unavailable."""
 
 CLOSE_S = 1.0
 """How long closing waits for what was published to go out, by default."""
@@ -93,7 +93,7 @@ class NotificationPublisher:
         """Messages handed to drivers."""
 
     def publish(self, changes: Sequence[ObjectChange]) -> None:
-        """Let everybody know of changes that are committed. The sequence must not change afterwards."""
+        """Notify all subscribers of committed changes. The sequence must not change afterwards."""
         if self._is_in_vain():
             return
         with self._changed:
@@ -145,7 +145,7 @@ class NotificationPublisher:
         self._senders.close()
 
     def _wait(self, wake_at: float) -> bool:
-        """Until there is something to do and the rate allows it; False: it is over."""
+        """Wait until there is something to do and the rate allows it; return False when it is over."""
         with self._changed:
             while True:
                 now = time.monotonic()
@@ -163,12 +163,13 @@ class NotificationPublisher:
                 self._is_napping = False
 
     def _is_over(self) -> bool:
-        """Whether nothing is left to be done before closing: what waits for the directory is, while there is time."""
+        """Return whether nothing is left to do before closing: changes that wait for the directory are, while there is
+        time."""
         is_waiting = self._is_looking and self._announcer.status is NotificationPublisherStatus.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
-        """Do it; when to come back at the latest."""
+        """Execute what is due; return when to call again at the latest."""
         with self._changed:
             reported, has_overflown, found = list(self._reported), self._has_overflown, self._directory_endpoints
             self._reported.clear()
@@ -208,7 +209,7 @@ class NotificationPublisher:
         self._announcer = self._new_announcer()
         self._look_at, self._rest_at = -math.inf, math.inf
 
-    # --- who listens ------------------------------------------------------------------------------------------------
+    # --- endpoints --------------------------------------------------------------------------------------------------
 
     def _look_if_due(self, now: float) -> None:
         if self._is_looking or now < self._look_at:
@@ -221,7 +222,7 @@ class NotificationPublisher:
             self._is_looking = False
 
     def _look(self) -> None:
-        """In a thread of its own, so that a slow database delays no node that is known already."""
+        """Read the directory in a thread of its own, so that a slow database does not delay known nodes."""
         found: list[str] | None = None
         try:
             with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
@@ -234,7 +235,7 @@ class NotificationPublisher:
             self._changed.notify()
 
     def _reach(self, endpoints: list[str], now: float) -> None:
-        """Open senders to these endpoints; where they are others than before, everybody is greeted."""
+        """Open senders to these endpoints; if they have changed, a hello is sent to all of them."""
         opened = self._senders.set_endpoints(endpoints)
         if not self._senders:
             self._announcer = self._new_announcer()
@@ -245,13 +246,13 @@ class NotificationPublisher:
 
 _shared: dict[str, NotificationPublisher] = {}
 _inherited: list[NotificationPublisher] = []
-"""Of the processes that this one was forked from: never let go of, as that might reach for the parent's sockets."""
+"""Of the processes that this one was forked from: never released, as that might close the parent's sockets."""
 
 _sharing = threading.Lock()
 
 
 def shared_publisher(url: str) -> NotificationPublisher:
-    """This process's publisher for that database, which is closed when the process ends."""
+    """Return this process's publisher for that database, which is closed when the process ends."""
     with _sharing:
         if url not in _shared:
             _shared[url] = NotificationPublisher(url, settings=NotifySettings.from_env())
@@ -288,7 +289,7 @@ os.register_at_fork(after_in_child=_forget_parents)
 
 @dataclass(frozen=True, slots=True)
 class _OpenSender:
-    """The sender of one driver, to these endpoints."""
+    """A sender of one driver, to these endpoints."""
 
     sender: NotificationSender
     endpoints: tuple[str, ...]
@@ -296,7 +297,8 @@ class _OpenSender:
 
 
 class NotificationSenders:
-    """Not thread-safe. A driver that this process cannot have, or that fails, is logged and harms no other."""
+    """The senders of all drivers. Not thread-safe. A driver that is unavailable in this process, or fails, is logged
+    and affects no other."""
 
     def __init__(self, url: str, load: Callable[[str], NotificationDriverFactory]) -> None:
         self._url, self._load = url, load
@@ -305,17 +307,17 @@ class NotificationSenders:
         self._quiet = LogThrottle()
 
     def __bool__(self) -> bool:
-        """Whether anybody can be reached."""
+        """Return whether any sender is open."""
         return bool(self._senders)
 
     @property
     def payload_limit(self) -> int | None:
-        """The longest message that all of them take, in bytes; None: any."""
+        """Return the longest message that all senders accept, in bytes; None: any."""
         limits = (opened.payload_limit for opened in self._senders.values())
         return min((limit for limit in limits if limit is not None), default=None)
 
     def set_endpoints(self, endpoints: Iterable[str]) -> bool:
-        """Have senders to these endpoints, and no others; True if one was opened."""
+        """Open senders to these endpoints, and close others; return True if one was opened."""
         wanted: dict[str, list[str]] = {}
         for endpoint in endpoints:
             wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
@@ -325,7 +327,7 @@ class NotificationSenders:
         return any(opened)
 
     def send(self, message: bytes) -> int:
-        """Send by all of them; how many took it."""
+        """Send by all senders; return how many accepted it."""
         return sum(self._send(name, opened.sender, message) for name, opened in self._senders.items())
 
     def close(self) -> None:
@@ -365,7 +367,7 @@ class NotificationSenders:
             self._complain(name, f"{name} failed to close: %s", error)
 
     def _driver(self, name: str) -> NotificationDriver | None:
-        """None if this process cannot have it: it is not tried again."""
+        """Return the driver; None if it is unavailable in this process: it is not tried again."""
         if name not in self._drivers:
             try:
                 self._drivers[name] = self._load(name)(self._url)

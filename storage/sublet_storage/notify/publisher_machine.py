@@ -36,11 +36,11 @@ GROWTH = 1.2
 """The growth from one pause to the next, while objects change more often than is sent."""
 
 LIGHT = 0.6
-"""Of the most sends per second: where an object changes less often than so, the load is over."""
+"""Of the most sends per second: where an object changes less often than that, the load is over."""
 
 
 class NotificationPublisherStatus(Enum):
-    """What is true of one incarnation of a notification publisher."""
+    """The status of one incarnation of a notification publisher."""
 
     WAITING = "waiting"  # no sender is open: changes wait
     OPEN = "open"  # changes are sent
@@ -49,7 +49,7 @@ class NotificationPublisherStatus(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NotificationSendersOpened:
-    """Senders are open, to other places than before; none takes messages of more than `payload_limit` bytes."""
+    """Senders are open, to other endpoints than before; none accepts messages of more than `payload_limit` bytes."""
 
     payload_limit: int | None
 
@@ -71,14 +71,14 @@ Event = NotificationSendersOpened | ChangesQueued | CloseRequested | Tick
 
 @dataclass(frozen=True, slots=True)
 class NotificationPublisherOutcome:
-    """Messages for all senders, in this order, and when to come back at the latest (None: with the next event)."""
+    """The messages for all senders, in this order, and when to call again at the latest (None: with the next event)."""
 
     sends: tuple[bytes, ...]
     wake_at: float | None
 
 
 class NotificationPublisherMachine:
-    """The messages of one incarnation of a publisher. Pass it every event, and a `Tick` at `wake_at`."""
+    """The machine of one incarnation of a publisher. Pass it every event, and a `Tick` at `wake_at`."""
 
     def __init__(
         self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MAX_WAITING
@@ -99,7 +99,7 @@ class NotificationPublisherMachine:
 
     @property
     def has_pending(self) -> bool:
-        """Whether a change waits to be sent."""
+        """Return whether a change waits to be sent."""
         return bool(self._waiting)
 
     def decide(self, event: Event, now: float) -> NotificationPublisherOutcome:
@@ -136,7 +136,7 @@ class NotificationPublisherMachine:
         return ()
 
     def _keep(self, change: ObjectChange) -> None:
-        """The newest change of each object waits, in the place of the first."""
+        """Queue the newest change of each object, in the place of the first."""
         object_key = change.kind, change.key
         before = self._waiting.get(object_key)
         if before is None:

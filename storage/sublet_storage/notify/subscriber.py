@@ -1,4 +1,4 @@
-"""Receives notifications on a node: the threads and the connection around the machine and the `VersionCache`.
+"""Receives notifications on a node: threads and connection around the machine and the `VersionCache`.
 
 The driver's threads only queue what arrives. One thread decides, updates the cache and calls `on_change`, so that
 changes are handed on one at a time, each newer than the last of its object. Another reads snapshots, over a connection
@@ -54,7 +54,7 @@ MAX_QUEUED = 100_000
 that was lost under way."""
 
 READ_TIMEOUT_S = 5.0
-"""A database from which nothing comes for so long in the middle of a catch-up is away."""
+"""A database that sends nothing for this time in the middle of a catch-up is away."""
 
 JOIN_TIMEOUT_S = 2.0
 """How long `close` waits for each thread."""
@@ -62,7 +62,7 @@ JOIN_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A catch-up has ended; None: the database could not be read."""
+    """The end of a catch-up; None: the database could not be read."""
 
     channel: str
     snapshot: CatchUpSnapshot | None
@@ -70,7 +70,8 @@ class _Read:
 
 
 class NotificationRateLimiter:
-    """Lets so many notifications pass in a second. `is_first_refused`: the last one was the first beyond that."""
+    """Limits the number of notifications per second. `is_first_refused`: the last one was the first beyond the
+    limit."""
 
     def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S) -> None:
         self._limit, self._begun_at, self._taken = limit, float("-inf"), 0
@@ -130,11 +131,11 @@ class NotificationSubscriber:
 
     @property
     def endpoint(self) -> str:
-        """The endpoint that publishers send to."""
+        """Return the endpoint that publishers send to."""
         return self._receiver.endpoint
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
-        """Return what is known of a living object."""
+        """Return the newest change of an object that exists."""
         with self._lock:
             return self._cache.get(kind, key)
 
@@ -148,7 +149,7 @@ class NotificationSubscriber:
         self._put(CatchUpRequested(kind))
 
     def wait_caught_up(self, timeout_s: float) -> bool:
-        """Wait until every channel has been read once; False if that took longer."""
+        """Wait until every channel has been read once; return False if that took longer."""
         return self._caught_up.wait(timeout_s)
 
     def counters(self) -> dict[str, int]:
@@ -270,7 +271,7 @@ class _SnapshotReader(threading.Thread):
         self._wanted.put((catch_up.channel, begun))
 
     def end(self) -> None:
-        """Stop; a read under way is given up."""
+        """Stop; a read under way is cancelled."""
         self._ending = True
         self._wanted.put(None)
         self._reconnecting.stop_waiting()

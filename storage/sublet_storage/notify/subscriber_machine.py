@@ -1,4 +1,4 @@
-"""The pure subscriber machine: which messages to apply, what was missed, and when to read the database instead.
+"""The pure subscriber machine: which messages to apply, and when to read the database.
 
 A *gap* is known by its ends: the last message seen before it and the predecessor of the one that showed it. What comes
 within `gap_window_s` closes it; else the channel is caught up, once.
@@ -50,7 +50,7 @@ MAX_GAPS = 64
 
 @dataclass(slots=True)
 class _Publisher:
-    """What is known of one. `last`: the newest number by channel; `is_complete`: what is not in it begins with 0."""
+    """The state of one publisher. `last`: the newest number by channel; `is_complete`: other channels begin with 0."""
 
     incarnation: str
     received_at: float = -math.inf
@@ -61,8 +61,8 @@ class _Publisher:
 
 
 class NotificationSubscriberMachine:
-    """The notifications that one node receives. Pass it every event, `SubscriberStarted` first, and a `Tick` at
-    `wake_at`.
+    """The machine of the notifications that one node receives. Pass it every event, `SubscriberStarted` first, and a
+    `Tick` at `wake_at`.
 
     `pushes`: whether the driver can push at all. `jitter` is a number in [0, 1), drawn anew for every event.
     """
@@ -79,11 +79,11 @@ class NotificationSubscriberMachine:
 
     @property
     def publishers(self) -> int:
-        """How many are known."""
+        """Return the number of known publishers."""
         return len(self._speaking) + len(self._silent)
 
     def decide(self, event: Event, now: float, jitter: float) -> NotificationSubscriberOutcome:
-        """Take in one event, and what has become due; times are seconds of a monotonic clock."""
+        """Process one event, and what has become due; times are seconds of a monotonic clock."""
         self._take_in(event, now, jitter)
         self._give_gaps_up(now)
         self._notice_silence(now, jitter)
@@ -125,7 +125,8 @@ class NotificationSubscriberMachine:
             self._connect(now, 0.0)
 
     def _connect(self, now: float, jitter: float) -> None:
-        """The first read is at once: nothing was known before. Later ones are needed by everybody at the same time."""
+        """Request the first read at once, since nothing was known before, and later ones spread, as all subscribers
+        need them."""
         if self._has_connected and not self._pushes:
             return
         at = self._by_all(now, jitter) if self._has_connected else now
@@ -135,7 +136,7 @@ class NotificationSubscriberMachine:
         self.catch_ups.set_period(period_s, now + period_s)
 
     def _by_all(self, now: float, jitter: float) -> float:
-        """When to read what every listener has missed at the same time."""
+        """Return when to read what every subscriber has missed at the same time."""
         return now + self._settings.gap_window_s + jitter * self._settings.catch_up_jitter_s
 
     # --- messages ---------------------------------------------------------------------------------------------------
@@ -172,7 +173,8 @@ class NotificationSubscriberMachine:
         return known, is_met
 
     def _first_of_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
-        """Nothing came before it if a hello has named all channels; else that is unknown."""
+        """Record the first message of a channel: nothing came before it if a hello has named all channels; else that is
+        unknown."""
         publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
         if not publisher.is_complete and not is_met:
             self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
@@ -208,7 +210,7 @@ class NotificationSubscriberMachine:
         self._gaps.append(gap)
 
     def _heals(self, publisher: _Publisher, envelope: ChangeNotification) -> bool:
-        """Whether the message was missing; the gap may be closed by it."""
+        """Return whether the message was missing; the gap may be closed by it."""
         gaps = publisher.gaps.get(envelope.channel, [])
         gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)
         if gap is not None and not gap.missing_ranges:
@@ -228,7 +230,7 @@ class NotificationSubscriberMachine:
         self.catch_ups.request(gap.channel, CatchUpCause.GAP, at)
 
     def _drop_gaps(self, publisher: _Publisher | None) -> None:
-        """A catch-up of all channels answers for them."""
+        """Drop the gaps of a publisher, as a catch-up of all channels covers them."""
         for gap in (gap for gaps in (publisher.gaps.values() if publisher else ()) for gap in gaps):
             self.counters.expired_gaps += bool(gap.missing_ranges)
             gap.missing_ranges.clear()
@@ -236,7 +238,8 @@ class NotificationSubscriberMachine:
     # --- silence ----------------------------------------------------------------------------------------------------
 
     def _notice_silence(self, now: float, jitter: float) -> None:
-        """The last messages of a publisher that should have sent a hello may be lost: once for each silence."""
+        """Request catch-ups, once for each silence, for publishers that should have sent a hello: their last messages
+        may be lost."""
         while self._speaking:
             name, publisher = next(iter(self._speaking.items()))
             if now < publisher.received_at + self._settings.publisher_timeout_s:

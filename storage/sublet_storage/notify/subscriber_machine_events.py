@@ -16,29 +16,29 @@ class SubscriberStarted:
 
 @dataclass(frozen=True, slots=True)
 class ListeningStarted:
-    """Listening has begun, for the first time or again."""
+    """The driver has begun to listen, for the first time or again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListeningStopped:
-    """Listening has ended, until `ListeningStarted`."""
+    """The driver has stopped listening, until `ListeningStarted`."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotificationReceived:
-    """A message has come."""
+    """A message was received."""
 
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
 class MalformedNotificationReceived:
-    """Something has come that is no message."""
+    """Bytes were received that are no message."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangeOrderUnknown:
-    """The cache does not know whether a change on that channel is newer."""
+    """The cache cannot tell whether a change on that channel is newer."""
 
     channel: str
 
@@ -73,7 +73,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class NotificationSubscriberOutcome:
-    """Changes for the cache, then catch-ups to begin; when to come back at the latest (None: with the next event)."""
+    """The changes for the cache, then the catch-ups to begin; when to call again at the latest (None: with the next
+    event)."""
 
     changes: tuple[ObjectChange, ...]
     catch_ups: tuple[CatchUp, ...]
@@ -82,7 +83,7 @@ class NotificationSubscriberOutcome:
 
 @dataclass(slots=True)
 class NotificationCounters:
-    """What a listener has seen since it began. `duplicates`: came twice, or after its gap had been given up."""
+    """The counters of a subscriber since it began. `duplicates`: came twice, or after its gap had been given up."""
 
     received: int = 0
     duplicates: int = 0
@@ -98,10 +99,10 @@ class NotificationCounters:
 
 @dataclass(slots=True)
 class SequenceGap:
-    """What is missing between messages that were seen, and until when it is waited for.
+    """The messages missing between messages that were received, and until when they are waited for.
 
-    A piece (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number
-    `until`. No pieces: nothing is missing any more, or it was given up.
+    A range (after, until) stands for a chain of messages: the first has the predecessor `after`, the last the number
+    `until`. No ranges: nothing is missing any more, or it was given up.
     """
 
     channel: str
@@ -109,7 +110,7 @@ class SequenceGap:
     missing_ranges: list[tuple[int, int]]
 
     def fill(self, predecessor: int, sequence: int) -> bool:
-        """Take in a message that came late; False if it was not missing here."""
+        """Add a message that came late; return False if it was not missing here."""
         for index, (after, until) in enumerate(self.missing_ranges):
             if after <= predecessor and sequence <= until:
                 rest = [(after, predecessor), (sequence, until)]

@@ -14,11 +14,11 @@ from enum import Enum
 from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
 
 MAX_TOMBSTONES = 10_000
-"""Of more, the oldest is given up early."""
+"""Maximum number of tombstones; beyond it, the oldest is deleted early."""
 
 
 class ChangeNovelty(Enum):
-    """What a change is to the cache."""
+    """The novelty of a change to the cache."""
 
     NEWER = "newer"  # it was taken in
     OLD = "old"  # this version or a later one is known
@@ -27,7 +27,8 @@ class ChangeNovelty(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """`at`: when it was last taken in, or a snapshot last confirmed it. `turn`: of all takings-in, which."""
+    """A cached change. `at`: when it was last applied, or a snapshot last confirmed it. `turn`: the number of its
+    application."""
 
     change: ObjectChange
     turn: int
@@ -35,7 +36,7 @@ class _Entry:
 
 
 class VersionCache:
-    """Objects of all kinds. Not thread-safe."""
+    """The versions of objects of all kinds. Not thread-safe."""
 
     def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:
         self.old = 0
@@ -47,7 +48,7 @@ class VersionCache:
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
-        """Return what is known of a living object."""
+        """Return the newest change of an object that exists."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
@@ -56,7 +57,7 @@ class VersionCache:
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
     def apply(self, change: ObjectChange, now: float) -> ChangeNovelty:
-        """Take in a change, if it is newer than what is known."""
+        """Apply a change, if it is newer than the cached one."""
         self._expire(now)
         object_key = change.kind, change.key
         if object_key in self._absent and not change.is_deleted:
@@ -75,9 +76,9 @@ class VersionCache:
         return self._turn
 
     def merge(self, kind: str, snapshot: CatchUpSnapshot, begun: int, now: float) -> list[ObjectChange]:
-        """Take in a snapshot whose reading began then; what was new in it.
+        """Apply a snapshot whose reading began at `begun`; return what was new in it.
 
-        Living objects that it should have and does not are dead, unless they were taken in since.
+        Cached objects that it should have and does not are deleted, unless they were applied since.
         """
         self._expire(now)
         changes = [change for change in snapshot.changes if self._confirm(change, begun, now)]
@@ -88,7 +89,7 @@ class VersionCache:
             if snapshot.keys is None or key in snapshot.keys:
                 changes.append(self._bury_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
-                del self._live[kind][key]  # no longer wanted
+                del self._live[kind][key]  # no longer requested
         return changes
 
     # --- entries ----------------------------------------------------------------------------------------------------
@@ -107,7 +108,7 @@ class VersionCache:
         return is_new
 
     def _is_refuted(self, object_key: tuple[str, str], change: ObjectChange, begun: int) -> bool:
-        """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as
+        """Return whether the snapshot refutes an entry from before its reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key

@@ -1,9 +1,9 @@
 """Payloads outside of Postgres: on a shared file system, or in an S3-compatible store.
 
 A block's row stays in Postgres, with its offsets, topics and epochs; only the bytes go, as an object per block, and the
-row says where (`uri`). `location` is what may be said of where; `object_stores` writes, reads and deletes there;
+row has their location (`uri`). `location` parses locations; `object_stores` writes, reads and deletes there;
 `remote_reads` reads blocks for `sublet_storage.log.fetch`, and checks that what it gets is what was put there.
-`sublet_storage.spaces.tiering` moves payloads out, `registry` deletes what no row names,
+`sublet_storage.spaces.tiering` moves payloads out, `unreferenced_objects` deletes what no row names,
 `sublet_storage.spaces.payload_restore` brings payloads back, `sublet_storage.doctor.location_checks` checks that
 locations can be reached.
 

@@ -1,8 +1,8 @@
 """Parses and checks payload locations, and names their objects.
 
 `file:///DIRECTORY`, or `s3://BUCKET/PREFIX` with options behind a `?`. Credentials have no place in it: it is stored in
-the database, and shown to everybody. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block that
-it belongs to, the digest of its bytes, and a token that makes the name new each time.
+the database, and shown to every user. An object is called LOCATION/GENERATION/STREAM-END-DIGEST-TOKEN, by the block
+that it belongs to, the digest of its bytes, and a token that makes the name new each time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import xxhash
 from sublet_protocol.domain.errors import InvalidSetting
 
 OPTIONS = ("endpoint_override", "region", "scheme")
-"""What may stand behind the `?` of an S3 place."""
+"""The options that may follow the `?` of an S3 location."""
 
 LONGEST = 1024
 MAX_SHOWN_CHARS = 200
-"""So much of a text that is no place is repeated."""
+"""How much of a malformed location is shown in an error."""
 
 _PATH = re.compile(r"(/[A-Za-z0-9_.@:=+~ -]+)*")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 _VALUE = re.compile(r"[A-Za-z0-9.:/\[\]_-]+")
 NAME = r"(\d+)/(\d+)-(\d+)-([0-9a-f]{32})-[0-9a-f]{16}"
-"""An object's, relative to its place; also for Postgres."""
+"""The pattern of an object's name, relative to its location; also for Postgres."""
 
 _NAME = re.compile(NAME)
 _PLAIN = re.compile(r"[A-Za-z0-9.-]*")
@@ -38,7 +38,8 @@ _SHAPES = "file:///DIRECTORY, or s3://BUCKET/PREFIX with ?endpoint_override=HOST
 
 @dataclass(frozen=True, slots=True)
 class PayloadStoreLocation:
-    """`scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of `OPTIONS` that it has.
+    """A parsed location. `scheme` is file or s3; `root` an absolute path, or BUCKET/PREFIX; `options` those of
+    `OPTIONS` that it has.
 
     `marker`: the id in its marker; empty: it is not known.
     """
@@ -50,7 +51,7 @@ class PayloadStoreLocation:
 
     @property
     def prefix(self) -> str:
-        """What the URI of each of its objects begins with, before a slash."""
+        """Return the beginning of the URI of each of its objects, before a slash."""
         return f"{self.scheme}://{self.root}"
 
     def __str__(self) -> str:
@@ -60,7 +61,7 @@ class PayloadStoreLocation:
 
 @dataclass(frozen=True, slots=True)
 class PayloadObjectName:
-    """Which block an object belongs to, and the digest of its bytes. `text`: relative to its place."""
+    """The name of an object: its block, and the digest of its bytes. `text`: relative to the location."""
 
     generation_id: int
     stream_id: int
@@ -119,7 +120,7 @@ def _invalid(shown: str, rule: str) -> InvalidSetting:
 
 
 def _shown(text: str) -> str:
-    """Return scheme, bucket and path of what looks like a place; of all else nothing, as a secret may be anywhere."""
+    """Return scheme, bucket and path of what looks like a location; else nothing, as a secret may be anywhere."""
     try:
         scheme, netloc, path, *_ = urlsplit(text[:MAX_SHOWN_CHARS])
     except ValueError:
@@ -130,7 +131,7 @@ def _shown(text: str) -> str:
 
 @lru_cache(maxsize=256)
 def parse_stored_location(text: str) -> PayloadStoreLocation:
-    """Return a place as the database has it: with the id in its marker behind a #."""
+    """Return a location as the database has it: with the id in its marker behind a #."""
     location, _, marker = text.partition("#")
     return replace(parse_location(location), marker=marker)
 
@@ -155,8 +156,8 @@ def format_location(text: str) -> str:
 
 
 def locate_object(uri: str, locations: Iterable[str]) -> tuple[PayloadStoreLocation, PayloadObjectName] | None:
-    """Return where an object is, and what it is; None if it is not the name of one, or is in none of these places,
-    which may lie within one another."""
+    """Return the location and the name of an object; None if it is not the name of one, or is in none of these
+    locations, which may be nested."""
     for location in map(parse_stored_location, locations):
         if not uri.startswith(f"{location.prefix}/"):
             continue

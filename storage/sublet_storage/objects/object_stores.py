@@ -30,7 +30,7 @@ from sublet_storage.util.retry import Backoff
 
 MARKER: Final = ".sublet"
 WRITABLE: Final = ".sublet-writable"
-"""An object that is written to see whether one can."""
+"""An object that is written as a test."""
 
 MARKER_BYTES: Final = 1000
 BACKOFF_INITIAL_S: Final = 0.2
@@ -40,7 +40,7 @@ REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
 
 ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
-"""Behind each remedy, but the doctor's own."""
+"""Follows each hint, except the doctor's own."""
 _HINTS: Final = {
     "file": "See that the directory is there on this machine, mounted, and that this process's user may read and "
     "write in it",
@@ -55,11 +55,12 @@ _T = TypeVar("_T")
 
 
 class PayloadObjectNotFound(Exception):
-    """There is no such object, and its place is there."""
+    """An error for an object that does not exist, in a location that is available."""
 
 
 class ObjectUnusable(PayloadUnavailable):
-    """An object cannot be used, and its location is there: others may be read, written and deleted.
+    """An error for an object that cannot be used, in a location that is available: others may be read, written and
+    deleted.
 
     `is_permanent`: unless it is repaired.
     """
@@ -68,7 +69,8 @@ class ObjectUnusable(PayloadUnavailable):
 
 
 class ObjectBackend(Protocol):
-    """Names are relative to the place. All raise `OSError`, `FileNotFoundError` where there is nothing."""
+    """The interface to the objects of a location, by relative names. All raise `OSError`, `FileNotFoundError` for a
+    missing object."""
 
     def write(self, name: str, payload: Payload) -> None:
         """Write it completely and durably, or not at all."""
@@ -77,11 +79,11 @@ class ObjectBackend(Protocol):
         """Return its bytes, at most `limit` of them."""
 
     def delete(self, name: str) -> None:
-        """Nothing is left of it."""
+        """Delete the object; return also if there is none."""
 
 
 class LocalBackend:
-    """A directory, which must exist. All that is done is done below it, whatever links there are."""
+    """A directory, which must exist. Operations stay below it, whatever links there are."""
 
     def __init__(self, location: PayloadStoreLocation) -> None:
         self._root = location.root
@@ -125,7 +127,8 @@ class LocalBackend:
 
     @contextmanager
     def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
-        """The directory of an object, open, and the object's name in it; no link below the place is followed."""
+        """Yield the open directory of an object, and the object's name in it; no link below the location is
+        followed."""
         above, _, file_name = name.rpartition("/")
         how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with contextlib.ExitStack() as opened:
@@ -201,7 +204,7 @@ class ObjectStore:
         return self._attempt(name, lambda backend: backend.read(name, limit), may_miss=True)
 
     def delete(self, name: str) -> None:
-        """Have no such object. Raises `ObjectUnusable`."""
+        """Delete the object, if it exists. Raises `ObjectUnusable`."""
         self._attempt(name, lambda backend: backend.delete(name))
 
     def check_writable(self) -> None:
@@ -209,7 +212,7 @@ class ObjectStore:
         self.put(WRITABLE, b"sublet\n")
 
     def write_marker(self, marker: str) -> str:
-        """Return the id of the place, which is this one from now on where it had none."""
+        """Return the id of the location, which is this one from now on if it had none."""
         found = self._marked()
         if found is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
@@ -237,7 +240,7 @@ class ObjectStore:
         return self._unavailable(f"has not answered for {seconds:g} s", seconds)
 
     def _marked(self) -> str | None:
-        """Return the id in the marker; empty if it is none of ours; None where there is no marker."""
+        """Return the id in the marker; empty if it is none of ours; None if there is no marker."""
         self._pause()
         with self._errors_mapped():
             try:
@@ -298,7 +301,7 @@ class ObjectStore:
 
 
 def get_store(location: PayloadStoreLocation) -> ObjectStore:
-    """This process's, for it."""
+    """Return this process's store for the location."""
     return _store(os.getpid(), location)
 
 
@@ -308,7 +311,7 @@ def _store(pid: int, location: PayloadStoreLocation) -> ObjectStore:
 
 
 def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
-    """Read it back: a store may have kept something else than it was sent, and soon there is no other copy."""
+    """Write the object and read it back: a store may have stored something else, and soon there is no other copy."""
     backend.write(name, payload)
     given = memoryview(payload).cast("B")
     found = memoryview(backend.read(name, given.nbytes + 1)).cast("B")
@@ -317,7 +320,7 @@ def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
 
 
 def _part(name: str) -> str:
-    """Create it; the name is free: an object's name is new, that of a temporary file is made so."""
+    """Create the file; the name is free: an object's name is new, that of a temporary file is made so."""
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 

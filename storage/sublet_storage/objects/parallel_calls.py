@@ -22,7 +22,7 @@ RECEIVE_TIMEOUT_S: Final = 20.0
 
 TO_READ: Final = "to read"
 TO_CHANGE: Final = "to change"
-"""What is done at a place: who does the one does not wait for those who do the other."""
+"""The operations at a location: reads do not wait for changes, nor changes for reads."""
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -58,7 +58,7 @@ def run_with_timeout(there: ObjectStore, what: str, work: Callable[[], _R]) -> _
 
 
 class _Pool:
-    """Threads that the interpreter does not wait for when it ends, unlike those of an executor."""
+    """A pool of threads that the interpreter does not wait for when it ends, unlike those of an executor."""
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any], Any]] = queue.SimpleQueue()
@@ -84,5 +84,5 @@ class _Pool:
 
 @cache
 def _pool(pid: int, prefix: str, what: str) -> _Pool:
-    """A forked child has none of its parent's threads."""
+    """Return the process's pool: a forked child has none of its parent's threads."""
     return _Pool()

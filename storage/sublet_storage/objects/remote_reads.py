@@ -1,4 +1,4 @@
-"""Reads payloads outside of Postgres, checked against their names, in the order of the blocks.
+"""Reads payloads outside of Postgres, checked against their names, in block order.
 
 The row has the location and the size; the name has the block and the digest. A mismatch raises: a block is never passed
 over, and what lies before it is read all the same.
@@ -23,7 +23,7 @@ from sublet_storage.objects.parallel_calls import TO_READ, run_parallel
 
 Row = tuple[Any, ...]
 """end_offset, count, codec, topics, payload, where. The last is null for a payload that is inside, else [uri, bytes,
-place of its space, ...]."""
+location of its space, ...]."""
 
 _PUT_BACK = (
     "Nothing of it is given out: put the object back from a copy of the place; what cannot be put back ends with its "
@@ -33,9 +33,9 @@ _READ = "It is tried again. See to this object, and to who may read it"
 
 
 def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Row]:
-    """Return the rows with their payloads, up to before the first whose payload cannot be had.
+    """Return the rows with their payloads, up to before the first whose payload cannot be read.
 
-    Raises what hinders the very first: `PayloadUnavailable`, `PayloadObjectUnreadable`, `PayloadDamaged`.
+    Raises the error of the very first: `PayloadUnavailable`, `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     if all(row[5] is None for row in rows):
         return rows
@@ -50,7 +50,7 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 
 
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
-    """Return the payload of each row, or what hinders it; null where a row is without one."""
+    """Return the payload of each row, or its error; null if a row has none."""
     found: list[Payload | Exception | None] = [row[4] for row in rows]
     by_location: dict[PayloadStoreLocation, list[tuple[int, PayloadObjectName]]] = {}
     for index, row in enumerate(rows):
@@ -73,7 +73,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
 def _fetch(
     generation_id: int, stream_id: int, location: PayloadStoreLocation, named: list[tuple[Row, PayloadObjectName]]
 ) -> Sequence[Payload | Exception]:
-    """Payloads, or what hinders, of what lies in the one place."""
+    """Return the payloads of one location, or the errors in their place."""
     try:
         return run_parallel(
             get_store(location), TO_READ, partial(_fetch_one, generation_id, stream_id, location), named

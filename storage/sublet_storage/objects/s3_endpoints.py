@@ -1,4 +1,4 @@
-"""Which endpoints of S3 this process sends payloads to: a place in the database names one, and does not decide it."""
+"""The S3 endpoints that this process may send payloads to, whatever the database names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re
 
 
 def find_refusal(location: PayloadStoreLocation) -> str | None:
-    """Return why this process does not use the endpoint of a place; None where it may: one on this machine, the
+    """Return why this process does not use the endpoint of a location; None if it may: one on this machine, the
     provider's own, or one that is allowed. Raise `InvalidSetting`."""
     options = dict(location.options)
     if "endpoint_override" not in options:
@@ -42,7 +42,7 @@ def allowed_endpoints() -> frozenset[str]:
 
 
 def _is_loopback(host: str) -> bool:
-    """Without asking for its address: who answers that may not be trusted."""
+    """Return whether the host is a loopback address, without a DNS query, whose answer may not be trusted."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

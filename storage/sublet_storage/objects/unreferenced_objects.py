@@ -1,4 +1,4 @@
-"""The objects that no block names: registered before they are written, and until they are deleted.
+"""Objects that no block names: registered before they are written, until they are deleted.
 
 A row of `payload_object` is one of two things. Either a process is writing the object, and will have a block name it,
 deleting the row in the same transaction; or it is orphaned, and is deleted at any moment after its grace. A process
@@ -27,12 +27,12 @@ ABANDONED_S: Final = 3600.0
 """After how long an object that no block names is orphaned."""
 
 GRACE_S: Final = 7 * 86400.0
-"""What a block has named is deleted so long after the last did."""
+"""How long objects are retained after the last block that named them."""
 
 MAX_OBJECTS: Final = 1000
 CHUNK: Final = 64
 MAX_S: Final = 10.0
-"""A sweep ends soon after that; the next goes on."""
+"""A pass ends soon after this time; the next goes on."""
 
 _NOTE = """
 insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
@@ -82,7 +82,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class BlockOwner:
-    """Whose block an object is for."""
+    """The space, generation and stream of an object's block."""
 
     space_id: int
     generation_id: int
@@ -95,8 +95,8 @@ def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tupl
 
 
 def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
-    """Have these deleted: no block names them, from this transaction on. `was_named`: one did before, and may still do
-    so in a backup."""
+    """Mark these objects for deletion: no block names them, from this transaction on. `was_named`: one did before, and
+    may still do so in a backup."""
     _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
 
 
@@ -112,8 +112,8 @@ def delete_expired_objects(
     grace_s: float = GRACE_S,
     most_s: float = MAX_S,
 ) -> int:
-    """Delete orphaned objects whose grace is over, some thousand of each place, for about so long; how many. What is
-    abandoned is orphaned before. Autocommit.
+    """Delete orphaned objects whose grace is over, some thousand of each location, for about `most_s`; return their
+    number. Abandoned ones are orphaned before. Autocommit.
 
     Raises `PayloadUnavailable` when all that can be deleted has been: the others are tried again.
     """
@@ -142,8 +142,8 @@ def delete_expired_objects(
 
 
 def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
-    """Return what is to be deleted at a place. What a block names is tried last from then on, like what cannot be
-    deleted."""
+    """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
+    that cannot be deleted."""
     rows = conn.execute(_PICKED, asked).fetchall()
     conn.execute(_DELETE_FAILED, ([uri for uri, is_named in rows if is_named],))
     return [uri for uri, is_named in rows if not is_named]
@@ -164,7 +164,7 @@ def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tu
 def _delete(
     conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], until: float, problems: list[Exception]
 ) -> int:
-    """A row goes after its object: one that cannot be deleted keeps it, and holds up no other."""
+    """Delete objects and then their rows: an object that cannot be deleted keeps its row, and holds up no other."""
     deleted, there = 0, get_store(location)
 
     def delete(uri: str) -> None:
@@ -178,7 +178,7 @@ def _delete(
         outcomes = run_parallel(there, TO_CHANGE, delete, chunk)
         run_with_timeout(
             there, TO_CHANGE, there.check_marker
-        )  # what is not found at a place that has gone away meanwhile is not deleted
+        )  # an object missing from a location that is away is not deleted
         gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
         conn.execute(_GONE, (gone,))
         conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in gone],))

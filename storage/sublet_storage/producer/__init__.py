@@ -1,9 +1,9 @@
 """Publishing: from `publish()` to a durable offset in the log.
 
-What is published waits in a queue per stream (`buffer`). One thread (`sender`) takes from every queue what waits there,
-makes it a block (a few, where more waits than a block shall hold) and appends all in one transaction: what is published
-meanwhile is the next. So blocks and transactions are as large as the load asks for, without a timer, and at most one
-transaction is under way.
+What is published waits in a queue per stream (`send_buffer`). One thread (`sender`) takes from every queue what waits
+there, makes it a block (a few, where more waits than a block shall hold) and appends all in one transaction: what is
+published meanwhile is the next. So blocks and transactions are as large as the load asks for, without a timer, and at
+most one transaction is under way.
 
 A block carries the producer, its incarnation and a sequence per stream. After a lost connection the same block is sent
 again under the same sequence, and the log answers whether it was stored already. A stream that was closed meanwhile

@@ -37,7 +37,7 @@ def check_duration(name: str, value: object, most: float, hint: str = HINT, leas
 
 
 def check_text(name: str, value: object) -> str | None:
-    """Text, or None. Raises `InvalidSetting`."""
+    """Return the text, or None. Raises `InvalidSetting`."""
     if value is not None and not isinstance(value, str):
         raise InvalidSetting(f"{name} of type {type(value).__name__}: must be text. {HINT}")
     return value
@@ -62,5 +62,5 @@ def _index(value: object) -> int | None:
 
 
 def _shown(value: object) -> str:
-    """As much of a refused value as an error needs; without quotes where it is a number."""
+    """Return as much of a rejected value as an error needs; a number has no quotes."""
     return ascii(value)[:60]

@@ -36,7 +36,7 @@ class AsyncPublisher:
         self._process = os.getpid()
 
     async def open(self) -> AsyncPublisher:
-        """Connect; `async with` does it. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
+        """Connect, as `async with` does. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
         await self._opened()
         return self
 
@@ -146,22 +146,21 @@ class AsyncSingleEpochPublisher:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
     ) -> Delivery:
-        """As `AsyncPublisher.publish`."""
+        """Publish as `AsyncPublisher.publish` does, in this epoch."""
         self._at.check()
         return await self._publisher._publish(topic, value, key, headers, timestamp, self._at.epoch)
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:
-        """As `AsyncPublisher.publish_batch`; all messages are in this epoch."""
+        """Publish as `AsyncPublisher.publish_batch` does; all messages are in this epoch."""
         return await asyncio.to_thread(self._at.publish_batch, data)
 
 
 class _Undone(Exception):
-    """All who waited for it were cancelled."""
+    """An error for an opening of which all waiters were cancelled."""
 
 
 class _Opening:
-    """One attempt to connect, in a thread of its own, for all that wait for it; if none waits any more, it is
-    undone."""
+    """An attempt to connect, in a thread of its own, for all waiters; without a waiter left it is undone."""
 
     def __init__(self, make: Callable[[], Publisher]) -> None:
         self._make = make
@@ -173,11 +172,11 @@ class _Opening:
 
     @property
     def failed(self) -> bool:
-        """Whether it has come to nothing."""
+        """Return whether the attempt has failed."""
         return self._publisher.done() and self._publisher.exception() is not None
 
     async def opened(self) -> Publisher:
-        """Wait for the publisher. Raises what hinders it."""
+        """Wait for the publisher. Raises the error of the attempt."""
         if self._publisher.done():
             return self._publisher.result()
         bell = self._join()
@@ -203,7 +202,7 @@ class _Opening:
             close(self._publisher.result())
 
     def _join(self) -> asyncio.Event:
-        """One more who waits; what rings when it is over."""
+        """Add a waiter; return the event that is set when the attempt is over."""
         loop, bell = asyncio.get_running_loop(), asyncio.Event()
 
         self._waiting += 1

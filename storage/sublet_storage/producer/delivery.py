@@ -1,4 +1,4 @@
-"""The future of a published message: its offset, once it is durable, and how long that is tried."""
+"""The future of a published message: its offset, once durable, and its timeout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
 
 AGE_SPREAD_S = 1.0
-"""Where it is uncertain that messages are stored, those are sent together that were published within so long."""
+"""While the database fails, only messages published within this time are sent together."""
 
 
 def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
@@ -33,7 +33,7 @@ def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where one message lies."""
+    """The position of one message."""
 
     stream: int
     offset: int
@@ -41,7 +41,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class AppendedSpan:
-    """Where some messages of a batch lie: number `rows[i]` at `first_offset + i` of the stream."""
+    """The positions of some messages of a batch: number `rows[i]` is at `first_offset + i` of the stream."""
 
     stream: int
     first_offset: int
@@ -57,7 +57,7 @@ class AppendedSpan:
 
 
 class DeliveryState:
-    """The common fate of messages published together: settled when each of them is durable or has failed."""
+    """The common state of messages published together: settled when each of them is durable or has failed."""
 
     __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered", "entered_at")
 
@@ -77,32 +77,32 @@ class DeliveryState:
 
     @property
     def is_done(self) -> bool:
-        """True once nothing will change any more."""
+        """Return whether all messages are settled."""
         return self._left == 0
 
     @property
     def pending_count(self) -> int:
-        """How many are not settled."""
+        """Return the number of messages that are not settled."""
         return self._left
 
     def complete_span(self, span: AppendedSpan) -> None:
-        """Some of the messages are durable."""
+        """Settle messages that are durable."""
         self._settle(len(span.rows), span, None)
 
     def complete_empty(self) -> None:
-        """What has no place in the log has come about."""
+        """Settle everything without positions in the log."""
         self._settle(None, None, None)
 
     def fail(self, count: int, error: Exception) -> None:
-        """Some of the messages will not be published, or it is unknown whether they were."""
+        """Settle messages that will not be published, or of which it is unknown whether they were."""
         self._settle(count, None, error)
 
     def abandon(self, error: Exception) -> None:
-        """All that is not settled will never be."""
+        """Settle everything that is pending with this error."""
         self._settle(None, None, error)
 
     def wait(self, timeout_s: float | None) -> tuple[AppendedSpan, ...]:
-        """Wait until settled; the spans, or the error of the first failure. Raises TimeoutError."""
+        """Wait until settled; return the spans, or raise the error of the first failure. Raises TimeoutError."""
         if not self.is_settled_within(timeout_s):
             raise TimeoutError(f"not durable after {timeout_s} s; it is still being tried")
         return self.outcome()
@@ -126,7 +126,7 @@ class DeliveryState:
 
     @property
     def error(self) -> Exception | None:
-        """The first failure so far."""
+        """Return the first failure so far."""
         return self._error
 
     def add_done_callback(self, callback: Callable[[], None]) -> None:
@@ -144,7 +144,7 @@ class DeliveryState:
             check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
 
     def _settle(self, count: int | None, span: AppendedSpan | None, error: Exception | None) -> None:
-        """Settle that many more; without a count, all."""
+        """Settle `count` more messages; None: all."""
         with self._lock:
             if span is not None:
                 self._spans.append(span)
@@ -160,7 +160,7 @@ class DeliveryState:
 
 
 class _Promise:
-    """What Delivery and BatchDelivery share."""
+    """The common base of Delivery and BatchDelivery."""
 
     __slots__ = ("_ticket",)
 
@@ -169,7 +169,7 @@ class _Promise:
 
     @property
     def done(self) -> bool:
-        """True once the outcome is known."""
+        """Return whether the outcome is known."""
         return self._ticket.is_done
 
     def _settled_in_loop(self) -> asyncio.Future[None]:
@@ -185,7 +185,7 @@ class _Promise:
 
 
 class Delivery(_Promise):
-    """One message on its way: `result()` or `await` gives its position once it is durable, or raises."""
+    """The delivery of one message: `result()` or `await` returns its position once it is durable, or raises."""
 
     __slots__ = ("_row",)
 
@@ -210,7 +210,7 @@ class Delivery(_Promise):
 
 
 class BatchDelivery(_Promise):
-    """A batch on its way: `result()` or `await` gives the spans where its messages lie once all are durable."""
+    """The delivery of a batch: `result()` or `await` returns the spans of its messages once all are durable."""
 
     __slots__ = ()
 
@@ -224,8 +224,8 @@ class BatchDelivery(_Promise):
 
 
 class DeliveryTimeout:
-    """`timeout_s`, counted from when a message was handed over: what waits behind others that fail is tried for no
-    longer than they are. For one thread."""
+    """The timeout of deliveries, `timeout_s` after a message was handed over: what waits behind others that fail is
+    tried for no longer than they are. For one thread."""
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
@@ -236,19 +236,20 @@ class DeliveryTimeout:
         return Backoff(first_s, max_s, total_s=entered_at + self.timeout_s - time.monotonic())
 
     def is_over(self, entered_at: float) -> bool:
-        """Whether it is not even to be sent: its time is over, and others failed while it waited. Where they are
-        answered it is tried once, however long it had to wait for its turn."""
+        """Return whether the message is not even to be sent: its time is over, and others failed while it waited. While
+        others are answered it is tried once, however long it had to wait for its turn."""
         return entered_at < self._failed_at and entered_at + self.timeout_s <= time.monotonic()
 
     def failed(self) -> None:
-        """Something was not stored in its time."""
+        """Record that something was not stored in its time."""
         self._failed_at = time.monotonic()
 
     def succeeded(self) -> None:
-        """Something was answered."""
+        """Record that something was answered."""
         self._failed_at = -math.inf
 
     @property
     def age_spread_s(self) -> float:
-        """Within how long what is sent together was handed over, as it fails together, when the oldest has to."""
+        """Return within how long the messages that are sent together were handed over, as they fail together, when the
+        oldest has to."""
         return math.inf if self._failed_at == -math.inf else AGE_SPREAD_S

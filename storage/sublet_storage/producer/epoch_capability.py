@@ -1,4 +1,4 @@
-"""A publisher's capability for epochs of its space: taken, advanced, renewed and given back."""
+"""A publisher's capability for epochs of its space: acquired, advanced, renewed, released."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ _T = TypeVar("_T")
 
 
 class EpochCapability:
-    """Nothing is held until the first `advance`. Thread-safe; a thread of its own renews the lease while it is held.
+    """The capability of a publisher, which holds nothing until the first `advance`. Thread-safe; a thread of its own
+    renews the lease while it is held.
 
     `timeline`: the database's, on which `space_id` is the space's. `check_timeline` is called on another, and raises
-    `ProducerFenced` where that may be another's there.
+    `ProducerFenced` if the id may be another space's there.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class EpochCapability:
         self._promised = LowerFrontier.from_epochs(least)
 
     def cancel_reservations(self) -> None:
-        """What was promised will not be."""
+        """Cancel the reservation of epochs."""
         self._promised = None
 
     def advance(
@@ -104,8 +105,8 @@ class EpochCapability:
         return moved
 
     def close(self, *, abandon: bool = False) -> None:
-        """Give it back; or `abandon` it: what is unfinished stays open until the lease has run out, as it does where
-        the database is away."""
+        """Release the capability; or `abandon` it: unfinished epochs stay open until the lease has run out, as they do
+        if the database is away."""
         self._over.set()
         with self._lock:
             if self._held is not None and self._lost is None:
@@ -154,7 +155,7 @@ class EpochCapability:
                 return
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """`hold` may be repeated: what it has done already, it does again."""
+        """Return the result of an attempt, retried while the database is away: `hold` is idempotent."""
 
         def once() -> _T:
             with self._reconnecting as conn:

@@ -55,12 +55,12 @@ select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::t
 
 
 class StreamClosedError(Exception):
-    """A stream that the batch was routed to takes no more: nothing was stored, route again."""
+    """An error for a stream of the batch that was closed: nothing was stored, route again."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdempotentBatch:
-    """Messages in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
+    """A batch in `BLOCK_SCHEMA`; `number` grows under one incarnation of the producer. `digest` is the same for the
     same messages: at least 0, and less than 2^63."""
 
     producer_id: str
@@ -72,14 +72,15 @@ class IdempotentBatch:
 
 @dataclass(frozen=True, slots=True)
 class BatchStoreResult:
-    """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
+    """The result of a batch that is durable. `is_duplicate`: it was stored before. `spans` None: its positions are
+    forgotten."""
 
     spans: tuple[AppendedSpan, ...] | None
     is_duplicate: bool = False
 
     @property
     def heads(self) -> dict[int, int]:
-        """Where the streams ended after it."""
+        """Return the heads of the streams after it."""
         return {span.stream: span.first_offset + len(span.rows) for span in self.spans or ()}
 
 
@@ -94,7 +95,7 @@ def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: Idem
 
 
 def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
-    """Whether the batch is new to the ledger, where it stands from now on; else it is the one that stands there."""
+    """Enter the batch in the ledger; return False if it is the one that is there already."""
     who = _who(batch)
     if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
         return True

@@ -1,4 +1,4 @@
-"""Rows of the outbox as messages and blocks, checked and routed like a publisher's."""
+"""Converts outbox rows to messages and blocks, checked and routed like a publisher's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ FETCHED_BYTES: Final = 2 * MAX_MESSAGE_BYTES
 
 
 class OutboxRow(NamedTuple):
-    """A line that was read. `ctid` is the row's ctid; `snapshot`, of the statement, is in the first line only."""
+    """A row that was read. `ctid` is the row's ctid; `snapshot`, of the statement, is in the first row only."""
 
     ctid: str
     outbox_id: int
@@ -51,7 +51,7 @@ class OutboxRow(NamedTuple):
 def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list[pa.RecordBatch], dict[int, str]]:
     """Return the messages in the order of their ids, and those that can never be published: {id: why}.
 
-    They are looked at one by one only where one of them is bad.
+    They are checked one by one only if one of them is invalid.
     """
     with suppress(UsageError):
         return _batches(rows, routes), {}
@@ -98,7 +98,7 @@ def _header(pair: Any) -> tuple[str, bytes | None]:
 
 
 def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[BlockAppend]:
-    """Blocks for the streams that the messages belong to, in order within each."""
+    """Yield blocks for the streams that the messages belong to, in order within each."""
     for stream_id, part, numbers in routes.partition_rows(batch, range(batch.num_rows)):
         for piece in split_into_blocks(
             PendingArrowBatch(part, numbers, DeliveryState(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES

@@ -35,7 +35,7 @@ ROUTING_MAX_AGE_S: Final = 5.0
 """A closed stream is noticed at once; this is for what else may have changed in a space."""
 
 LOCKED_S: Final = 10.0
-"""For so long after a row was found locked, locked rows are passed over; it takes a write per row to know them."""
+"""How long locked rows are skipped after one was found; it takes a write per row to find them."""
 
 RETRY_INTERVAL_S: Final = 60.0
 """How often everything is looked at, in case rows were written under a transaction that is not their own."""
@@ -87,7 +87,7 @@ select count(*), extract(epoch from clock_timestamp() - min(at))::float8, (selec
 
 @dataclass(frozen=True, slots=True)
 class OutboxBacklog:
-    """How many messages the relay has still to move, the age in seconds of the oldest, and how many it set aside."""
+    """The number of messages still to be moved, the age in seconds of the oldest, and the number of rejected ones."""
 
     messages: int
     oldest_age_s: float | None
@@ -96,9 +96,9 @@ class OutboxBacklog:
 
 @dataclass(frozen=True, slots=True)
 class OutboxMoveResult:
-    """What one move did: messages that came into the log, the new heads {stream_id: head}, {outbox_id: why refused}.
+    """The result of one move: messages moved into the log, the new heads {stream_id: head}, {outbox_id: why rejected}.
 
-    `has_more`: it took all that a move may take, and the next need not wait.
+    `has_more`: it moved the maximum of one move, and the next need not wait.
     """
 
     messages: int
@@ -112,7 +112,7 @@ NOTHING: Final = OutboxMoveResult(0, {}, {})
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """All up to this row has been moved, but for what the transactions that were running wrote."""
+    """The last moved row: all up to it are moved, except what the transactions wrote that were running then."""
 
     xact: str
     outbox_id: int
@@ -120,11 +120,11 @@ class _Seen:
 
 
 class _Elsewhere(Exception):
-    """Rolls a move back: a stream was closed, or a row taken or locked by hand, since they were read."""
+    """An error that rolls a move back: a stream was closed, or a row taken or locked by hand, since they were read."""
 
 
 class OutboxMover:
-    """The outbox as the relay sees it, over one autocommit connection. `guard` is called first in each move."""
+    """The mover of the outbox, over one autocommit connection. `guard` is called first in each move."""
 
     def __init__(self, conn: psycopg.Connection[Any], guard: Guard) -> None:
         self._conn, self._guard = conn, guard
@@ -221,7 +221,8 @@ def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
 
 
 def _seen(lines: Sequence[OutboxRow]) -> _Seen:
-    """Postgres writes a snapshot as xmin:xmax:running,running,...; where nothing waits there is one line, all null."""
+    """Return the last row from a snapshot of Postgres, xmin:xmax:running,running,...; an empty outbox is one row of
+    nulls."""
     assert lines[0].snapshot is not None
     _, next_xact, running = lines[0].snapshot.split(":")
     last = (int(lines[-1].xact or next_xact), lines[-1].outbox_id or 0)

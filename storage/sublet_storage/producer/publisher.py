@@ -58,7 +58,7 @@ MAX_BLOCKS = 1000
 """How many rejections of a stream in one transaction are reported to a retry."""
 
 REGISTER_TIMEOUT_S = TRANSACTION_TIMEOUT_S + 5.0
-"""For so long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
+"""How long a named producer waits for what its predecessor is writing: a frozen one is cut off before that."""
 
 SENDER_STOP_TIMEOUT_S = 0.5
 """What `close` grants the sender, and the leaving of an embedded server, once its own time is over."""
@@ -69,15 +69,15 @@ class Publisher:
 
     `url`: the database; without one SUBLET_DATABASE_URL, else the embedded server. `space`: refuse topics outside of
     that space. `producer`: a name that outlives the process; a new publisher of the same name fences the older one.
-    `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
+    `linger_ms`: how long a message waits for others; 0 sends at once, and load alone makes the blocks large.
     `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
-    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
-    A lost database, or one that does not answer, is retried until `delivery_timeout_s` (math.inf: for ever) after a
-    message was published, then its delivery fails, with all that is sent together with it. What has been sent by then
-    is given 5 s at least to be answered; what waited behind others that failed is not sent any more.
-    `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open.
-    It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
-    Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
+    together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks. A lost database, or one that
+    does not answer, is retried until `delivery_timeout_s` (math.inf: for ever) after a message was published, then its
+    delivery fails, with all that is sent together with it. What has been sent by then is given 5 s at least to be
+    answered; what waited behind others that failed is not sent any more. `epoch_lease_s`: for so long after its process
+    has died, the epochs that it had not finished stay open. It belongs to the process that made it: in a fork of that,
+    every use but `close` raises `UsageError`. Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`,
+    `InvalidSetting`.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Publisher:
         *,
         wait: bool,
     ) -> Delivery | None:
-        """`publish`; without `wait`, None instead of blocking."""
+        """Publish as `publish` does; without `wait`, return None instead of blocking."""
         check_not_forked(self._process, "this publisher")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
@@ -281,8 +281,8 @@ class Publisher:
         return self._capability
 
     def _leave(self, deadline: float | None, *, abandon: bool) -> None:
-        """Give back what is held, and leave the database. That takes long where it does not answer, and where the last
-        user of an embedded server stops one of whose processes is frozen."""
+        """Release the capability, and the database. That takes long where it does not answer, and where the last user
+        of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
             self._let_go(abandon)
             return
@@ -314,14 +314,14 @@ class SingleEpochPublisher:
         headers: Headers | None = None,
         timestamp: datetime | int | None = None,
     ) -> Delivery:
-        """As `Publisher.publish`."""
+        """Publish as `Publisher.publish` does, in this epoch."""
         self.check()
         delivery = self._publisher._offer(topic, value, key, headers, timestamp, self.epoch, wait=True)
         assert delivery is not None
         return delivery
 
     def publish_batch(self, data: Columns) -> BatchDelivery:
-        """As `Publisher.publish_batch`; all messages are in this epoch."""
+        """Publish as `Publisher.publish_batch` does; all messages are in this epoch."""
         self.check()
         return self._publisher._publish_batch(data, self.epoch)
 
@@ -329,7 +329,8 @@ class SingleEpochPublisher:
 def _begin(
     url: str, space: str | None, producer: str | None
 ) -> tuple[RoutingTable, ProducerIdentity, int | None, str | None]:
-    """Return the routes, who writes, the id of the one space if it is for one, and the database's timeline."""
+    """Return the routes, the producer's identity, the id of the one space if it is for one, and the database's
+    timeline."""
     try:
         with connect(
             url,

@@ -1,4 +1,4 @@
-"""The queues of pending messages per stream, bounded in bytes, filled by callers and emptied by the sender.
+"""The queues of pending messages per stream, bounded in bytes.
 
 Advances to other epochs wait among them, each for all that was published before it.
 
@@ -46,7 +46,7 @@ ADVANCE_PAUSE_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class BufferLimits:
-    """How large a block and the buffer may grow, and how long a message may wait for company."""
+    """The limits of a block and of the buffer, and how long a message may wait for others."""
 
     block_messages: int
     block_bytes: int
@@ -56,7 +56,7 @@ class BufferLimits:
 
 
 class SendBuffer:
-    """The queues. Callers add, the sender takes, settles and re-routes; any thread may call anything."""
+    """Queues that callers fill and the sender empties, settles and re-routes; any thread may call any method."""
 
     def __init__(self, routes: RoutingTable, limits: BufferLimits) -> None:
         self._routes, self._limits = routes, limits
@@ -173,12 +173,12 @@ class SendBuffer:
 
     @property
     def routes(self) -> RoutingTable:
-        """The table in force."""
+        """Return the table in force."""
         return self._routes
 
     @property
     def queued(self) -> int:
-        """How many messages wait to be taken."""
+        """Return the number of messages that wait to be taken."""
         return self._queued
 
     def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
@@ -210,7 +210,7 @@ class SendBuffer:
             return self._advances[count - 1][1] if count else None
 
     def complete_advance(self, least: Sequence[Epoch]) -> None:
-        """What was due is made."""
+        """Complete the advances that were due."""
         with self._lock:
             self._advanced_at = time.monotonic()
             made = False
@@ -266,7 +266,7 @@ class SendBuffer:
                     self._enqueue(_parts(routes, piece))
 
     def abandon(self, error: Exception) -> None:
-        """Close, and fail all that is not settled."""
+        """Close, and fail everything that is not settled."""
         self.close(error)
         with self._lock:
             tickets = list(self._unsettled)
@@ -353,7 +353,7 @@ class SendBuffer:
             self._added(part.ticket, part.count, part.size)
 
     def _is_full_block(self, piece: PendingArrowBatch) -> bool:
-        """True if it will be a block of its own: encoding it early is not in vain."""
+        """Return whether it will be a block of its own, which may be encoded early."""
         messages, size = self._limits.block_messages, self._limits.block_bytes
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
@@ -368,7 +368,7 @@ class SendBuffer:
         self._bytes += size
 
     def _has_room(self) -> bool:
-        """Whether there is room. Raises if the publisher is closed."""
+        """Return whether there is room. Raises if the publisher is closed."""
         self._check_open()
         return self._bytes < self._limits.buffered_bytes
 
@@ -382,7 +382,7 @@ class SendBuffer:
 
     @property
     def _flushing(self) -> bool:
-        """Whether a caller wants all to be sent at once: what is flushed came before all that is not."""
+        """Return whether a caller waits for a flush: flushed messages came before all that are not."""
         return next(iter(self._unsettled.values()), False)
 
     def _take_error(self) -> Exception:
@@ -415,7 +415,7 @@ class SendBuffer:
         return count
 
     def _give_up_advances(self, error: Exception, failed: Collection[DeliveryState]) -> None:
-        """But for those that waited for nothing but their turn."""
+        """Fail the advances, except those with nothing left before them."""
         retained = self._next_behind(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
         while len(self._advances) > retained:
             ticket, _ = self._advances.pop()
@@ -428,7 +428,7 @@ class SendBuffer:
         return time.monotonic() <= growing.ticket.entered_at + AGE_SPREAD_S
 
     def _pause(self) -> float:
-        """Seconds to linger still before taking what is queued."""
+        """Return the seconds left to linger before taking what is queued."""
         if not self._limits.linger_s or self._flushing or self._closed is not None:
             return 0
         if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:

@@ -53,7 +53,7 @@ BACKOFF_MAX_S = 2.0
 
 ATTEMPT_TIMEOUT_S = 45.0
 MIN_ATTEMPT_S = 5.0
-"""A server that gives no answer for so long is taken for lost; the second where less time is left for retries."""
+"""A server without an answer for this long is treated as lost; the second applies if less time is left for retries."""
 
 Retryable = (Unavailable, psycopg.OperationalError)
 """Nothing is wrong with the request: connection lost or refused, lock not to be had, deadlock, server restarting."""
@@ -73,7 +73,7 @@ _T = TypeVar("_T")
 
 
 class Sender(threading.Thread):
-    """Runs until the buffer is closed and empty, or the producer is fenced.
+    """A thread that runs until the buffer is closed and empty, or the producer is fenced.
 
     `advance`: what moves the producer on to other epochs in a transaction, if all of these blocks are stored in it.
     `timeline`: of the database, when the buffer's routes were read and the producer was registered.
@@ -100,7 +100,7 @@ class Sender(threading.Thread):
         self._notifier = shared_publisher(url)
 
     def run(self) -> None:
-        """Take, send, settle; whatever goes wrong reaches the deliveries."""
+        """Take, send, settle; every error is passed to the deliveries."""
         try:
             while (loads := self._buffer.take(self._timeout.age_spread_s)) is not None:
                 self._deliver(loads)
@@ -172,7 +172,7 @@ class Sender(threading.Thread):
         raise error
 
     def _reroute(self, closed: list[PendingBlock]) -> None:
-        """The streams were closed: what they refused, and all that waits for closed streams, goes to the children."""
+        """Route what closed streams refused, and all that waits for closed streams, to their children."""
         try:
             routes = self._retrying(lambda conn: RoutingTable.load(conn, self._space), find_entered_at(closed))
         except SubletError as error:
@@ -207,7 +207,7 @@ class Sender(threading.Thread):
         return answer
 
     def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
-        """One attempt, which ends in time also where the server is frozen."""
+        """Make one attempt, which ends in time also if the server is frozen."""
         self._check_time()
         self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
         with self._reconnecting as conn:
@@ -242,7 +242,7 @@ class Sender(threading.Thread):
         )
 
     def _go_over(self, conn: BoundedConnection) -> None:
-        """On another timeline of the database nothing is taken for granted that was known on the one before."""
+        """Check the routes and register the producer again if the database is on another timeline."""
         if has_gone_over(conn, self._timeline):
             self._buffer.routes.check_timeline(conn, self._producer.producer_id)
             if self._producer.incarnation > UNNAMED:
@@ -261,8 +261,8 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
 
 
 def _first_offsets(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
-    """Return the first offset of each stored load. The log remembers the end of a producer's last block only; those
-    before it in the same transaction lie right before it, because their stream was locked."""
+    """Return the first offset of each stored load. The log stores the end of a producer's last block only; those before
+    it in the same transaction lie right before it, because their stream was locked."""
     stored: list[tuple[PendingBlock, int]] = []
     starts: dict[int, int] = {}
     for load, answer in zip(reversed(loads), reversed(answers), strict=True):

@@ -28,7 +28,7 @@ from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_queries import find_space
 
 COPIED_BYTES: Final = 4 * 1024 * 1024
-"""About so much is staged in one transaction."""
+"""About the size that is staged in one transaction."""
 
 RETENTION_S: Final = 86400.0
 """How long staged blocks, and the record of an abandoned sink, are retained."""
@@ -57,7 +57,7 @@ class SinkBatch:
 
 @dataclass(frozen=True, slots=True)
 class StagedTask:
-    """What an attempt at a task has staged."""
+    """The result of staging an attempt at a task."""
 
     task: int
     attempt: uuid.UUID
@@ -67,8 +67,8 @@ class StagedTask:
 
 @dataclass(frozen=True, slots=True)
 class SinkCommitResult:
-    """The batch is durable. `messages`: how many it has; `is_duplicate`: it was already; `heads`: {stream: where it
-    ends}, of those that have grown."""
+    """The result of a batch that is durable. `messages`: how many it has; `is_duplicate`: it was stored before;
+    `heads`: {stream: its head}, of those that have grown."""
 
     messages: int
     heads: dict[int, int]
@@ -116,7 +116,7 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
 
 
 def discard(conn: psycopg.Connection[Any], write: SinkBatch) -> None:
-    """Forget what is staged for this batch, and for earlier ones of its sink."""
+    """Delete what is staged for this batch, and for earlier ones of its sink."""
     conn.execute("select discard_staged_blocks(%s, %s)", (write.sink, write.batch))
 
 
@@ -190,13 +190,13 @@ def _read_staged(conn: psycopg.Connection[Any], what: dict[str, object]) -> Iter
 
 
 def _decoded(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
-    """Staged blocks have no offsets yet: each is named as if its stream began with it."""
+    """Yield the batches of staged blocks, which have no offsets yet: each is named as if its stream began with it."""
     for codec, payload, stream_id, count, _ in blocks:
         yield decode_block(codec, payload, stream_id, count, count)
 
 
 class _Stager:
-    """One attempt's way into the table."""
+    """The writer of one attempt's blocks to the table."""
 
     def __init__(self, conn: psycopg.Connection[Any], write: SinkBatch) -> None:
         self._conn, self._write = conn, write

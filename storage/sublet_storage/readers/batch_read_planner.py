@@ -1,4 +1,4 @@
-"""The offset ranges of a batch read: from where to where in each stream, at one instant, without a group."""
+"""Plans the offset ranges of a batch read, at one instant, without a group."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ select s.stream_id, s.generation_id, p.name, n.filter, p.epoch_dimensions,
 
 @dataclass(frozen=True, slots=True)
 class OffsetRange:
-    """The messages [start, end) of a stream, some of which match. `generation_filter`: under which filter its
-    generation was filled; `epoch_dimensions`: how many numbers its space's epochs have, None where there are none."""
+    """The messages [start, end) of a stream, some of which match. `generation_filter`: the filter of its generation;
+    `epoch_dimensions`: the number of dimensions of its space's epochs, None if it has none."""
 
     stream_id: int
     generation_id: int

@@ -1,4 +1,4 @@
-"""Reads a stream in entire epochs: which messages may be delivered, by the epochs that are completed.
+"""Reads a stream in entire epochs, each delivered once it is completed.
 
 An epoch's messages lie wherever they were published, among those of others, and may be delivered once the epoch is
 completed. Each block has the lower frontier that its writer saw: all messages of epochs completed by that lie before
@@ -58,7 +58,7 @@ select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from 
 
 @dataclass(frozen=True, slots=True)
 class BlockEpochSummary:
-    """A block of [first, end): `size` in bytes, what its writer saw completed, and the epochs in it."""
+    """A block of [first, end): `size` in bytes, the lower frontier that its writer saw, and the epochs in it."""
 
     first: int
     end: int
@@ -67,13 +67,13 @@ class BlockEpochSummary:
     epochs: EpochBounds | None
 
     def has_same_epochs(self, behind: BlockEpochSummary) -> bool:
-        """Whether a mark that follows at once is equal."""
+        """Return whether the mark `behind`, which follows directly, is equal."""
         return (self.end, self.lower, self.epochs) == (behind.first, behind.lower, behind.epochs)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockEpochSummaries:
-    """Blocks that follow on one another, and the stream at that instant. `lower` is what was completed in its space."""
+    """Consecutive blocks, and the stream at that instant. `lower` is the lower frontier of its space."""
 
     blocks: tuple[BlockEpochSummary, ...]
     head: int
@@ -84,7 +84,8 @@ class BlockEpochSummaries:
 def read_block_summaries(
     conn: psycopg.Connection[Any], stream_id: int, generation_id: int, offset: int
 ) -> BlockEpochSummaries:
-    """The marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what `message_log.fetch` raises."""
+    """Return the marks of the blocks behind an offset, of `PAGE_MARKS` at most. Raises what
+    `message_log.check_retained` raises, and `NotFound`."""
     parameters = {
         "generation": Int8(generation_id),
         "stream": Int8(stream_id),
@@ -112,8 +113,7 @@ def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[in
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Blocks of [start, end) that follow on one another, to be read together. `is_fully_wanted`: all messages in them
-    match."""
+    """Consecutive blocks of [start, end), to be read together. `is_fully_wanted`: all messages in them match."""
 
     start: int
     end: int
@@ -123,7 +123,7 @@ class BlockRun:
 
 @dataclass(frozen=True, slots=True)
 class EpochStep:
-    """What is delivered next, and the position and frontier after that.
+    """The messages delivered next, and the position and frontier after that.
 
     `start_frontier` is the frontier until then: the messages delivered are those it admits, and `consumed` no longer
     does.
@@ -141,11 +141,11 @@ class EpochStep:
 
     @property
     def size(self) -> int:
-        """Bytes of the blocks to be read."""
+        """Return the bytes of the blocks to be read."""
         return sum(run.size for run in self.runs)
 
     def reads(self, start: int, end: int) -> bool:
-        """Whether it has to read any of those offsets."""
+        """Return whether it has to read any of those offsets."""
         return any(run.start < end and start < run.end for run in self.runs)
 
     def filter_batch(self, run: BlockRun, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -165,7 +165,7 @@ class EpochStep:
 
 
 class EpochStepPlanner:
-    """How far one stream is read. Not thread-safe.
+    """The planner of steps of one stream. Not thread-safe.
 
     `position` and `consumed` are those after the last step that was taken; `scanned` is the offset up to which marks
     are known.
@@ -179,18 +179,18 @@ class EpochStepPlanner:
         self._draft, self._drafted = _Draft(consumed), 0
 
     def copy(self) -> EpochStepPlanner:
-        """As it is now."""
+        """Return a copy."""
         other = EpochStepPlanner(self.position, self.consumed)
         other.scanned, other.lower, other._waiting = self.scanned, self.lower, self._waiting.copy()
         return other
 
     @property
     def is_waiting(self) -> bool:
-        """There are messages whose epochs are not completed, or that no step was made of yet."""
+        """Return whether there are messages whose epochs are not completed, or that are in no step yet."""
         return self.position < self.scanned
 
     def add_summaries(self, marks: BlockEpochSummaries) -> None:
-        """Marks behind those that are known. What was completed counts only if they reach the head."""
+        """Add the marks behind the known ones. Their lower frontier counts only if they reach the head."""
         for mark in marks.blocks:
             if mark.first <= self.scanned < mark.end:
                 # Compaction makes one of several.
@@ -200,7 +200,8 @@ class EpochStepPlanner:
             self.lower = marks.lower
 
     def next_step(self, limit_bytes: int) -> EpochStep | None:
-        """Return the furthest step of about `max_bytes`, at least the smallest there is; None if there is none yet."""
+        """Return the furthest step of about `limit_bytes`, at least the smallest there is; None if there is none
+        yet."""
         best = None
         for draft in self._drafts():
             if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
@@ -232,11 +233,11 @@ class EpochStepPlanner:
         return next(seen, self.scanned)
 
     def complete_step(self, step: EpochStep) -> None:
-        """The step is made: what comes next begins behind it."""
+        """Complete the step, and continue behind it."""
         self.seek(step.position, step.consumed)
 
     def seek(self, position: int, consumed: ConsumedFrontier) -> None:
-        """What comes next begins there."""
+        """Continue from that position and frontier."""
         passed = self._before(consumed.upto)
         left = [mark for mark in self._waiting[:passed] if _stays(mark, consumed)]
         self._waiting = left + self._waiting[passed:]
@@ -296,7 +297,7 @@ class EpochStepPlanner:
 
 
 class _Draft:
-    """A step in the making, from one place where it may end to the next."""
+    """A step in construction, from one place where it may end to the next."""
 
     def __init__(self, begun: ConsumedFrontier) -> None:
         self._begun = self.reached = begun
@@ -310,7 +311,7 @@ class _Draft:
         return self._skips or bool(self.wanted) or self.reached.lower != self._begun.lower
 
     def fork(self) -> _Draft:
-        """Another that may go on once, as the last."""
+        """Return a copy that may go on once, as the last."""
         other = _Draft(self._begun)
         other.reached, other.size, other.looks, other._skips = self.reached, self.size, self.looks, self._skips
         other.wanted, other._unwanted = list(self.wanted), self._unwanted
@@ -337,7 +338,7 @@ class _Draft:
 
 
 def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
-    """Whether a step from there to there has to read the block."""
+    """Return whether a step from `begun` to `reached` has to read the block."""
     epochs, is_new = mark.epochs, mark.end > begun.upto
     if epochs is None:
         return is_new
@@ -349,7 +350,7 @@ def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: Consumed
 
 
 def _stays(mark: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
-    """Whether something in the block is left to be read after a step up to there."""
+    """Return whether something in the block is left to be read after a step up to `reached`."""
     if mark.end > reached.upto:
         return True
     return mark.epochs is not None and any(map(reached.needs, mark.epochs.greatest))

@@ -41,8 +41,8 @@ _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %
 
 @dataclass(frozen=True, slots=True)
 class EpochTailStart:
-    """Where a reader begins. `lower`: it is given epochs at or after these only (None: any); `upper`: the greatest
-    that have begun and are not completed, or, of all history, that have begun."""
+    """The start of a reader. `lower`: it gets epochs at or after these only (None: any); `upper`: the greatest that
+    have begun and are not completed, or, of all history, that have begun."""
 
     lower: LowerFrontier | None
     upper: UpperFrontier
@@ -61,14 +61,14 @@ EpochTailItem = EpochTailStart | EpochMessages | LowerFrontier
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """The heads of all streams that are watched, and the frontiers of the spaces of those that are open."""
+    """The heads of all streams that are read, and the frontiers of the spaces of those that are open."""
 
     heads: dict[int, message_log.HeadState]
     lowers: dict[int, LowerFrontier | None]
 
 
 class EpochTailReader:
-    """The messages that match a filter, in entire epochs. It has no connection: each call is given one. Not
+    """A reader of the messages that match a filter, in entire epochs. It has no connection: each call is given one. Not
     thread-safe.
 
     `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
@@ -102,7 +102,7 @@ class EpochTailReader:
 
     @property
     def is_filtering(self) -> bool:
-        """Whether anything is left out of the streams that are read."""
+        """Return whether any epochs are excluded from the streams that are read."""
         return any(self._left_out(space_id) is not None for space_id in self._reading.spaces)
 
     def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:

@@ -1,4 +1,4 @@
-"""Reads all streams and generations that match a filter, without a group and without storing anything.
+"""Reads all streams and generations that match a filter, without a group.
 
 A stream is read only when all its ancestors have been read to their ends, whatever lies between, so that messages of
 one key come in the order they were published. Between different streams there is no order.
@@ -46,9 +46,10 @@ _FILTERS_SINCE = "select filter from space where dropped_at is null and filter_s
 
 @dataclass(slots=True)
 class StreamCursor:
-    """How far one stream was read. `initial_head`: where it ended when that began. `is_done`: there will never be more.
+    """The position of a reader in one stream. `initial_head`: the head when the reader began. `is_done`: no message is
+    left, now or later.
 
-    `greatest`: the greatest epochs in it when it came into view. `read_error`: why what comes next could not be had.
+    `greatest`: the greatest epochs in it when it was found. `read_error`: why its next messages could not be read.
     """
 
     stream_id: int
@@ -67,8 +68,8 @@ class StreamCursor:
 
 @dataclass(frozen=True, slots=True)
 class MatchingStreams:
-    """The streams that match a filter, of one instant. `newest`: of all streams there are. `lost`: of those newer than
-    was known, such as had messages for the filter and are no more, the newest of each filter of spaces."""
+    """The streams that match a filter, of one instant. `newest`: of all streams there are. `lost`: the deleted streams
+    newer than `known` that had messages for the filter, the newest of each filter of spaces."""
 
     cursors: list[StreamCursor]
     newest: int
@@ -77,7 +78,7 @@ class MatchingStreams:
 
 @dataclass(frozen=True, slots=True)
 class TailPage:
-    """What one read brought of one stream: the matching messages from `start` up to before `position`.
+    """The result of one read of one stream: the matching messages from `start` up to before `position`.
 
     `gone`: retention has taken what was at `start`; reading goes on at `position`.
     """
@@ -90,10 +91,10 @@ class TailPage:
 
 
 class MultiStreamReader:
-    """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
+    """A reader of all matching streams. It holds no connection: each call is given one. Not thread-safe.
 
-    Streams that open later are read from their beginning. `streams`: what `list_matching_streams` has just found, where
-    the caller has use for it too.
+    Streams that open later are read from their beginning. `streams`: what `list_matching_streams` has just returned, if
+    the caller has called it.
     """
 
     def __init__(
@@ -123,28 +124,28 @@ class MultiStreamReader:
 
     @property
     def is_caught_up(self) -> bool:
-        """True once everything that was there at the beginning has been read."""
+        """Return whether everything that was there at the beginning has been read."""
         return all(cursor.is_done or cursor.position >= cursor.initial_head for cursor in self._cursors.values())
 
     @property
     def open_streams(self) -> list[int]:
-        """The streams of which more may come."""
+        """Return the streams that may get more messages."""
         return [cursor.stream_id for cursor in self._cursors.values() if not cursor.is_done]
 
     @property
     def spaces(self) -> set[int]:
-        """Those of the streams of which more may come."""
+        """Return the spaces of the streams that may get more messages."""
         return {cursor.space_id for cursor in self._cursors.values() if not cursor.is_done}
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far it has come."""
+        """Return how far it has come."""
         offsets = {cursor.stream_id: cursor.position for cursor in self._cursors.values() if not cursor.is_done}
         return Bookmark(self._known, offsets, self._timeline)
 
     @property
     def is_stale(self) -> bool:
-        """True if there may be streams it does not know: one was closed, or there is none of which more may come."""
+        """Return whether there may be streams that it does not have: one was closed, or none may get more messages."""
         return self._closures or not self.open_streams
 
     def readable_cursors(self) -> list[StreamCursor]:
@@ -153,8 +154,8 @@ class MultiStreamReader:
         return [each for each in self._cursors.values() if self._unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
-        """Called when no stream can be read. Raises the error of a stream whose payloads could not be read, if there is
-        one: `PoisonBlock`, `PayloadUnavailable`. All such streams may be read again then."""
+        """Raise the error of a stream whose payloads could not be read, if there is one: `PoisonBlock`,
+        `PayloadUnavailable`. Call it when no stream can be read; all such streams may be read again then."""
         errors = [cursor.read_error for cursor in self._cursors.values() if cursor.read_error is not None]
         for cursor in self._cursors.values():
             cursor.read_error = None
@@ -205,17 +206,17 @@ class MultiStreamReader:
         return TailPage(cursor.stream_id, start, page.position, page.batches)
 
     def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
-        """Where streams end now, as the log says. Raises `PositionBeyondHead` where more was read than there is."""
+        """Set the heads of streams as read from the log. Raises `PositionBeyondHead` if more was read than there is."""
         for stream_id in self._beyond(heads):
             raise message_log.beyond_head_error(stream_id, self._cursors[stream_id].position, heads[stream_id].head)
         self.update_heads(heads)
 
     def look_again(self, conn: psycopg.Connection[Any]) -> None:
-        """Look where its streams end now, see `look`."""
+        """Read the heads of its streams, see `look`."""
         self.look(message_log.heads_or_ends(conn, self.open_streams))
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
-        """Whether more was read of a stream than it has by these heads."""
+        """Return whether more was read of a stream than it has by these heads."""
         return bool(self._beyond(heads))
 
     def _beyond(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
@@ -226,7 +227,7 @@ class MultiStreamReader:
         ]
 
     def update_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
-        """Where streams end now, as far as somebody knows."""
+        """Set the heads of streams to these hints."""
         for stream_id, head in heads.items():
             cursor = self._cursors.get(stream_id)
             if cursor is None or cursor.is_done or head.head < cursor.head:
@@ -246,7 +247,7 @@ class MultiStreamReader:
             )
 
     def refresh_streams(self, conn: psycopg.Connection[Any]) -> None:
-        """Look for streams that have opened; forget those that are over.
+        """Add streams that have opened; remove those that are done.
 
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
@@ -263,12 +264,12 @@ class MultiStreamReader:
         self._cursors[cursor.stream_id] = cursor
 
     def _add_lost(self, offsets: Mapping[int, int]) -> None:
-        """Streams that are no more are read once, and found to be gone."""
+        """Add streams that no longer exist, to be read once and found gone."""
         for stream_id, offset in offsets.items():
             self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
 
     def _forget(self) -> None:
-        """Those that are over. One that never had anything to read stays while there is something to read before it."""
+        """Remove the cursors that are done, except those that others wait for."""
         waiting = self._waiting()
         self._cursors = {
             stream_id: cursor
@@ -309,16 +310,16 @@ class Tail:
 
     @property
     def is_caught_up(self) -> bool:
-        """True once everything that was there at the beginning has been read."""
+        """Return whether everything that was there at the beginning has been read."""
         return self._reading.is_caught_up
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far it has come."""
+        """Return how far it has come."""
         return self._reading.bookmark
 
     def pages(self) -> Iterator[pa.Table]:
-        """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
+        """Yield everything unread that is there now, stream by stream, a page of each in turn.
 
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
@@ -375,7 +376,7 @@ def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: 
 
 
 def _marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
-    """Known streams that it does not name were read to their ends."""
+    """Return the position of a stream by the bookmark; known streams that it does not name were read to their ends."""
     position = begin.offsets.get(cursor.stream_id, cursor.head if cursor.stream_id <= begin.known else 0)
     if position > cursor.head:
         raise PositionBeyondHead(

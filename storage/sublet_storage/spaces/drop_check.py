@@ -1,4 +1,4 @@
-"""The groups that use a space, checked before it is dropped, and what is left of it afterwards."""
+"""Checks the users of a space before it is dropped, and lists dropped spaces."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 RECENT_WINDOW_S = 3600.0
-"""Who has published within that time is taken for one who will again."""
+"""A producer that has published within this time counts as a user of the space."""
 MAX_NAMED = 5
 MAX_LOSSES = 20
 
@@ -69,7 +69,7 @@ select producer_id from capability where space_id = %(space)s and expired_at is 
 class DropAffectedGroup:
     """A group with messages from the space; some of its streams are granted to members, or reserved for them.
 
-    `unread_messages`, in so many streams, would be lost to it with the space: those that its filter passes over too.
+    `unread_messages`, in `unread_streams`, would be lost to it with the space, including those that its filter skips.
     """
 
     subscription: str
@@ -80,14 +80,14 @@ class DropAffectedGroup:
 
 @dataclass(frozen=True, slots=True)
 class SpaceUsers:
-    """What a space holds and who uses it. `messages` may be fewer by now in an open generation, never more."""
+    """The messages and users of a space. `messages` may be fewer by now in an open generation, never more."""
 
     messages: int
     groups: tuple[DropAffectedGroup, ...]
     producers: tuple[str, ...]
 
     def describe_losses(self) -> list[str]:
-        """Return who would lose what with the space's messages, for people: a line for each group, up to
+        """Return the losses of groups by dropping the space's messages, for people: a line for each group, up to
         `MAX_LOSSES`."""
         losing = [one for one in self.groups if one.unread_messages]
         lines = [
@@ -108,7 +108,7 @@ class SpaceUsers:
 
 @dataclass(frozen=True, slots=True)
 class RetainedDroppedSpace:
-    """A space that was dropped and holds messages still. `retained_until`: when its retention takes the last of them,
+    """A space that was dropped and still holds messages. `retained_until`: when its retention takes the last of them,
     if no group holds it up; None: never."""
 
     space: Space
@@ -126,7 +126,7 @@ def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[RetainedDroppedSp
 
 
 def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
-    """As it is now."""
+    """Return the present users of the space."""
     asked = {"space": space.space_id, "lately": RECENT_WINDOW_S}
     ((messages,),) = conn.execute(_MESSAGES, asked).fetchall()
     known, rows = read_generation_filters(conn), conn.execute(_GROUPS, asked).fetchall()

@@ -99,13 +99,14 @@ _DELETE = (
 
 
 class PastGenerationCleaner:
-    """Passes over an autocommit connection, each of a few generations, on from where the last one ended."""
+    """A cleaner whose passes over an autocommit connection take a few generations each, from where the last one
+    ended."""
 
     def __init__(self, rest_s: float = REST_S, step: int = STEP) -> None:
         self._rest_s, self._step, self._after = rest_s, step, 0
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-        """See what is past, and delete what every group is past; the generations that are no more."""
+        """Find past generations, and delete those that every group is past; return the deleted ones."""
         _see(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._after, "step": self._step}).fetchall()
         self._after = past[-1][0] if len(past) == self._step else 0
@@ -123,12 +124,12 @@ def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[st
 
 
 def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: int, filter: TopicFilter) -> bool:
-    """Whether it is no more: not where a group has not noticed the generation yet and has to find what it has lost.
-    That is read behind the lock, as an import may have made such a group while it was waited for."""
+    """Delete the rows of a generation; return False if a group has not noticed it yet and has to find what it has lost.
+    That is read behind the lock, as an import may have created such a group during the wait."""
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        conn.execute("lock table space in row exclusive mode")  # before the streams, as who changes spaces has it
+        conn.execute("lock table space in row exclusive mode")  # before the streams, in the order of changes of spaces
         found = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
         streams = [stream_id for stream_id, _ in found]
         parameters = {"generation": generation_id, "streams": streams}

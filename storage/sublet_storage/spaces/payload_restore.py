@@ -1,4 +1,4 @@
-"""Bringing payloads back into Postgres: read, checked, stored again; their objects are orphaned in that transaction.
+"""Restores payloads into Postgres; their objects are orphaned in the same transaction.
 
 What cannot be restored holds up nothing else: it stays where it is, and is reported at the end.
 """
@@ -37,7 +37,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(slots=True)
 class _Left:
-    """What could not be brought back: how many, and what hindered the first."""
+    """The payloads that could not be restored: their number, and the error of the first."""
 
     count: int = 0
     first: Exception | None = None
@@ -47,9 +47,10 @@ class _Left:
 
 
 def restore_payloads(conn: Connection, space_id: int) -> int:
-    """Bring all payloads of a space back, whose place was taken from it before; how many blocks. It may be repeated.
+    """Restore all payloads of a space whose location was removed before; return the number of blocks. It may be
+    repeated.
 
-    Raises what hindered the first of those that could not be brought back, after all others were: `PayloadUnavailable`,
+    Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
     brought, left = 0, _Left()

@@ -2,7 +2,7 @@
 
 A closed generation older than its space's retention is first declared gone, and that is committed: from then on every
 read says so. Then its partition is detached and dropped, which holds up no reader, and takes no scan but of the rows,
-without payloads, of a space that has had a place for these: what they name there is orphaned. Every step can be
+without payloads, of a space that has had a location for these: what they name there is orphaned. Every step can be
 repeated: a pass that was interrupted, or did not get a lock in time, is finished by the next one.
 
 Unfinished `$queue` groups hold their messages back, as does any group with the option `holds_retention`. Creating or
@@ -45,8 +45,8 @@ _HOLDERS = """
 select group_id, filter from consumer_group
  where deleted_at is null and (kind = 'queue' or options ->> 'holds_retention' = 'true')"""
 
-# Of one space: what is over is few of many, which the server can only know where it is given the time.
-# A position beyond the head, or blocked for that, says nothing of what came in place of what was lost.
+# Of one space: expired ones are few of many, which the planner can only estimate from the time.
+# A position beyond the head, or blocked for that, does not count for what came in place of what was lost.
 # A holder without a row for a stream of a younger generation has not noticed it yet: it needs all of it.
 _DECLARE_GONE = """
 update generation g set state = 'gone'
@@ -86,7 +86,7 @@ with few as materialized (
      and p.updated_at < clock_timestamp() - make_interval(secs => %(idle)s) returning 1)
 select producer_id, stream_id, (select count(*) from forgotten) from few order by producer_id, stream_id"""
 
-# Of a space that never had a place no row is looked at.
+# No row is read of a space that never had a location.
 _DOOM = """
 insert into payload_object (uri, space_id, generation_id, stream_id, end_offset, orphaned_at)
 select b.uri, g.space_id, g.generation_id, b.stream_id, b.end_offset, clock_timestamp()
@@ -97,10 +97,11 @@ on conflict (uri) do update set orphaned_at = coalesce(payload_object.orphaned_a
 
 
 def apply_retention(conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
-    """One pass over an autocommit connection: declare what is too old gone, drop what was; the ids of both.
+    """Make one pass over an autocommit connection: declare expired generations gone, and drop gone ones; return the ids
+    of both.
 
-    A partition whose lock is not to be had within 2 s is left to the next pass, as are those that have to wait for
-    its detach. What else goes wrong with one is raised after all others were done.
+    A partition whose lock is not acquired within 2 s is left to the next pass, as are those that have to wait for its
+    detach. Other errors with one are raised after all others were done.
     """
     declared = mark_expired_gone(conn, guard)
     return sorted({*declared, *drop_gone(conn)})
@@ -124,7 +125,7 @@ def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None)
 
 
 def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
-    """Detach and drop the partitions of gone generations; the ids of those dropped. Raises as `apply_retention`
+    """Detach and drop the partitions of gone generations; return the ids of those dropped. Raises as `apply_retention`
     does."""
     dropped: list[int] = []
     failed: list[tuple[int, psycopg.Error]] = []
@@ -143,14 +144,14 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
 
 
 class IdleProducerCleaner:
-    """Passes over an autocommit connection, each of some producers, on from where the last one ended: there may be very
-    many. Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
+    """A cleaner whose passes over an autocommit connection take some producers each, from where the last one ended.
+    Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
 
     def __init__(self, idle_s: float = PRODUCER_RETENTION_S, step: int = PRODUCERS_STEP) -> None:
         self._idle_s, self._step, self._after = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
-        """Return how many are forgotten."""
+        """Execute one pass; return the number of deleted rows."""
         with conn.transaction():
             if guard is not None:
                 guard(conn)
@@ -180,7 +181,7 @@ def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 
 
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
-    """Detach without holding readers up; a detach that was begun and cut short is finished first."""
+    """Detach without blocking readers; an interrupted detach is finished first."""
     how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
     return _within_lock_timeout(
         conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), how)
@@ -188,7 +189,7 @@ def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) ->
 
 
 def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
-    """What its rows name outside of Postgres is orphaned at the same instant, and not before."""
+    """Drop the partition, and orphan the objects that its rows name in the same transaction."""
     part = partition_table(generation_id)
     steps = [
         sql.SQL("lock table {} in access exclusive mode").format(part),
@@ -199,7 +200,7 @@ def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
 
 
 def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
-    """Run what must stand alone, as one; False if a lock was not to be had in time, or a detach is pending."""
+    """Run a statement on its own; return False on a lock timeout, or if a detach is pending."""
     row = conn.execute("select current_setting('lock_timeout')").fetchone()
     assert row is not None
     conn.execute(f"set lock_timeout = '{LOCK_TIMEOUT_S}s'")

@@ -40,7 +40,7 @@ class _Parent:
 
 
 def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T]) -> _T:
-    """Run the change in a transaction of its own; begin again when a lock is not to be had soon."""
+    """Run the change in a transaction of its own; begin again on a lock timeout."""
 
     def attempt() -> _T:
         with conn.transaction():
@@ -105,7 +105,7 @@ def partition_table(generation_id: int) -> sql.Identifier:
 
 
 def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:
-    """Until the end of the transaction nothing is appended to these spaces."""
+    """Lock the streams of these spaces against appends until the transaction ends."""
     conn.execute(
         "select from stream where space_id = any(%s) and state = 'open' order by stream_id for no key update",
         ([space.space_id for space in spaces],),

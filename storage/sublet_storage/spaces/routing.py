@@ -1,4 +1,4 @@
-"""Which stream a message belongs to: spaces by topic, streams by the hash of the key; pure.
+"""Routes messages to spaces by topic, and to streams by key hash; pure.
 
 A topic belongs to the most specific space whose filter matches it. Inside the space, the 64-bit hash of the key (of the
 topic, for a message without a key) falls into the half-open range of exactly one open stream.
@@ -31,8 +31,8 @@ HashRange = tuple[int, int]
 class Space:
     """A named part of the topic tree. Durations are seconds; None means "for ever" and "only when asked".
 
-    `payloads`: the place outside of Postgres that payloads of closed generations are moved to, and those of open ones
-    that are older than `tier_after_s`; None: they stay in Postgres.
+    `payload_location`: the location outside of Postgres that payloads of closed generations are moved to, and those of
+    open ones that are older than `tier_after_s`; None: they stay in Postgres.
     """
 
     space_id: int
@@ -65,7 +65,7 @@ def hash_key(key: bytes | None, topic: str) -> int:
 
 
 def hash_keys(keys: Iterable[bytes]) -> list[int]:
-    """`hash_key` of many keys."""
+    """Return the `hash_key` of each key."""
     return list(map(xxhash.xxh3_64_intdigest, keys))
 
 
@@ -78,13 +78,13 @@ def split_ring(shards: int) -> list[HashRange]:
 
 
 def ranges_overlap(one: HashRange, two: HashRange) -> bool:
-    """True if the two half-open ranges share a point."""
+    """Return whether the two half-open ranges share a point."""
     return one[0] < two[1] and two[0] < one[1]
 
 
 def moves_topics(before: Space, after: Space, changed: int) -> bool:
-    """Whether topics of the one, as it was, are in the other once the space `changed` is another: topics move only from
-    it or to it."""
+    """Return whether topics of the space `before` are in `after` once the space `changed` is another: topics move only
+    from it or to it."""
     is_concerned = changed in (before.space_id, after.space_id) and before.filter.intersects(after.filter)
     return before.space_id == after.space_id or is_concerned
 
@@ -107,7 +107,7 @@ def candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> fr
 
 @dataclass(frozen=True, slots=True)
 class GenerationTopicFilters:
-    """What the generations there are were filled under, at one instant.
+    """The filters of all generations, at one instant.
 
     A generation keeps the filter that its space had when it was opened: the space's own may be another by now. Every
     live space has one open generation, so that the filters in `open` are those of the live spaces.
@@ -122,7 +122,7 @@ class GenerationTopicFilters:
         """Return {filter of generations with messages for a group: True if an open one of it gets such messages too}.
 
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
-        wanted, at the price of reading in vain.
+        included, at the price of reads without a match.
         """
         candidates = candidate_filters(filter, self.open)
         return {one: one in candidates for one in self.filters if one.intersects(filter)}
@@ -149,7 +149,7 @@ class HashRing:
         return self._ids[bisect_right(self._starts, hashed) - 1]
 
     def stream_ids(self, hashes: Iterable[int]) -> list[int]:
-        """`stream_id` of each."""
+        """Return the `stream_id` of each hash."""
         if self._by_arc:
             by_arc, shift = self._by_arc, _ARC_SHIFT
             return [by_arc[hashed >> shift] for hashed in hashes]

@@ -93,7 +93,8 @@ values (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"""
 
 
 class _RunTooLarge(Exception):
-    """The blocks of a run before the one at `index` fill a block: few compressed bytes can stand for many."""
+    """An error for a run whose blocks before the one at `index` fill a block: few compressed bytes can stand for
+    many."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -102,7 +103,7 @@ class _RunTooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:
-    """A block as it is looked at: `frontiers` has its epochs and frontiers."""
+    """A block to be merged: `frontiers` has its epochs and frontiers."""
 
     end_offset: int
     count: int
@@ -119,7 +120,8 @@ def compact_stream(
     block_bytes: int = BLOCK_BYTES,
     guard: Guard | None = None,
 ) -> int:
-    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; blocks saved.
+    """Merge runs of blocks smaller than half the target, appended longer ago than `older_than_s`; return the number of
+    blocks saved.
 
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
@@ -150,8 +152,8 @@ def fragmented_streams(
     older_than_s: float = 60.0,
     among: Sequence[tuple[int, int]] | None = None,
 ) -> list[int]:
-    """Streams not gone with that many blocks to merge of less than a tenth of the target; the most fragmented first.
-    `among`: of these (generation, stream) only."""
+    """Return the streams, not gone, with at least `at_least` blocks to merge of less than a tenth of the target; the
+    most fragmented first. `among`: of these (generation, stream) only."""
     asked = {
         "messages": BLOCK_MESSAGES // 10,
         "bytes": BLOCK_BYTES // 10,
@@ -167,7 +169,7 @@ def fragmented_streams(
 def newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
-    """Merge among streams with new blocks; the others are not looked at again before they have more."""
+    """Merge among streams with new blocks; the others are not examined again before they have more."""
     unseen = conn.execute(_UNSEEN).fetchall()
     seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
@@ -213,7 +215,7 @@ def _scan(
 
 
 def runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
-    """Neighbours that fit into one block together, each smaller than half of it; at least two."""
+    """Yield runs of at least two neighbours that fit into one block together, each smaller than half of it."""
     run: list[BlockRow] = []
     for row in rows:
         small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes

@@ -70,7 +70,7 @@ def create_space(
     payload_location: str | None = None,
     tier_after_s: int | None = None,
 ) -> Space:
-    """Give the topics that match `filter` a space of their own; the less specific spaces they leave roll over.
+    """Create a space for the topics that match `filter`; the less specific spaces they leave roll over.
 
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
@@ -115,7 +115,7 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
 
 
 def reshard(conn: psycopg.Connection[Any], name: str, shards: int) -> Space:
-    """Give the space another number of streams, in a new generation. The same number is a no-op."""
+    """Change the number of streams of the space, in a new generation. The same number is a no-op."""
     return alter_space(conn, name, shards=shards)
 
 
@@ -127,9 +127,9 @@ def drop_space(
     purge: bool = False,
     space_id: int | None = None,
 ) -> None:
-    """Drop it: its topics fall to the next less specific spaces; what is stored stays until its retention ends, or
-    `ends` now, as by retention. `check` may raise once no publisher can use it any more: then nothing has happened.
-    `space_id`: this one, and none that has come by its name since; raises `Conflict` for such a one."""
+    """Drop the space: its topics fall to the next less specific spaces; its messages stay until their retention ends,
+    or end now with `purge`. `check` may raise once no publisher can use it any more: then nothing has happened.
+    `space_id`: the id it must have; raises `Conflict` if another space has the name by now."""
     check_droppable(name)
 
     def drop() -> None:
@@ -275,7 +275,7 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
 
 
 def _update(conn: psycopg.Connection[Any], new: Space) -> None:
-    """Where it has payloads already, another way to the same place is the way to these as well."""
+    """Store the new space. If it has payloads already, another way to the same location applies to these as well."""
     conn.execute(
         "update space set filter_since = case when filter = %s then filter_since"
         " else (select coalesce(max(stream_id), 0) from stream) end,"
@@ -313,7 +313,7 @@ _USED = "select payload_locations_of(space_id) from space where name = %s and dr
 
 
 def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) -> None:
-    """Raise `InvalidSetting` where payloads of the space lie at this place, and these options do not lead to them."""
+    """Raise `InvalidSetting` if payloads of the space lie at this location, and these options do not lead to them."""
     wanted = parse_location(text)
     used = [
         parse_stored_location(each) for (locations,) in conn.execute(_USED, (space,)).fetchall() for each in locations

@@ -45,7 +45,7 @@ def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
 
 
 def find_space_in(name: str, spaces: list[Space]) -> Space:
-    """`find_space` among spaces read before."""
+    """Return the space of that name among spaces read before, as `find_space` does."""
     for space in spaces:
         if space.name == name:
             return space
@@ -54,7 +54,7 @@ def find_space_in(name: str, spaces: list[Space]) -> Space:
 
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
-    """Every stream that takes messages now, in the order of ids."""
+    """Return every stream that accepts messages now, in the order of ids."""
     return _streams(conn, "where state = 'open'")
 
 

@@ -38,13 +38,13 @@ MIN_BYTES: Final = 4096
 BATCH_BYTES: Final = 8 << 20
 BATCH_BLOCKS: Final = 256
 MAX_S: Final = 10.0
-"""A pass over a space ends soon after that; the next goes on."""
+"""A pass over a space ends soon after this time; the next goes on."""
 
 STREAMS_TO_TIER: Final = """
 select * from stream where space_id = %(space)s and is_to_tier
 union all
 select * from stream where state = 'open' and space_id = %(space)s and coalesce(tiered_offset, 0) < head"""
-"""In SQL: those of a space with blocks that are still to be looked at, also where they are gone."""
+"""In SQL: the streams of a space with blocks that are still to be examined, also gone ones."""
 
 _WORK = f"""
 select s.stream_id, s.generation_id, s.state = 'closed', s.tiered_offset, coalesce(s.tiered_offset, 0)
@@ -84,7 +84,7 @@ update space set payload_locations = payload_locations || %(location)s::text
  where space_id = %(space)s and payload_location = %(location)s
    and not payload_locations @> array[%(location)s::text]"""
 
-# Before the streams, as who changes spaces, or appends and advances, has it.
+# Before the streams, in the order of changes of spaces, and of appends with advances.
 _LOCK = "lock table space in row exclusive mode"
 
 _STILL = "select from space where space_id = %s and payload_location = %s and dropped_at is null"
@@ -107,7 +107,7 @@ Connection = psycopg.Connection[Any]
 
 @dataclass(frozen=True, slots=True)
 class TieringResult:
-    """What was moved: `blocks`, of `size` bytes. `is_complete`: there is no more to move for now."""
+    """The result of a pass: `blocks` of `size` bytes were moved. `is_complete`: there is no more to move for now."""
 
     blocks: int
     size: int
@@ -116,7 +116,7 @@ class TieringResult:
 
 @dataclass(slots=True)
 class _Stream:
-    """A stream with blocks that were not looked at in this pass: those behind `offset`. `done`: so far nothing was left
+    """A stream with blocks that this pass has not seen: those behind `offset`. `done`: up to where nothing was left
     that was to be moved; null: it has not begun. `is_patchy`: something was left in this pass."""
 
     stream_id: int
@@ -129,7 +129,7 @@ class _Stream:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """One to be moved, and its object to be."""
+    """A block to be moved, and the name of its object."""
 
     end_offset: int
     count: int
@@ -140,10 +140,10 @@ class _Block:
 
 
 def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_s: float = MAX_S) -> TieringResult:
-    """Move what is due to the space's place, for about so long; nothing where it has none. Autocommit.
+    """Move due payloads to the space's location, for about `most_s`; none if it has no location. Autocommit.
 
-    What ails one object or stream is raised after all others were moved, and `PayloadUnavailable` where the place is
-    away: what was moved until then has been.
+    Errors of one object or stream are raised after all others were moved, and `PayloadUnavailable` if the location is
+    away: what was moved until then stays moved.
     """
     if space.payload_location is None:
         return TieringResult(0, 0, True)
@@ -166,8 +166,8 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
 
 
 class _Mover:
-    """One pass over a space, and what it has moved. `is_over`: its place is taken away, or away. `problems`: what could
-    not be moved."""
+    """A pass over a space, with what it has moved. `is_over`: its location was removed, or is away. `problems`: errors
+    of what could not be moved."""
 
     def __init__(self, conn: Connection, space: Space, guard: Guard | None) -> None:
         self._conn, self._space = conn, space
@@ -179,7 +179,7 @@ class _Mover:
         self.problems: list[Exception] = []
 
     def work(self) -> list[_Stream]:
-        """Return the streams with something to look at, when the place is known to be there."""
+        """Return the streams with blocks to examine, once the location is known to be available."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
         found = [stream for stream in streams if stream.closed or self._is_due(stream)]
@@ -193,7 +193,7 @@ class _Mover:
         return False
 
     def batch(self, stream: _Stream) -> bool:
-        """Move some of its blocks; False: there are no more."""
+        """Move some of its blocks; return False if there are no more."""
         if stream.done is None:
             self._begin(stream)
         rows = self._rows(stream)
@@ -204,14 +204,15 @@ class _Mover:
         return bool(rows)
 
     def _begin(self, stream: _Stream) -> None:
-        """Once: it takes as long as it takes."""
+        """Begin with a stream: merge small blocks of a closed one, without a time limit."""
         if stream.closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
                 small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         stream.done = 0
 
     def _prepare(self) -> bool:
-        """Ensure that a location in use has a marker, and the space knows it; False where it got another meanwhile."""
+        """Ensure that a location in use has a marker, and the space has it; return False if it got another
+        meanwhile."""
         prefix = self._location.prefix
         asked = {"space": self._space.space_id, "location": self._space.payload_location, "prefix": prefix}
         row = self._conn.execute(_KNOWN, asked).fetchone()
@@ -230,7 +231,7 @@ class _Mover:
         run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         run_with_timeout(
             self._store, TO_CHANGE, self._store.check_writable
-        )  # who may not is to know it before more is written down
+        )  # a node without the permission fails before more is stored
         if is_in_use:
             return True
         with self._conn.transaction():
@@ -261,8 +262,8 @@ class _Mover:
         return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
 
     def _write(self, stream: _Stream, blocks: list[_Block]) -> list[_Block]:
-        """Return the blocks whose objects are there. Where the location hangs, what was registered is orphaned after a
-        while: it may still be written."""
+        """Return the blocks whose objects are there. If the location hangs, registered objects are orphaned after a
+        while: they may still be written."""
         with self._conn.transaction():
             self._guard(self._conn)
             unreferenced_objects.register_objects(
@@ -273,7 +274,7 @@ class _Mover:
         self.problems += [outcome for outcome in outcomes if outcome is not None][:1]
         try:
             run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
-        except PayloadUnavailable:  # what was written to a place that has gone away meanwhile is elsewhere
+        except PayloadUnavailable:  # writes to a location that has gone away meanwhile went elsewhere
             self._mark_orphans(stream, blocks)
             raise
         return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
@@ -281,7 +282,8 @@ class _Mover:
     def _let_them_name(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
-        """The blocks that are moved now. Of others the objects are orphaned, and they are looked at again."""
+        """Let the blocks name their objects; return the blocks that are moved now. The objects of others are orphaned,
+        and these blocks are tried again."""
         try:
             with self._conn.transaction():
                 self._guard(self._conn)
@@ -303,7 +305,7 @@ class _Mover:
         return [block for block in blocks if block.uri in named]
 
     def _advance(self, stream: _Stream, rows: Sequence[Sequence[Any]], first_left: int | None) -> None:
-        """The pass goes on behind these rows; the next begins behind those before the first that was left."""
+        """Continue the pass behind these rows; the next begins behind those before the first that was left."""
         if not stream.is_patchy:
             done = (row[0] for row in rows if first_left is None or row[0] < first_left)
             stream.done = max(done, default=stream.done)

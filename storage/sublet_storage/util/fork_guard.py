@@ -1,4 +1,4 @@
-"""Refuses the use of a publisher in a forked process, which has a copy of it without the thread that sends.
+"""Rejects the use of a publisher in a forked process, which lacks its sending thread.
 
 Whatever was queued there would go nowhere, and a caller would wait for ever: so that raises. Closing the copy does
 nothing, since the connection it refers to is the parent's.

@@ -22,7 +22,8 @@ LONGEST = 200
 
 
 class LogThrottle:
-    """Decides whether a line is logged. `clock` is in seconds. A race of threads may log a line twice."""
+    """A throttle that decides whether a line is logged. `clock` is in seconds. A race of threads may log a line
+    twice."""
 
     def __init__(self, every_s: float = MIN_INTERVAL_S, clock: Callable[[], float] = time.monotonic) -> None:
         self._every_s, self._clock = every_s, clock
@@ -44,11 +45,11 @@ class LogThrottle:
         return retained
 
     def reset(self, subject: Hashable) -> bool:
-        """The subject is over: return whether a line of it was logged; the next is logged at once."""
+        """End the subject: return whether a line of it was logged; the next is logged at once."""
         return self._reported.pop(subject, None) is not None
 
     def _known(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
-        """Return the cause under which it is counted. Where there are too many, those are forgotten that may be logged
+        """Return the cause under which it is counted. If there are too many, those are removed that may be logged
         again."""
         if cause not in reported and len(reported) >= CAUSES:
             for old in [each for each, (at, _) in reported.items() if now >= at + self._every_s]:
@@ -57,7 +58,7 @@ class LogThrottle:
 
 
 def error_signature(error: BaseException) -> str:
-    """Why, for `LogThrottle`: what differs from one time to the next (ids, times, addresses) is no other cause."""
+    """Return the cause for `LogThrottle`, without what differs each time (ids, times, addresses)."""
     return f"{type(error).__name__}: {_VARYING.sub('#', str(error)[:LONGEST])}"
 
 

@@ -12,8 +12,8 @@ _T = TypeVar("_T")
 
 
 class Backoff:
-    """Pauses in seconds, each twice as long as the one before, up to `max_s`; up to `jitter` of each is left to chance,
-    so that many who lost the same thing do not come back at once. `total_s`: for how long it is tried, from now on."""
+    """Pauses in seconds, each twice as long as the one before, up to `max_s`; up to `jitter` of each is random, so that
+    many clients do not come back at once. `total_s`: for how long it is tried, from now on."""
 
     def __init__(self, first_s: float, max_s: float, jitter: float = 0.0, total_s: float = math.inf) -> None:
         self._first_s, self._max_s, self._jitter = first_s, max_s, jitter
@@ -21,20 +21,20 @@ class Backoff:
 
     @property
     def left_s(self) -> float:
-        """What is left of `total_s`."""
+        """Return what is left of `total_s`."""
         return self._deadline - time.monotonic()
 
     @property
     def wait_s(self) -> float:
-        """How long it is not to be tried yet after it `failed`; not above 0 when it is."""
+        """Return the remaining pause after it `failed`; not above 0 if there is none."""
         return self._not_before - time.monotonic()
 
     def succeeded(self) -> None:
-        """Begin again with the first."""
+        """Begin again with the first pause."""
         self._next_s = self._first_s
 
     def failed(self, least_s: float = 0.0) -> None:
-        """It is not to be tried for a pause from now on, or for so long if that is longer."""
+        """Begin the next pause, or one of `least_s` if that is longer, unless one is under way."""
         if self.wait_s <= 0:  # else many tried at once
             self._not_before = time.monotonic() + max(self.next_s(), least_s)
 
@@ -52,7 +52,7 @@ def call_with_retry(
 ) -> _T:
     """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
     which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
-    raised. `retryable` may do what there is to be done between two attempts."""
+    raised. `retryable` may execute what is due between two attempts."""
     while True:
         try:
             return attempt()

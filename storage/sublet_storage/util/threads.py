@@ -1,4 +1,4 @@
-"""Threads of drivers, which can be woken out of a wait, and survive errors of handlers."""
+"""Threads of drivers, which can be woken from a wait, and survive errors of handlers."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ connect."""
 
 
 class StoppableThread(threading.Thread):
-    """A daemon that ends when asked. A fork of its process has a copy of this object and no such thread: there, asking
-    does nothing, as the event is the parent's."""
+    """A daemon thread that ends on request. A fork of its process has a copy of this object and no such thread: there,
+    `stop` does nothing, as the event is the parent's."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -35,25 +35,25 @@ class StoppableThread(threading.Thread):
 
     @property
     def is_stopping(self) -> bool:
-        """True once it was asked to end."""
+        """Return whether it was requested to end."""
         return self._asked.is_set()
 
     @property
     def is_owner_process(self) -> bool:
-        """False in a fork of the process that made it."""
+        """Return False in a fork of the process that created it."""
         return os.getpid() == self._process
 
     def log_warning(self, text: str, *arguments: object) -> None:
-        """A warning in the log; the same text only now and then."""
+        """Log a warning; the same text only now and then."""
         if (before := self._quiet.acquire(text)) is not None:
             log.warning(text + "%s", *arguments, format_suppressed_count(before))
 
     def sleep(self, seconds: float) -> None:
-        """Wait `wait_s`, or until asked to end."""
+        """Wait for these seconds, or until requested to end."""
         self._asked.wait(seconds)
 
     def stop(self) -> None:
-        """Ask it to end and wait for that, in bounded time; harmless when repeated, and from the thread itself."""
+        """Request its end and wait for that, in bounded time; harmless when repeated, and from the thread itself."""
         if not self.is_owner_process:
             return
         self._asked.set()
@@ -66,7 +66,7 @@ class StoppableThread(threading.Thread):
             self.bell.close()
 
     def call_handler(self, handler: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-        """Call a handler, unless asked to end: what it raises is logged, and the thread goes on."""
+        """Call a handler, unless requested to end: what it raises is logged, and the thread goes on."""
         if self.is_stopping:
             return
         try:

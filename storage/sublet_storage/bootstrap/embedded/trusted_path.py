@@ -1,7 +1,7 @@
-"""Opens files and directories of which nobody else can have put another in the place.
+"""Opens files and directories that no other user can have replaced.
 
 The directories on the way are opened one by one, links are not followed, and each must belong to root, to us or to the
-server's user, and be writable by nobody else; in a sticky one, such as /tmp, others cannot replace what is ours. So
+server's user, and be writable by no other user; in a sticky one, such as /tmp, others cannot replace what is ours. So
 what was checked is what is used. All raise `PermissionError`, whose text names the path, what is wrong and the remedy.
 """
 
@@ -74,7 +74,7 @@ def open_file(path: Path, flags: int, owners: Collection[int]) -> int:
 
 
 def make_private_directory(path: Path, uid: int, gid: int) -> None:
-    """Make a directory that is this user's alone, or find it to be so. Raises `FileExistsError` for another one."""
+    """Ensure that there is a directory that only this user can access. Raises `FileExistsError` for another one."""
     parent = open_directory(path.parent, (uid,), is_shared=True)
     try:
         with contextlib.suppress(FileExistsError):
@@ -96,7 +96,7 @@ def make_private_directory(path: Path, uid: int, gid: int) -> None:
 
 
 def give_to(path: Path, uid: int, gid: int) -> None:
-    """Hand a file or directory of ours to a user; one that is somebody else's, or a link, is refused."""
+    """Change the owner of a file or directory of ours; one that another user owns, or a link, is rejected."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if os.fstat(descriptor).st_uid not in (uid, os.geteuid()):
@@ -139,8 +139,8 @@ def _check(path: Path, status: os.stat_result, owners: Collection[int], *, is_sh
 
 @cache
 def _is_private_group(gid: int, uid: int) -> bool:
-    """Whether a group has no member but this user and root: many systems give each user a group, and the right to write
-    to it."""
+    """Return whether a group has no member but this user and root: many systems give each user a group, and the group
+    write permission."""
     try:
         members = set(grp.getgrgid(gid).gr_mem)
     except KeyError:

@@ -1,10 +1,10 @@
-"""Restarts an embedded server that dies while it is used, and stops it when its last user is gone.
+"""Restarts an embedded server that dies in use, and stops it after its last user.
 
-However users and server end: both may be killed. A program of its own, run as `python -I -S watchdog.py STORY` by the
-process that starts the server, with the locked `watchdog.lock` inherited. STORY is a JSON object: `users` and `server`
-(the lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's log file in
-it), `sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run them). Standard
-library only: it must start in milliseconds and outlive every environment.
+This also holds if users or the server are killed. It is a separate program, run as `python -I -S watchdog.py STORY` by
+the process that starts the server, with the locked `watchdog.lock` inherited. STORY is a JSON object: `users` and
+`server` (the lock files), `lock` (the inherited descriptor), `cluster` (the server's directory), `log` (the server's
+log file in it), `sockets` (lock files of its sockets), `start` and `stop` (commands) and `options` (as whom to run
+them). Standard library only: it must start in milliseconds and outlive every environment.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks at a server that is used."""
+"""Between two checks of a server that is used."""
 
 BACKOFF_MAX_S = 30.0
 """Between two attempts to start one that dies again and again; the first is made at once."""
 
 STEADY_S = 60.0
-"""A server that has lived for so long begins with short pauses again."""
+"""Seconds after which a running server counts as steady, and the backoff starts again."""
 
 ZOMBIE_TIMEOUT_S = 2.0
 """How long a dead postmaster may wait to be reaped before its lock files are taken away."""
@@ -91,7 +91,7 @@ def _revive(spec: dict[str, Any]) -> None:
 
 
 def _runs(spec: dict[str, Any]) -> bool:
-    """Whether the process of the server's lock file is there, and is a Postgres: process ids are used again."""
+    """Return whether the process of the server's lock file runs and is a Postgres: process ids are reused."""
     pid = _pid(_postmaster(spec))
     if pid is None:
         return False
@@ -106,7 +106,7 @@ def _runs(spec: dict[str, Any]) -> bool:
 
 
 def _is_used(users: int, path: str) -> bool:
-    """Whether a process uses the server; called with the server's lock held."""
+    """Return whether a process uses the server; called with the server's lock held."""
     if not _is_still(users, path):
         return False
     try:
@@ -140,7 +140,8 @@ def _notify(log: int, text: str) -> None:
 
 @contextlib.contextmanager
 def _log(spec: dict[str, Any]) -> Iterator[int]:
-    """The server's log, or nothing, if it cannot be written: that must not keep the server down."""
+    """Yield the descriptor of the server's log, or of the null device if it cannot be opened: that must not keep the
+    server down."""
     try:
         log = os.open(spec["log"], os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK)
         status = os.fstat(log)
@@ -165,7 +166,8 @@ def environment(cluster: str) -> dict[str, str]:
 
 
 def is_zombie(lock_file: str) -> bool:
-    """Whether the postmaster that wrote this file is dead and was not reaped: signals to it succeed, and do nothing."""
+    """Return whether the postmaster that wrote this file is dead but not reaped: signals to it succeed and have no
+    effect."""
     pid = _pid(lock_file)
     status = None if pid is None else _status(pid)
     return status is not None and status[1] == "Z"
@@ -200,7 +202,7 @@ def _postmaster(spec: dict[str, Any]) -> str:
 
 
 def _is_still(descriptor: int, path: str) -> bool:
-    """False if the data directory was deleted, and perhaps made anew: that server is not ours."""
+    """Return False if the data directory was deleted, and perhaps created anew: that server is another one."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Rules of who may do what, in the table `access`; every change is in `access_history`."""
+"""Access rules of principals, in the table `access`; every change is in `access_history`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_ROWS = 100_000
-"""Of rules, and of tokens: each node has all of them in memory."""
+"""The maximum number of rules, and of tokens: each node has all of them in memory."""
 
 _FULL = "select count(*) >= %s from (select from {} limit %s) as found"
 
@@ -29,7 +29,7 @@ select principal, may, filter, group_name, granted_by, granted_at from access
 
 @dataclass(frozen=True, slots=True)
 class GrantedRule:
-    """A rule, and who gave it when."""
+    """A rule, with who granted it and when."""
 
     rule: AccessRule
     granted_by: str
@@ -37,13 +37,13 @@ class GrantedRule:
 
 
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
-    """Add a rule; False if it is there already. Raises `Conflict` where there are too many, or too many changes."""
+    """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
     check_room(conn, "access")
     return give(conn, _ALLOW, _values(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
-    """Take a rule away. Raises `NotFound` where there is none like that."""
+    """Delete a rule. Raises `NotFound` if it does not exist."""
     if conn.execute(_REVOKE, _values(rule)).fetchone() != (True,):
         raise NotFound(
             f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
@@ -52,7 +52,7 @@ def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
 
 
 def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[GrantedRule]:
-    """Return all rules, or those for this principal, with those for everybody."""
+    """Return all rules, or those of this principal and those of every principal."""
     rows = conn.execute(_LIST, {"principal": principal, "limit": MAX_ROWS + 1}).fetchall()
     return [GrantedRule(AccessRule(w, Right(m), TopicFilter(f), g), by, at) for w, m, f, g, by, at in rows]
 
@@ -78,7 +78,7 @@ def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ..
 
 
 def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> int:
-    """Delete changes of rights that are older than that and than a day, but for the last; how many they were."""
+    """Delete changes of access that are older than that and than a day, except the last; return their number."""
     ((count,),) = conn.execute(_FORGET, (older_than_s,)).fetchall()
     return int(count)
 

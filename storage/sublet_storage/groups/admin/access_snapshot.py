@@ -1,4 +1,4 @@
-"""All rules and valid tokens as one moment has them, for a node's memory."""
+"""Snapshots of all rules and valid tokens, which a node keeps in memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
 
 CHANNEL = "sublet_access"
-"""Which NOTIFY says that something has changed, with the schema."""
+"""The channel of the NOTIFY for changes, whose payload is the schema."""
 
 _VERSION = "select coalesce(max(number), 0) from access_history"
 _CHANGES = """
@@ -53,7 +53,8 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class AccessChange:
-    """Who changed what: `event` and `object` as in the table `access_history`, the principal that it is about first."""
+    """A change of access: `event` and `object` as in the table `access_history`, the principal that it is about
+    first."""
 
     by: str
     event: str

@@ -1,4 +1,4 @@
-"""Access tokens in the table `token`: their hashes, whose they are, and how long they are valid."""
+"""Access tokens in the table `token`: their hashes, principals and expiry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ select token_id, principal, made_by, made_at, expires_at, revoked_at, last_used,
 
 @dataclass(frozen=True, slots=True)
 class TokenEntry:
-    """What is shown of a token: never its hash."""
+    """The description of a token, without its hash."""
 
     token_id: str
     principal: str
@@ -39,7 +39,7 @@ class TokenEntry:
 def make_token(
     conn: psycopg.Connection[Any], principal: str, lifetime_s: float, note: str = ""
 ) -> tuple[NewToken, datetime]:
-    """Return a token that nobody has seen yet, and when it expires. Raises `Conflict` where the principal has two."""
+    """Return a new token and when it expires. Raises `Conflict` if the principal has two."""
     check_room(conn, "token")
     new = NewToken.draw()
     (expires_at,) = give(conn, _STORE, (new.token_id, new.digest, principal, lifetime_s, note)) or (None,)
@@ -53,7 +53,7 @@ def make_token(
 
 
 def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
-    """Let a token count no more; False if it was revoked before. Raises `NotFound`."""
+    """Revoke a token; return False if it was revoked before. Raises `NotFound`."""
     ((revoked,),) = conn.execute(_REVOKE, (token_id,)).fetchall()
     if revoked is None:
         raise NotFound(
@@ -64,11 +64,11 @@ def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:
 
 
 def delete_past_tokens(conn: psycopg.Connection[Any], older_than_s: float) -> int:
-    """Delete the tokens that were revoked, or have expired, longer ago than that; how many they were."""
+    """Delete the tokens that were revoked, or have expired, longer ago than that; return their number."""
     ((count,),) = conn.execute("select forget_tokens(make_interval(secs => %s))", (older_than_s,)).fetchall()
     return int(count)
 
 
 def list_tokens(conn: psycopg.Connection[Any]) -> list[TokenEntry]:
-    """Return all tokens, by principal; those that are over until maintenance deletes them."""
+    """Return all tokens, by principal; revoked and expired ones until maintenance deletes them."""
     return [TokenEntry(*row) for row in conn.execute(_LIST).fetchall()]

@@ -1,4 +1,4 @@
-"""Changes groups and notifies nodes of it, for the command line and for a node's HTTP port.
+"""Changes groups and notifies nodes, for the command line and a node's HTTP port.
 
 The history has the database user of each command: over HTTP that is the node's.
 """
@@ -20,8 +20,8 @@ from sublet_storage.notify.publisher import publish_once
 def create_group(
     url: str, wanted: Subscription, options: GroupOptions, principal: str | None = None
 ) -> tuple[Group, bool]:
-    """Create a group; it, and whether it is new. Raises `Conflict` where it is there with other options. For one
-    `principal` so many are made in a minute: raises `TooManyGroups`."""
+    """Create a group; return it, and whether it is new. Raises `Conflict` if it exists with other options, and
+    `TooManyGroups` if `principal` has created too many within a minute."""
     with _store(url) as store:
         existed = store.find_live_group(wanted) is not None
         group = store.declare_group(wanted, options, principal)
@@ -30,7 +30,7 @@ def create_group(
 
 
 def delete_group(url: str, wanted: Subscription) -> int:
-    """Delete a group with its progress; its id. Raises `NotFound`."""
+    """Delete a group with its progress; return its id. Raises `NotFound`."""
     with _store(url) as store:
         deleted = store.delete_group(wanted, store.user())
     if deleted is None:
@@ -40,7 +40,7 @@ def delete_group(url: str, wanted: Subscription) -> int:
 
 
 def send_command(url: str, wanted: Subscription, command: GroupCommand) -> tuple[Group, bool]:
-    """Change what is desired of a live group; return the group, and whether that was new. Raises `NotFound`."""
+    """Change the desired state of a live group; return the group, and whether the change was new. Raises `NotFound`."""
     with _store(url) as store:
         before, group = store.find_live_group(wanted), store.apply_command(wanted, command, store.user())
     if group is None or before is None:

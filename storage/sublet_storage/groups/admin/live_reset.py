@@ -1,4 +1,4 @@
-"""Resets a group that may be live: it is paused, its members hand over, all positions are set, and it goes on.
+"""Resets a group that may be live, and so is paused meanwhile.
 
 One reset of a group at a time: a second one has no pause of its own, and would be ended by the end of the first. A
 reset holds an advisory lock for that, in a transaction that does nothing else: it ends with its process, holds nothing
@@ -60,7 +60,7 @@ def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
 
 
 def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
-    """`holder` is None where the other has ended since."""
+    """Return the error for a reset while another one is under way; `holder` is None if that has ended since."""
     user, pid, since_us, reason = holder or (None, None, None, None)
     by = f" by database user {user}, process {pid} of the server" if user else ""
     since = f", since {StartingPosition.at_time(since_us)}" if since_us is not None else ""
@@ -82,7 +82,7 @@ def _resumed(group: Group) -> Conflict:
 
 
 POLL_INTERVAL_S = 0.2
-"""Between two looks whether members have handed over what they had."""
+"""Between two checks whether members have released their streams."""
 
 LEADER_SYNC_INTERVAL_S = 5.0
 """How long it takes at most until a leader reads a pause without a notification (`stream_sync_interval_s`)."""
@@ -99,11 +99,11 @@ def reset_live_group(
     drain_timeout_s: float,
     waiting: Callable[[int], None] = lambda held: None,
 ) -> tuple[PositionChange, ...]:
-    """Let the group go on from the target; return what moved. `connection` is in autocommit, on the database of `url`.
+    """Reset the group to the target; return what moved. `connection` is in autocommit, on the database of `url`.
 
     `force` does not wait for members, which otherwise have `drain_timeout_s`; `waiting` is called with the number of
     streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
-    time, and what `reset_plan.execute_reset` raises: nothing was changed then.
+    time, and what `reset_transaction.execute_reset` raises: nothing was changed then.
     """
     with hold_reset_lock(url, group), paused(url, group, target):
         if not force:

@@ -1,7 +1,7 @@
-"""The desired state of live nodes: that one leads nothing any more, or that a leader steps down now.
+"""The desired state of live nodes: draining, or stepping down as a leader.
 
-It is in rows, and each node reads its own. `draining` is of one life of a node and ends with it; a command to step down
-is for one term, so only the leader of that term applies it.
+It is in rows, and each node reads its own. `draining` is of one incarnation of a node and ends with it; a command to
+step down is for one term, so only the leader of that term applies it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTE = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
 select clock_timestamp(), leadership_id, 0, '{COMMAND}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
   from affected where leadership_id <> {MAINTENANCE}"""
-"""Else the next leader's line would look as if the one before had died."""
+"""Recorded since the next leader's record would look as if the one before had died."""
 
 _STEP_DOWN = f"""
 with affected as (
@@ -52,7 +52,7 @@ select from changed"""
 
 @dataclass(frozen=True, slots=True)
 class NodeDesiredState:
-    """What one node is to do. `step_down`: {leadership: term}."""
+    """The desired state of one node. `step_down`: {leadership: term}."""
 
     is_draining: bool
     step_down: Mapping[int, int]
@@ -78,19 +78,19 @@ def read_desired_state(conn: psycopg.Connection[Any], node: NodeRef) -> NodeDesi
 
 
 def set_draining(conn: psycopg.Connection[Any], node: NodeRef, draining: bool) -> bool:
-    """Let this life of the node drain, or lead again; False if it is over. The history of the groups that it leads has
-    it."""
+    """Make this incarnation of the node drain, or lead again; return False if it is over. It is recorded in the history
+    of the groups that it leads."""
     return bool(conn.execute(_DRAIN, (draining, node.name, node.incarnation)).fetchall())
 
 
 def request_step_down(conn: psycopg.Connection[Any], led: Iterable[LedGroupRef]) -> None:
-    """Let these leaders step down, and no later ones of the same groups. Their groups' history has the user."""
+    """Make these leaders step down, and no later ones of the same groups. Their groups' history has the user."""
     pairs = [(each.group_id, each.term) for each in led]
     conn.execute(_STEP_DOWN, ([group_id for group_id, _ in pairs], [term for _, term in pairs]))
 
 
 def groups_led_by(conn: psycopg.Connection[Any], node: NodeRef) -> list[LedGroupRef]:
-    """Return the groups that this life of the node leads, by name; maintenance is no group."""
+    """Return the groups that this incarnation of the node leads, by name; maintenance is no group."""
     return [LedGroupRef(*row) for row in conn.execute(_LED, (node.incarnation,)) if row[0] != MAINTENANCE]
 
 

@@ -68,7 +68,7 @@ _NOW = f"select {in_microseconds(NOW)}"
 
 @dataclass(frozen=True, slots=True)
 class ExportedPosition:
-    """Where a group is in a stream; `consumed` where it is atomic."""
+    """The position of a group in a stream; `consumed` is set in an atomic group."""
 
     stream_id: int
     position: int
@@ -77,16 +77,17 @@ class ExportedPosition:
 
     @property
     def to_initial(self) -> ExportedPosition:
-        """As a new group begins with it."""
+        """Return it as a new group begins with it."""
         is_over = self.status is LendingStatus.FINISHED
         return self if is_over else replace(self, status=LendingStatus.FREE)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupProgress:
-    """Places in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic group.
+    """Positions in the order of their streams, and {space_id: the least epochs that are not consumed} of an atomic
+    group.
 
-    Streams of generations up to `after_generation` without a place are none of the group's; later ones are read
+    Streams of generations up to `after_generation` without a position are not the group's; later ones are read
     completely. `timeline`: of the database at that time, where it is known.
     """
 
@@ -97,7 +98,7 @@ class GroupProgress:
 
     @property
     def to_initial(self) -> GroupProgress:
-        """As a new group begins with it."""
+        """Return it as a new group begins with it."""
         return replace(self, positions=tuple(row.to_initial for row in self.positions))
 
 
@@ -159,8 +160,8 @@ def create_from_progress(
 def _there(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress
 ) -> GroupProgress:
-    """Without the streams that are no more. Raises `Conflict` where messages went with them that the group was to have,
-    unless it skips what is gone."""
+    """Return the progress without the streams that no longer exist. Raises `Conflict` if messages were lost with them
+    that the group was to get, unless it skips what is gone."""
     absent = missing(connection, [row.stream_id for row in progress.positions])
     if options.on_data_loss is OnDataLoss.FAIL:
         for row in progress.positions:
@@ -227,8 +228,8 @@ def _check_position(
 
 
 def progress_from_json(stored: Any) -> GroupProgress:
-    """As `to_json` wrote it; streams that are new to the group are left to its leader. Raises `TypeError`, `KeyError`,
-    `AttributeError` or `ValueError` for what it never writes."""
+    """Return the progress that `progress_to_json` wrote; streams that are new to the group are left to its leader.
+    Raises `TypeError`, `KeyError`, `AttributeError` or `ValueError` for what that never writes."""
     rows = sorted(
         (_position_from_json(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id
     )
@@ -243,7 +244,7 @@ def progress_from_json(stored: Any) -> GroupProgress:
 
 
 def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
-    """For a file."""
+    """Return the progress as a JSON object, for a file."""
     return {
         "timeline": progress.timeline,
         "after_generation": progress.after_generation,
@@ -271,7 +272,7 @@ def _position_from_json(stored: Any) -> ExportedPosition:
 
 
 def _integer(stored: Any) -> int:
-    """Return it as it is: what is no integer is not made one."""
+    """Return the value unchanged; raise if it is no integer."""
     if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
         raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
     return stored

@@ -1,4 +1,4 @@
-"""Targets of `groups reset`: where a group goes on from."""
+"""Targets of `groups reset`: the positions from which a group continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ResetTarget:
 
     @classmethod
     def latest(cls) -> ResetTarget:
-        """Nothing that is there."""
+        """Return the target that skips all present messages."""
         return cls("latest")
 
     @classmethod
@@ -45,7 +45,7 @@ class ResetTarget:
 
     @classmethod
     def offset(cls, offset: int) -> ResetTarget:
-        """That offset in every stream, or its end. Raises `UsageError`."""
+        """Return the target of that offset in every stream, or its end. Raises `UsageError`."""
         if not 0 <= offset <= LARGEST:
             raise UsageError(
                 f"offset {offset}: an offset is a whole number from 0 to {LARGEST}. Correct it; to go back by a number "
@@ -66,8 +66,8 @@ class ResetTarget:
 
     @classmethod
     def time(cls, moment: datetime) -> ResetTarget:
-        """In every stream what was appended at that time or later. Raises `UsageError` for a time without a zone, or
-        one that is in no year from 1 to 9999 in UTC."""
+        """Return the target of the first message appended at that time or later in every stream. Raises `UsageError`
+        for a time without a zone, or outside of the years 1 to 9999 in UTC."""
         if moment.utcoffset() is None:
             raise UsageError(f"time {moment}: it has no time zone. Write 2026-01-31T12:00:00Z, say.")
         try:
@@ -77,7 +77,8 @@ class ResetTarget:
 
     @classmethod
     def at_epoch(cls, epoch: object) -> ResetTarget:
-        """In every stream from its first block with that epoch, or one after it. Raises `InvalidEpoch`."""
+        """Return the target of the first block with that epoch, or one after it, in every stream. Raises
+        `InvalidEpoch`."""
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
@@ -106,7 +107,7 @@ class ResetTarget:
                 return self.kind
 
     def to_parameters(self) -> dict[str, Any]:
-        """For a statement: kind, value, epoch, streams, offsets."""
+        """Return the parameters of a statement: kind, value, epoch, streams, offsets."""
         return {
             "kind": self.kind,
             "value": self.value,

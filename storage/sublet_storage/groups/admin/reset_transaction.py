@@ -75,7 +75,7 @@ _GRANTED = "select stream_id from lending where group_id = %(group)s and status 
 _NO_LEADER = f"""
 insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
 values (%(group)s, 'nobody', '', '', {in_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
-"""So that there is a row to be locked, which who claims the group then waits for."""
+"""Ensures that there is a row to lock, for which a claim of the group then waits."""
 
 _ADD = f"""
 insert into lending (group_id, stream_id, position, consumed, updated_at)
@@ -93,9 +93,10 @@ _LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at
 class PositionChange:
     """A stream with its position `before` (None: the group had not had it) and after. `head` is its end.
 
-    `redelivered_count`: messages that are given out once more. `skipped_count`: those that would have been given, and
-    are not; of a stream that came after the group too. `has_epochs`: of a reset to an epoch, whether any of its
-    messages is in one."""
+    `redelivered_count`: messages that are delivered once more. `skipped_count`: messages that would have been delivered
+    and are not, also of streams opened after the group. `has_epochs`: for a reset to an epoch, whether any of its
+    messages is in one.
+    """
 
     stream_id: int
     status: str | None
@@ -123,8 +124,8 @@ class _Planned:
 
     @property
     def is_passed(self) -> bool:
-        """Whether it ended before the group began, or is empty, and is to stay where it is. What came later and has
-        ended since is not: it would be read from its beginning once the group has a leader."""
+        """Return whether it ended before the group began, or is empty, and is to stay where it is. One that came later
+        and has ended since is not: it would be read from its beginning once the group has a leader."""
         would_be_given = self.is_later and self.head > 0
         return self.status is None and self.is_closed and self.after == self.head and not would_be_given
 
@@ -183,7 +184,8 @@ def _check_in_range(move: PositionChange, is_gone: bool) -> None:
 
 
 def _check_wholeness(group: Group, target: ResetTarget, streams: Collection[int]) -> None:
-    """Which epochs a group is given follows from where all its streams begin: it is set for all together."""
+    """Raise `UsageError` if the target is not for all streams of an atomic group, since all their starting positions
+    decide which epochs it gets."""
     if group.options.atomic and (streams or target.kind in ("current", "shift", "given")):
         raise UsageError(
             f"{group.subscription} is atomic: single streams, a shift, the current places or those of a file would "
@@ -207,8 +209,9 @@ def execute_reset(
     reason: str,
     force: bool = False,
 ) -> tuple[PositionChange, ...]:
-    """Reset, in the transaction that is open; return what was done. Raises `Conflict` while streams are granted, or
-    reserved because something in them is in doubt, unless by `force`: then these grants end without final progress."""
+    """Reset the group in the open transaction; return what was done. Raises `Conflict` while streams are granted, or
+    reserved because something in them is in doubt, unless with `force`: then these grants end without final
+    progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
     group_lifecycle.keep_generations(connection)
@@ -273,7 +276,7 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
 
 
 def _begin_epochs(connection: Connection, group_id: int, target: ResetTarget) -> None:
-    """Let an atomic group read entire epochs from its new positions on."""
+    """Make an atomic group read entire epochs from its new positions on."""
     consumed_frontiers.delete_frontiers(connection, group_id)
     start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
     consumed_frontiers.initialize_frontiers(

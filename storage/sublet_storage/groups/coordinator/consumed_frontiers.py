@@ -35,7 +35,7 @@ select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1
                     union select g.space_id from generation g where g.generation_id > %(oldest)s)"""
 
 # What had begun before the start positions; of streams without a row, which are consumed, gone or deleted, all
-# that had. Who starts at the end starts behind all that has begun by now: to leave out what began while its rows were
+# that had. A group at the end starts behind all that has begun by now: to leave out what began while its rows were
 # written, all blocks would have to be looked at.
 _BEGUN = """
 select u.space_id, space.lower_frontier, before.greatest
@@ -65,7 +65,7 @@ select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
 
 _KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
 
-# Where epochs have one number the least of all streams says enough; else each that is another.
+# Where epochs have one number the least of all streams is enough; else each distinct one.
 _HELD_BACK = """
 with behind as (
   select l.group_id, s.space_id, l.consumed -> 'least' as least, p.epoch_dimensions = 1 as is_total
@@ -96,7 +96,7 @@ select space_id, producer_id, least, upper_frontier from capability
 
 @dataclass(frozen=True, slots=True)
 class SpaceFrontier:
-    """A space, and what was completed in it when that was read. `is_dropped`: it was dropped, and not just now."""
+    """The lower frontier of a space when it was read. `is_dropped`: the space was dropped, and not just now."""
 
     name: str
     lower: LowerFrontier | None
@@ -116,15 +116,15 @@ def read_space_frontiers(
 
 
 def delete_frontiers(connection: Connection, group_id: int) -> None:
-    """The group has consumed nothing."""
+    """Delete the group's frontiers, as it has consumed nothing."""
     connection.execute(_FORGET, {"group": group_id})
 
 
 def initialize_frontiers(
     connection: Connection, group_id: int, start: StartingPosition, now_us: int | None, epoch: Epoch | None = None
 ) -> None:
-    """Set, for a group that has no frontiers, which epochs it gets, in its rows and as its first frontiers. `epoch`: it
-    gets none before that."""
+    """Set, for a group that has no frontiers, which epochs it gets, in its rows and as its first frontiers. `epoch`:
+    the group gets none before that."""
     lowers: dict[int, LowerFrontier | None] = {}
     begun: dict[int, UpperFrontier] = {}
     at_the_end = start.policy == "latest"
@@ -191,20 +191,20 @@ def advance_frontiers(
 
 @dataclass(frozen=True, slots=True)
 class _Expired:
-    """A producer whose lease has run out: it had not finished with what it `held`, of which so much had `begun`."""
+    """A producer whose lease has run out: the frontier that it `held`, and which epochs had `begun` by then."""
 
     producer_id: str
     held: LowerFrontier
     begun: UpperFrontier
 
     def is_closed_by(self, before: LowerFrontier | None, now: LowerFrontier) -> bool:
-        """Whether a step consumes some of it."""
+        """Return whether a step consumes some of the epochs that it left unfinished."""
         left = self.held if before is None else self.held.intersect(before)
         return any(self.begun.covers(epoch) and not now.admits(epoch) for epoch in left.least)
 
 
 def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
-    """Whose leases have run out of late, by space."""
+    """Return the producers whose leases ran out recently, by space."""
     found: dict[int, list[_Expired]] = {}
     for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
         held = LowerFrontier.from_epochs(map(tuple, least))

@@ -108,7 +108,7 @@ def create(
     now_us: int | None,
     principal: str | None = None,
 ) -> Group | None:
-    """Return the new group with its rows; None where another process was faster. Raises `TooManyGroups`."""
+    """Return the new group with its rows; None if another process was faster. Raises `TooManyGroups`."""
     if principal is not None:
         recent = connection.execute(_RECENT, {"principal": principal, "now_us": now_us}).fetchone()
         if recent is not None and recent[0] >= MAX_GROUPS_PER_MINUTE:
@@ -126,14 +126,14 @@ def create(
 
 
 def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
-    """Set in the new rows of these groups when they were taken from members of former groups of that name, which may
-    not know yet: a leader grants them when those may begin no more calls."""
+    """Set when the new rows of these groups were taken from members of former groups of that name, which may still use
+    them: a leader grants them once those may begin no more calls."""
     connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
 def keep_generations(connection: Connection) -> None:
-    """Until the end of the transaction no generation begins, and none is declared gone. Of locks, only a leadership's
-    comes before."""
+    """Prevent generations from being opened or declared gone until the transaction ends. Only the lock of a leadership
+    is acquired before this one."""
     connection.execute("lock table space in share mode")
 
 
@@ -145,8 +145,8 @@ def insert(
     after_generation: int | None = None,
     principal: str | None = None,
 ) -> int | None:
-    """Return a group that has no rows yet, while no generation begins; None where there is one. `after_generation`: up
-    to that one its rows are all that it will have, by default up to the last. `principal`: for whom it is made."""
+    """Return the id of a new group without rows, while no generation begins; None if there is one. `after_generation`:
+    the last generation of which it has all its rows, by default the newest. `principal`: for whom it is created."""
     keep_generations(connection)
     parameters = {
         **_names(subscription),
@@ -161,10 +161,10 @@ def insert(
 
 
 def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
-    """Mark it deleted, drop its rows and end its leader's lease; False where another process was faster.
+    """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
-    The history records of each grant that it is over, by the row as it was dropped. A group that never had a leader has
-    no grants.
+    The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
+    grants.
     """
     locking = leadership.lock(connection, (group_id,), now_us)
     deleted = connection.execute(_DELETE, {"group": group_id, "now_us": now_us})
@@ -181,7 +181,7 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
 def apply_command(
     connection: Connection, group: Group, command: GroupCommand, now_us: int | None, who: str = ""
 ) -> Group | None:
-    """Change its desired state; None where it was deleted meanwhile."""
+    """Change its desired state; return None if it was deleted meanwhile."""
     known = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
     if known is None:
         return None

@@ -43,8 +43,8 @@ MAX_ID = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class _Findings:
-    """What the changes are judged by: all rows as they were before the batch. `ancestors`: the unfinished ones.
-    `moved`: where the change is written already, and needs no judgement."""
+    """The facts by which the changes are judged: all rows as they were before the batch. `ancestors`: the unfinished
+    ones. `moved`: changes that are written already, and need no judgement."""
 
     rows: Mapping[Key, LendingRow]
     facts: Mapping[int, StreamFacts]
@@ -57,7 +57,7 @@ class _Findings:
 def commit_batch(
     connection: Connection, batch: Sequence[GroupWrites], now_us: int | None
 ) -> tuple[GroupWriteResult, ...]:
-    """Do all of it in the transaction that is open."""
+    """Execute the batch in the open transaction."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
     moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
     left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
@@ -80,7 +80,7 @@ def commit_batch(
 
 
 def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
-    """Whether it is progress without more than a position, of which Postgres can take each number."""
+    """Return whether it is progress without more than a position, of which Postgres can take each number."""
     return (
         isinstance(change, AdvancePosition)
         and change.consumed is None
@@ -119,10 +119,10 @@ def elect(
     lock_key: int | None,
     rival: LeaderLock | None,
 ) -> Leadership:
-    """Claim the leadership. Where the database has gone over to another timeline all grants end with it: what their
-    holders have read up to their positions may have been followed, on this one, by other messages at lower offsets. The
-    last grants may be missing here: all rows that there should be are made, and count as granted before; and the last
-    progress, so that what follows on any position may be seen twice."""
+    """Claim the leadership. If the database is on another timeline since the last leader, all grants end with it: what
+    their holders have read up to their positions may have been followed, on this one, by other messages at lower
+    offsets. The last grants may be missing here: all rows that there should be are made, and count as granted before;
+    and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
         older = leadership.older_grants(connection, leadership_id)
@@ -140,7 +140,7 @@ def elect(
 def _announce_redelivery(
     connection: Connection, claim: Leadership, ended: Sequence[LendingChangeResult], now_us: int | None
 ) -> None:
-    """Record it of all rows but those of which it is the end of a grant that says so."""
+    """Record possible redelivery for all rows except those whose end of a grant records it."""
     announced = {
         each.change.stream_id
         for each in ended

@@ -5,11 +5,11 @@ losers of a race then neither lock the row nor write to the database's log. A no
 or leads it first, is recorded in its history, by the statement that claims it.
 
 A leader that has declared an advisory lock may be succeeded sooner: when its lock was found free, and is free in the
-very statement that claims. That it is gone is only likely then. What it writes is refused as after any claim, and for
-how long it may still answer its borrowers is written down for those who lead after it.
+very statement that claims. The leader has then ended in all likelihood. Its writes are rejected as after any claim, and
+how long it may still answer its borrowers is stored for the next leaders.
 
-A term is over, too, where the database has gone over to another timeline: a standby was promoted, and what was
-committed last, grants among it, may be missing. Nothing in a leader's memory of the former one is trusted.
+A term is over, too, where the database has changed to another timeline: a standby was promoted, and what was committed
+last, grants among it, may be missing. A leader discards all that it has in memory from the former one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ _MARK_NEVER_GRANTED = "update lending set grant_id = 1 where group_id = %(id)s a
 
 @dataclass(frozen=True, slots=True)
 class LockedLeadership:
-    """A leadership row that this transaction holds, at the time it got it, with the policy of its group."""
+    """A leadership row locked by this transaction, at the time of the lock, with the policy of its group."""
 
     incarnation: str
     term: int
@@ -129,8 +129,8 @@ def claim(
     lock_key: int | None = None,
     rival: LeaderLock | None = None,
 ) -> Leadership:
-    """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; the row as it
-    then is. The lock is held to the end of the transaction."""
+    """Take the row if its lease has run out, it is new, or its leader is the `rival`, whose lock is free; return the
+    row as it then is, locked to the end of the transaction."""
     parameters = {
         "id": leadership_id,
         "node": node.name,
@@ -147,19 +147,19 @@ def claim(
 
 
 def is_first_here(connection: Connection, leadership_id: int) -> bool:
-    """Whether the leader before was elected on another timeline; or the group, if it had none, created on one: then it
-    may have had a leader there that is not known here."""
+    """Return whether the previous leader was elected on another timeline; or, without one, the group was created on
+    another: then it may have had a leader there that is unknown here."""
     return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
 
 
 def find_free_locks(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
-    """Return those of the keys whose locks nobody holds at this moment."""
+    """Return those of the keys whose locks are free at this moment."""
     return frozenset(key for (key,) in connection.execute(_FREE_LOCKS, (list(keys),)).fetchall())
 
 
 def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
-    """Hold the lock as long as this connection lives; False where somebody has it. Once for a connection: the server
-    counts."""
+    """Acquire the lock until this connection closes; return False if another session holds it. Call it once per
+    connection, since the server counts."""
     ((is_held,),) = connection.execute(_ACQUIRE_LOCK, (key,)).fetchall()
     return bool(is_held)
 
@@ -195,8 +195,8 @@ def renew(
     *,
     wait: bool,
 ) -> frozenset[int]:
-    """Extend what is this incarnation's, at its term and unexpired, and declare its lock. Without `wait`, rows that
-    others have locked are left."""
+    """Extend the leases of this incarnation, at their terms and unexpired, and declare its lock. Without `wait`, rows
+    that others have locked are left."""
     rows = fetch_locked(lock(connection, terms, now_us, wait=wait))
     retained = [i for i, row in rows.items() if row.is_alive and _is_own(row, node, terms[i])]
     lease_us = round(lease_s * MICROSECONDS)
@@ -205,7 +205,7 @@ def renew(
 
 
 def release(connection: Connection, node: NodeRef, terms: Mapping[int, int], now_us: int | None) -> frozenset[int]:
-    """Expire what is still this incarnation's at its term."""
+    """Expire the leases that are still this incarnation's at their terms."""
     own = [i for i, row in fetch_locked(lock(connection, terms, now_us)).items() if _is_own(row, node, terms[i])]
     expire(connection, own)
     return frozenset(own)

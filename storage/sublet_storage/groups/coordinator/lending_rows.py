@@ -147,8 +147,8 @@ def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any
 def advance_positions(
     connection: Connection, changes: Sequence[tuple[int, int, AdvancePosition]], now_us: int | None
 ) -> psycopg.Cursor[Any]:
-    """Write what each (group, term, progress) says where it moves the position of a held row on, within its stream and
-    not to the end of a closed one; read the cursor for the keys that it left out. The progress says nothing else."""
+    """Write each (group, term, progress) that moves the position of a held row on, within its stream and not to the end
+    of a closed one; read the cursor for the keys that it left out. The progress says nothing else."""
     parameters = {
         "groups": _as_text([group_id for group_id, _, _ in changes]),
         "streams": _as_text([change.stream_id for _, _, change in changes]),
@@ -166,7 +166,7 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
 
 
 def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
-    """Whose transaction has a row of the group locked, of several the oldest; None where that cannot be seen."""
+    """Return the oldest transaction that has a row of the group locked; None if that is not visible."""
     found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
     return None if found is None else BlockingTransaction(*found)
 
@@ -211,7 +211,7 @@ def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict
 
 
 def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
-    """Rows beside their streams, of a result that begins with the columns ROW, FACTS."""
+    """Yield rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
     return (_both(record) for record in cursor.fetchall())
 
 

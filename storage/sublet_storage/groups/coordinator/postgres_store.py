@@ -54,7 +54,7 @@ _log = logging.getLogger(__name__)
 
 
 class PostgresGroupStore:
-    """One connection, made when first needed and again after it is lost; calls from several threads take turns.
+    """`GroupStore` on one connection, opened when first needed and again after it is lost, for several threads in turn.
 
     `clock` (microseconds since 1970) replaces the database's in tests. Sessions that stall in the middle of a
     transaction are ended by the server after the statement timeout, so that a frozen node holds no lock for long.
@@ -265,7 +265,7 @@ class PostgresGroupStore:
         return tuple(results[writes.group_id] for writes in batch)
 
     def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
-        """Return the groups that were refused, and are not in this part; the one that was tried last is the last."""
+        """Return the rejected groups that are not in this part; the one that was tried last comes last."""
         tried = {writes.group_id for writes in part}
         return {group_id: None for group_id in self._refused if group_id not in tried}
 
@@ -295,7 +295,7 @@ class PostgresGroupStore:
 
 
 def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
-    """Log it: a lock that was not to be had in time is a line, an unforeseen error has its traceback."""
+    """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=exc_info)

@@ -1,8 +1,8 @@
-"""Names of sessions in a group: which epoch was drawn last under each, and whose it is.
+"""Names of sessions in a group: the last epoch drawn under each, and its principal.
 
-Where nodes know who calls, a name belongs to the principal that came with it first, until maintenance forgets it
-(nobody has drawn under it for long, and it holds nothing) or somebody with access to the database releases it. It has
-so many names and no more.
+Where nodes authenticate callers, a name belongs to the first principal that used it, until maintenance deletes it (no
+epoch was drawn under it for long, and it holds nothing) or an operator with access to the database releases it. The
+number of names per principal is limited.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def last_epoch(connection: Connection, subscription: Subscription, session: str)
 
 
 def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> None:
-    """Make the name the principal's, if it is nobody's. One for which nothing is drawn stays nobody's. Raises
-    `PermissionDenied` where it is another's, or the principal has too many."""
+    """Bind the name to the principal, if it is unbound. A name for which no epoch was drawn stays unbound. Raises
+    `PermissionDenied` if it is another principal's, or the principal has too many."""
     name = str(subscription), session
     row = connection.execute(_OWNER, name).fetchone()
     if row == (None,):
@@ -50,8 +50,8 @@ def bind(connection: Connection, subscription: Subscription, session: str, princ
 
 
 def draw_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
-    """Return a number above all that were drawn before for that name, which is the principal's from then on; None:
-    nobody knows who calls. Raises what `bind` does, and nothing is drawn."""
+    """Return a number above all that were drawn before for that name, which is bound to the principal; None: the caller
+    is not authenticated. Raises what `bind` does, and nothing is drawn then."""
     with connection.transaction():
         epoch = consumer_progress.next_session_epoch(connection, subscription, session)
         if principal is not None:
@@ -60,7 +60,7 @@ def draw_epoch(connection: Connection, subscription: Subscription, session: str,
 
 
 def release(connection: Connection, subscription: Subscription, session: str) -> str:
-    """Make the name nobody's again, and return whose it was. Raises `NotFound`."""
+    """Unbind the name, and return its former principal. Raises `NotFound`."""
     ((principal,),) = connection.execute(_RELEASE, (str(subscription), session)).fetchall()
     if principal is None:
         raise NotFound(

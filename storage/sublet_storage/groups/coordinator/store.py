@@ -23,7 +23,7 @@ from sublet_storage.node_directory import NodeRef
 
 
 class GroupStore(Protocol):
-    """Every method is one transaction. All times are the database's; leases are given in seconds.
+    """The interface of the group tables; every method is one transaction. Times are the database's, leases in seconds.
 
     Raises `sublet_protocol.domain.errors.DatabaseUnreachable` when it is certain that nothing was written, and
     `sublet_protocol.domain.errors.UnknownOutcome` when the connection died during the commit.
@@ -37,12 +37,12 @@ class GroupStore(Protocol):
     ) -> Group:
         """Return the live group of that subscription; created now if there is none, with a lending row for every stream
         it may match, each position resolved in the same statement. `$queue` groups are never created here: raises
-        `UndeclaredQueue`. For one `principal` so many are created in a minute: raises `TooManyGroups`."""
+        `UndeclaredQueue`. Raises `TooManyGroups` if `principal` has created too many within a minute."""
 
     def declare_group(
         self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
     ) -> Group:
-        """Create a group of either kind; the same again is a no-op, with other options raises `Conflict`. For one
+        """Create a group of either kind; a repeated call is a no-op, and raises `Conflict` with other options. For one
         `principal` as `open_group`."""
 
     def find_group(self, group_id: int) -> Group | None:
@@ -52,21 +52,22 @@ class GroupStore(Protocol):
         """Return the group of that subscription, None where there is none; looking creates nothing."""
 
     def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
-        """Mark the live group deleted, drop its rows and end its leader's lease; its id, or None if there is none.
+        """Mark the live group deleted, drop its rows and end its leader's lease; return its id, or None if there is
+        none.
 
-        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with `who`
-        requested it. Raises `Conflict` where another transaction keeps one of its rows locked.
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with the user
+        `who`. Raises `Conflict` if another transaction holds one of its rows locked.
         """
 
     def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
         """Change the live group's desired state; return the group as it then is, None where there is none.
 
-        Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of
-        history, with `who` gave it.
+        Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of the
+        history, with the user `who`.
         """
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
-        """Return who leads, without a lock; ids never claimed are absent."""
+        """Return the leaderships, read without a lock; ids never claimed are absent."""
 
     def claim(
         self,
@@ -76,10 +77,11 @@ class GroupStore(Protocol):
         lock_key: int | None = None,
         rival: LeaderLock | None = None,
     ) -> Leadership:
-        """Insert, or take over where the lease has run out, with term = greatest(term + 1, now in microseconds).
+        """Insert the row, or take it over if the lease has run out, with term = greatest(term + 1, now in
+        microseconds).
 
-        Taken over, too, where the leader is the `rival`, has declared its lock, and nobody holds that at this moment:
-        then `deposed_s` of the row lasts to the end of its lease. `lock_key`: what this node declares.
+        It is also taken over if the leader is the `rival`, has declared its lock, and that is free at this moment: then
+        `deposed_s` of the row lasts to the end of its lease. `lock_key`: what this node declares.
 
         Returns the row as it then is: ours if `claim.node.incarnation` is ours, else the winner's. A claim of a row
         that this very incarnation holds unexpired changes nothing and returns it. The first claim of a group, and one
@@ -99,12 +101,12 @@ class GroupStore(Protocol):
         """Return all unfinished rows of the group, after claiming it. Raises `StaleTerm` if the term is over."""
 
     def commit(self, batch: Sequence[GroupWrites]) -> tuple[GroupWriteResult, ...]:
-        """Write many groups in one transaction of array statements; results in the order of the batch.
+        """Write many groups in one transaction of array statements; return the results in the order of the batch.
 
-        All entries are judged by the rows as they were before the batch: a child whose parent this very batch finishes
-        is granted in the next. Renewals come after the entries. A group whose part the server refuses (a lock not to
-        be had in time) is answered BUSY throughout, with nothing `renewed`; the others are written without it.
-        Raises `ValueError` where a group occurs twice, or a stream twice in a group.
+        All changes are judged by the rows as they were before the batch: a child whose parent this very batch finishes
+        is granted in the next. Stream syncs come after the changes. A group whose part the server refuses (a lock not
+        to be had in time) is answered BUSY throughout, without a stream sync; the others are written without it. Raises
+        `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
@@ -112,8 +114,8 @@ class GroupStore(Protocol):
         drawn. 0: none was."""
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
-        """Make a session's name in that group the principal's, if it is nobody's. One for which nothing is drawn stays
-        nobody's. Raises `PermissionDenied` where it is another's, or the principal has too many."""
+        """Bind a session's name in that group to the principal, if it is unbound. A name for which no epoch was drawn
+        stays unbound. Raises `PermissionDenied` if it is another principal's, or the principal has too many."""
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """Return what happened to the group's lendings, oldest first."""

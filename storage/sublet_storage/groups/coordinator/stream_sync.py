@@ -1,5 +1,4 @@
-"""Stream sync of a group: rows for streams that were opened, and the ends of streams that were closed, or that end
-before the group's position.
+"""Stream sync of groups: inserts rows for opened streams, and finishes or blocks ended ones.
 
 Streams of generations opened after the group was created get rows at position 0, whatever was the group's start. Which
 generations can matter is decided by the filter that each was filled under, which its space may have changed since. An
@@ -31,7 +30,7 @@ select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desir
   from consumer_group
  where group_id = any(%(groups)s::bigint[]) and deleted_at is null"""
 
-# `oldest` states by a value what the server cannot know of a column: how few generations are newer. They are
+# `oldest` states by a value what the planner cannot estimate of a column: how few generations are newer. They are
 # locked, so that none is deleted before the rows are committed; one that is being deleted is waited for, and left out.
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
@@ -88,7 +87,8 @@ class _Renewing:
 def sync_streams(
     connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: LendingWriteBatch
 ) -> dict[int, SyncResult]:
-    """Renew the groups {group_id: term}, whose leadership is locked; what each leader has to know now."""
+    """Sync the streams of the groups {group_id: term}, whose leadership is locked; return the result for each
+    leader."""
     groups = _renewing(connection, terms)
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
     spaces = {}
@@ -122,7 +122,7 @@ def _report(
 
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
-    """Insert the rows that these groups do not have yet; the keys of those with something to read."""
+    """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
     return _add_streams(connection, _renewing(connection, group_ids), now_us)
 
 
@@ -157,7 +157,7 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
 def _tidy_up(
     connection: Connection, terms: Mapping[int, int], on_data_loss: Mapping[int, OnDataLoss], buffer: LendingWriteBatch
 ) -> set[Key]:
-    """Finish or block rows of streams that are closed, or end before the row's position; the keys of those that
+    """Finish or block rows of streams that are closed, or end before the row's position; return the keys of those that
     changed."""
     untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
     if not untidy:

@@ -13,7 +13,7 @@ from sublet_storage.groups.model.records import HistoryRecord
 
 @dataclass(slots=True)
 class LendingWriteBatch:
-    """`now_us` is the time of all that it writes. `history_by_group`: the lines of history that it wrote so far, by
+    """Rows to be written, all at the time `now_us`. `history_by_group`: the history records written so far, by
     group."""
 
     now_us: int
@@ -22,14 +22,14 @@ class LendingWriteBatch:
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
     def add(self, before: LendingRow, ruling: LendingTransition, term: int) -> None:
-        """Take over a ruling."""
+        """Add the row and the history record of a transition."""
         if ruling.event:
             self.history.append(to_history_record(ruling.row, ruling.event, term, self.now_us))
         if ruling.row != before:
             self.row_updates.append((ruling.row, term))
 
     def flush(self, connection: Connection) -> None:
-        """Queue the statements, and begin again empty."""
+        """Queue the statements, and empty the buffer."""
         lending_rows.update_rows(connection, self.row_updates, self.now_us)
         lending_rows.write_history(connection, self.history, self.now_us)
         for line in self.history:

@@ -1,4 +1,4 @@
-"""The desired state of a live group: whether it is paused, and the weights of its sessions."""
+"""The desired state of a live group: whether it is paused, and its sessions' weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FOR_A_RESET: Final = "to be reset to "
 
 @dataclass(frozen=True, slots=True)
 class PauseGroup:
-    """Take all streams back, and grant none until `ResumeGroup`; members stay. Raises `UsageError` for a reason too
-    long, and for one of a reset.
+    """Takes all streams back, and grants none until `ResumeGroup`; members stay. Raises `UsageError` for a reason that
+    is too long, or is one of a reset.
 
     A group that is paused stays paused for its first reason. Only a group that is paused by a reset may be paused for
     another, and is not resumed by that reset then.
@@ -39,12 +39,12 @@ class PauseGroup:
 
 @dataclass(frozen=True, slots=True)
 class PauseForReset(PauseGroup):
-    """The same, by a reset: `reason` begins with `FOR_A_RESET`."""
+    """Pauses the group for a reset: `reason` begins with `FOR_A_RESET`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeGroup:
-    """Grant again. `only`: if the group is paused for this very reason."""
+    """Resumes granting. `only`: if the group is paused for this very reason."""
 
     only: str | None = None
 
@@ -54,8 +54,8 @@ class ResumeGroup:
 
 @dataclass(frozen=True, slots=True)
 class SetSessionWeight:
-    """From now on sessions of that name share with this weight, whatever they request; None: with what they request.
-    Raises `UsageError` for a weight that is none."""
+    """Sets the weight of sessions of that name, whatever they request; None: as they request. Raises `UsageError` for
+    an invalid weight."""
 
     session: str
     weight: float | None
@@ -78,14 +78,14 @@ GroupCommand = PauseGroup | ResumeGroup | SetSessionWeight
 
 @dataclass(frozen=True, slots=True)
 class GroupDesiredState:
-    """All that is in force. `pause_reason` is why, None where the group is not; `weights` are by name of session,
+    """The desired state of a group. `pause_reason` is None if it is not paused; `weights` are by session name,
     sorted."""
 
     pause_reason: str | None = None
     weights: tuple[tuple[str, float], ...] = ()
 
     def apply(self, command: GroupCommand) -> GroupDesiredState:
-        """With one more; the same where that is in force already."""
+        """Return the state with this command applied; the same state if that is in force already."""
         match command:
             case PauseGroup(reason):
                 for_a_while = self.pause_reason is None or self.pause_reason.startswith(FOR_A_RESET)
@@ -100,20 +100,20 @@ class GroupDesiredState:
                 assert_never(command)
 
     def format(self) -> str:
-        """For people."""
+        """Return the state as text for people."""
         weights = [str(SetSessionWeight(session, weight)) for session, weight in self.weights]
         return "; ".join(
             [str(ResumeGroup()) if self.pause_reason is None else format_pause(self.pause_reason), *weights]
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As an object of JSON."""
+        """Return the state as a JSON object."""
         paused = {} if self.pause_reason is None else {"paused": self.pause_reason}
         return {**paused, "weights": dict(self.weights)} if self.weights else paused
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> GroupDesiredState:
-        """As they were stored."""
+        """Return the state that `to_json` wrote."""
         return cls(stored.get("paused"), tuple(sorted(stored.get("weights", {}).items())))
 
 
@@ -121,7 +121,7 @@ NO_DESIRED_STATE = GroupDesiredState()
 
 
 def format_pause(reason: str | None) -> str:
-    """For people."""
+    """Return a pause as text for people."""
     return f"paused: {reason}" if reason else "paused"
 
 

@@ -1,4 +1,4 @@
-"""Errors that both implementations of the group store raise, with the value, the rule and the remedy."""
+"""Errors that both implementations of the group store raise."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def stream_not_found_error(subscription: Subscription, stream_id: int) -> NotFou
 
 @dataclass(frozen=True, slots=True)
 class BlockingTransaction:
-    """A transaction that is open, as pg_stat_activity shows it: `since_us` only to who may see it."""
+    """An open transaction, as pg_stat_activity shows it: `since_us` only to users that may see it."""
 
     pid: int
     user: str | None

@@ -15,7 +15,7 @@ STEP = 10_000
 """How many lines are deleted in one transaction, so that none is long."""
 
 LATELY_S, LATELY = 86_400.0, 20
-"""A forced move was lately if it was within that time, and is among the group's newest of that number."""
+"""The age and number of a group's newest forced moves that count as recent."""
 
 RECORD = (
     f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
@@ -61,7 +61,7 @@ delete from lending_history where history_id in (
    order by h.at limit %(limit)s)"""
 
 
-# Nobody holds a stream under that name, or has one reserved. The row without names remembers the highest.
+# No stream is held under that name, or reserved for it. The row without names remembers the highest.
 _FORGET_EPOCHS = """
 with forgotten as (
   delete from session_epoch e
@@ -74,7 +74,7 @@ insert into session_epoch as e (subscription, session, last) select '', '', max(
 
 
 # What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
-# this snapshot knows nothing of was one of another server, whose dump this is: there before anybody looked.
+# this snapshot does not have was one of another server, whose dump this is: there before any read.
 _NEWS = f"""
 select pg_current_snapshot()::text, recent.* from (values (true)) as always left join (
   select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
@@ -88,20 +88,20 @@ _BEHIND = _NEWS.format("""
 
 @dataclass(frozen=True, slots=True)
 class HistoryPage:
-    """The newest lines, oldest first, of `total` that there are of their kind."""
+    """The newest records, oldest first, of `total` that there are of their kind."""
 
     records: tuple[HistoryRecord, ...] = ()
     total: int = 0
 
     @property
     def is_truncated(self) -> bool:
-        """Whether there are older ones."""
+        """Return whether there are older ones."""
         return self.total > len(self.records)
 
 
 @dataclass(frozen=True, slots=True)
 class GroupHistoryBatch:
-    """(number, line), oldest first, and `next`: behind which it is to be read on."""
+    """The records as (number, record), oldest first, and `next`: after which number to continue."""
 
     lines: tuple[tuple[int, HistoryRecord], ...]
     next: str
@@ -109,14 +109,14 @@ class GroupHistoryBatch:
 
 @dataclass(frozen=True, slots=True)
 class GroupAtTime:
-    """A group at a time in the past: the last line until then of who led, if one is known, and of each stream."""
+    """A group at a time in the past: its last records until then of a leader, if one is known, and of each stream."""
 
     leader: HistoryRecord | None
     streams: tuple[HistoryRecord, ...]
 
 
 def has_owner(line: HistoryRecord) -> bool:
-    """Whether the stream is held after this line: its session, or agent."""
+    """Return whether the stream is held after this record: by its session, or agent."""
     return line.event in _HOLDING
 
 
@@ -152,12 +152,12 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
-    """The moves of late after which messages in [position, redelivery_end) may have been seen twice."""
+    """Return the recent moves after which messages in [position, redelivery_end) may have been seen twice."""
     return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 
 def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
-    """Delete the lines older than that, at most `limit` in one statement; how many they were, of all groups.
+    """Delete the lines older than that, at most `limit` in one statement, of all groups; return their number.
 
     On an autocommit connection each statement is a transaction of its own.
     """

@@ -1,6 +1,6 @@
-"""The records of history that changes of lending rows and commands leave: pure functions.
+"""Builds the history records of lending changes and commands: pure functions.
 
-A deleted group has no rows, and history says of each that was held that its grant is over.
+A deleted group has no rows, and the history records the end of each grant in force.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: i
 
 
 def takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
-    """Return the record of history for a node that leads from now on; `before`: who led, under another incarnation."""
+    """Return the record of history for a node that leads from now on; `before`: the leadership until then, of another
+    incarnation."""
     then = "first leader" if before is None else f"before: {before}"
     return HistoryRecord(
         now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
@@ -53,14 +54,14 @@ def consumption_record(
 
 
 def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
-    """Return the record of history for what an operator, `who`, wants from now on; `term`: of who led last."""
+    """Return the record of history for the command of an operator, `who`; `term`: of the last leader."""
     return HistoryRecord(
         now_us, group_id, 0, COMMAND, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
     )
 
 
 def reason_with_user(reason: str, who: str) -> str:
-    """Return a reason of history with who gave the command, where that is known."""
+    """Return a reason of history with the user who gave the command, where that is known."""
     return f"{reason}, by {who}" if who else reason
 
 

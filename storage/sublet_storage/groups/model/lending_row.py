@@ -1,8 +1,8 @@
-"""A lending row, the facts of its stream, and how a row ends: pure values and functions.
+"""Lending rows, facts of their streams, and how rows end: pure values and functions.
 
-Whatever begins or ends a grant draws a new grant id. A row whose position is past the stream's head is blocked: nobody
-guesses. So is one in a part that retention has taken, unless the group would rather skip it: then what was lost is
-counted. A closed stream consumed to its head is finished, and never granted again.
+Whatever begins or ends a grant draws a new grant id. A row whose position is past the stream's head is blocked. So is
+one in a part that retention has taken, unless the group would rather skip it: then what was lost is counted. A closed
+stream consumed to its head is finished, and never granted again.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000
-"""In a second: times of the store are integers of microseconds since 1970."""
+"""Microseconds in a second: times of the store are integers of microseconds since 1970."""
 
 FAILED_OVER = "the database has gone over to another timeline"
 
 
 @dataclass(frozen=True, slots=True)
 class LendingRow:
-    """A lending row as the table has it. `losses` counts forced ends at `lost_position`.
+    """A row of the table `lending`. `losses` counts forced ends at `lost_position`.
 
-    `held_until_us` is there only for a free row that is, or was, kept for `session`, or a reserved one. Without a
-    session it says when the row was taken from a holder who may not know: by a reset, or with a former group of
-    the name. `consumed` is there only where the group is atomic. `in_doubt` is what a holder planned last: it stays
-    when it is done, so that a holder who cannot know that it is can see it. `grant_key`: of the grant in force, as
-    random as in no other store, so that it is not compared.
+    `held_until_us` is set only in a free row that is, or was, reserved for `session`, or a reserved one. Without a
+    session it is when the row was taken from a holder that may not have stopped: by a reset, or with a former group of
+    the name. `consumed` is set only in an atomic group. `in_doubt` is what a holder planned last: it stays when it is
+    done, for a holder that cannot tell otherwise. `grant_key`: of the grant in force, random and different in each
+    store, so that it is not compared.
     """
 
     group_id: int
@@ -51,20 +51,20 @@ class LendingRow:
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
-        """What of it is not done."""
+        """Return the range in doubt, None if it is done or there is none."""
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
     @property
     def furthest_offset(self) -> int:
-        """The furthest offset up to which its stream must have had messages."""
+        """Return the furthest offset up to which its stream must have had messages."""
         doubt, consumed = self.pending_in_doubt, self.consumed
         return max(self.position, doubt.end if doubt else 0, consumed.upto if consumed else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """A stream at one instant. Once `is_closed`, its head is final; `is_gone`: retention has taken its messages.
-    `lower`: what is completed in its space."""
+    """The facts of a stream at one instant. Once `is_closed`, its head is final; `is_gone`: retention has taken its
+    messages. `lower`: the lower frontier of its space."""
 
     stream_id: int
     generation_id: int
@@ -78,7 +78,7 @@ class StreamFacts:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEvent:
-    """What history will say; grant id and holder are those of the grant that began or ended.
+    """An event for the history; grant id and holder are those of the grant that began or ended.
 
     With `redelivery_end` the move was forced, and messages in [position, redelivery_end) may be seen twice.
     """
@@ -96,7 +96,7 @@ class HistoryEvent:
 
 @dataclass(frozen=True, slots=True)
 class LendingTransition:
-    """The answer, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
+    """The outcome, the row as it is from now on, and the event if there is one to record. `problem`: of an invalid
     change."""
 
     outcome: LendingOutcome
@@ -106,7 +106,7 @@ class LendingTransition:
 
 
 def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Sequence[int] = ()) -> Lending:
-    """The row and its stream as the leader sees them at that time; `parents`: see `Lending`."""
+    """Return the row with its stream as the leader sees them at that time; `parents`: see `Lending`."""
     return Lending(
         stream_id=row.stream_id,
         status=row.status,
@@ -130,13 +130,13 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
 
 
 def next_id(last: int, now_us: int) -> int:
-    """The next term or grant id: larger than the last, and than any that the database has forgotten since. `now_us`: by
-    the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
+    """Return the next term or grant id: larger than the last, and than any that the database has lost since. `now_us`:
+    by the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
     return max(last + 1, now_us)
 
 
 def is_of_former_timeline(grant_id: int, term: int) -> bool:
-    """Whether nothing was granted under that row on the timeline of this term, but perhaps on the one before."""
+    """Return whether nothing was granted under that row on the timeline of this term, but perhaps on the one before."""
     return grant_id > 0 and timeline_number(grant_id) < timeline_number(term)
 
 
@@ -158,7 +158,7 @@ def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition
 def end_unreadable(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss
 ) -> LendingTransition | None:
-    """What becomes of a row from whose position no borrower could read; None where it can."""
+    """Return the transition of a row whose position no borrower could read from; None if one could."""
     twice = redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
     if row.furthest_offset > stream.head:
         return block(row, beyond_head_reason(row.furthest_offset, stream), now_us, twice)
@@ -175,14 +175,14 @@ def end_unreadable(
 
 
 def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> LendingTransition:
-    """`twice`: up to where messages may be seen again, where a grant ends by it."""
+    """Return the transition that blocks the row. `twice`: if a grant ends by it, the end of what may be seen again."""
     after = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
     return LendingTransition(LendingOutcome.REFUSED, after, history_event("block", row, reason, twice))
 
 
 def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
-    """Return the row after a grant that may have ended without its holder's word: who is granted it next, be it after a
-    reset, waits until that one knows."""
+    """Return the row after a grant that ended without its holder's report: the next grant, also after a reset, waits
+    until that holder must have stopped."""
     after = end_grant(row, status, position, now_us)
     return replace(after, held_until_us=now_us) if row.status is LendingStatus.HELD else after
 
@@ -203,7 +203,8 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
 
 
 def _taken_at(row: LendingRow) -> int | None:
-    """Return when it was taken from a holder who may not know, whatever became of it since: a grant waits for that."""
+    """Return when the row was taken from a holder that may not have stopped, which the next grant waits for; None if it
+    was not."""
     return row.held_until_us if row.session is None else None
 
 
@@ -222,7 +223,8 @@ def failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
 
 
 def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
-    """Up to where messages from the row's position on may be seen twice when its grant ends without a final report."""
+    """Return the offset up to which messages from the row's position on may be seen twice when its grant ends without a
+    final report."""
     return max(row.position, stream.head)
 
 

@@ -1,13 +1,14 @@
-"""What a leader's change does to a lending row: pure functions, shared by Postgres and the in-memory store.
+"""Applies a leader's changes to lending rows: pure functions, shared by all stores.
 
 A store locks the row, reads the facts of its stream in a later statement, calls `apply_change`, and writes what comes
 back. So the rules that the simulator runs a thousand times are the very rules that run on Postgres. With those of
 `lending_row`, `progress_rules` and `reset_rules`:
 
 - only a free row is granted, under a new grant id, from the position that the row has;
-- not while an ancestor of its stream is unfinished, whatever lies between: what the group has not is finished;
+- not while an ancestor of its stream is unfinished, also where streams between them have no row in the group: such
+  streams count as finished;
 - a reclaim by the same agent draws no new grant id;
-- a row whose grant ends free may be kept for the session that had it; a grant, or an end for good, ends that;
+- a row whose grant ends free may be reserved for the session that had it; a grant, or an end for good, ends that;
 - one whose grant ends while something is in doubt is reserved: until its time is over only that session is granted it;
 - a block that its holder cannot decode blocks the row, or is skipped, as the group was created;
 - a stream that its holder found to end before what it had read blocks the row, though others have appended since;
@@ -164,9 +165,9 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
 
 
 def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
-    """Losses are counted only where there was a message to die of: an idle stream is never poisonous, nor is one that
-    waits for epochs to be completed. What is reserved for a session's return is not blocked, however often that dies:
-    it is granted to no other session, and what is done then must be the same again."""
+    """Free or block the row. Losses count only if there was a message that may have caused them: not in an idle stream,
+    nor in one that waits for epochs to be completed. A row that is reserved for its session is never blocked, as it is
+    granted to no other session, which has to process the same range again."""
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
     again = row.losses if row.lost_position == row.position else 0
@@ -180,7 +181,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
 
 
 def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
-    """Its holder has done all that lies before a block that nobody can decode."""
+    """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.skips:
         twice = change.delivered_end if change.delivered_end > row.position else None
         return replace(block(row, change.reason, now_us, twice), outcome=LendingOutcome.APPLIED)
@@ -195,12 +196,13 @@ def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_u
 
 
 def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
-    """All that is completed is consumed of it: what is left may not be given out yet."""
+    """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
 def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, until: int | None) -> LendingTransition:
-    """A grant has ended. What is reserved is not seen twice: who did it, or did not, does it again himself."""
+    """Return the transition for the end of a grant. A reserved range is not redelivered: its own session resolves
+    it."""
     ended = replace(row, position=after.position)
     if after.status is LendingStatus.RESERVED and after.in_doubt is not None:
         doubt = after.in_doubt
@@ -214,7 +216,8 @@ def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, un
 
 
 def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:
-    """The row after its grant, kept for its session where that has a name and is to be waited for."""
+    """Return the row after its grant, reserved for its session if that has a name and `reserve_s` or an in-doubt
+    range."""
     after = end_grant(row, LendingStatus.FREE, position, now_us)
     doubt = after.pending_in_doubt
     if doubt is not None and (row.session is None or row.session_epoch is None or doubt.hold_s <= 0):

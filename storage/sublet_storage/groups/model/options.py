@@ -16,14 +16,15 @@ MAX_SESSION_EXPIRY_S = 366 * 86_400.0
 
 
 class OnDataLoss(StrEnum):
-    """What a group does about messages that retention took before it had consumed them."""
+    """The reaction of a group to messages that retention took before it had consumed them."""
 
     FAIL = "fail"  # the stream is blocked until an operator decides
     SKIP = "skip"  # the stream is finished without them, and they are counted as lost
 
 
 class OnPoison(StrEnum):
-    """What a group does about a block that cannot be decoded, or whose payload is not what was put outside."""
+    """The reaction of a group to a block that cannot be decoded, or whose payload is not the one that was stored
+    remotely."""
 
     BLOCK = "block"  # the stream is blocked before it until an operator decides
     SKIP = "skip"  # the stream goes on behind it, and its messages are counted as lost
@@ -31,7 +32,7 @@ class OnPoison(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """The options of a group, for its life. Raises `UsageError` for what can never work.
+    """The options of a group, for its life. Raises `UsageError` for combinations that can never work.
 
     `session_expiry_s`: how long the streams of a named session that has left are reserved for its return. `atomic`: its
     consumers get entire epochs only. `holds_retention`: retention takes nothing that it has not consumed, as of every
@@ -70,7 +71,7 @@ class GroupOptions:
 
     @classmethod
     def from_row(cls, start: str, options: Mapping[str, Any]) -> GroupOptions:
-        """From the columns of the table consumer_group; what they do not name has its default."""
+        """Return the options from the columns of the table consumer_group; missing ones have their defaults."""
         on_data_loss, strategy = options.get("on_data_loss", OnDataLoss.FAIL), options.get("strategy", "even")
         expiry_s, atomic = options.get("session_expiry_s", 0.0), options.get("atomic", False)
         on_poison = OnPoison(options.get("on_poison", OnPoison.BLOCK))
@@ -92,4 +93,4 @@ class GroupOptions:
 
 
 DEFAULTS = GroupOptions()
-"""Options of a group that has none."""
+"""The options of a group that names none."""

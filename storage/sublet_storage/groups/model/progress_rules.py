@@ -1,4 +1,4 @@
-"""What progress does to a lending row, and to what its group has consumed of epochs: pure functions.
+"""Applies progress to lending rows and to consumed frontiers of groups: pure functions.
 
 Progress needs the equal grant id and a held row, and never lowers the position. In a group that is atomic what is
 consumed in whole epochs moves on together with the position.
@@ -37,10 +37,10 @@ MAX_COMPARISONS = 400_000
 def merge_consumed_frontier(
     before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
 ) -> LowerFrontier | None:
-    """How far a group has come in a space, where it was at `before`. It never goes back.
+    """Return the frontier up to which a group has consumed a space, where it was at `before`. It never moves back.
 
-    `lower` is what was completed. `held_back` says, of each unfinished row of the space whose position is not the head,
-    what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
+    `lower` is the space's lower frontier. `held_back` has, for each unfinished row of the space whose position is not
+    the head, what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
     """
     frontiers = set(held_back)
     if lower is None or not all(each is not None and have_same_dimensions(each, lower) for each in frontiers):
@@ -55,10 +55,10 @@ def merge_consumed_frontier(
 def initial_frontier(
     start: StartingPosition, lower: LowerFrontier | None, begun: UpperFrontier
 ) -> LowerFrontier | None:
-    """Which epochs of a space a group is given that begins there: those of which nothing was `begun` before its start
-    positions, or is gone. None: all.
+    """Return the frontier of the epochs of a space that a new group gets: those of which nothing was `begun` before its
+    starting positions, or is gone. None: all.
 
-    Who starts at the end also has nothing of what is completed (`lower`).
+    A group that starts at the end also gets no completed epochs (`lower`).
     """
     if lower is None:
         return None
@@ -81,7 +81,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
 
 
 def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> LendingRow:
-    """The row with what is consumed in whole epochs. A group that is not atomic has no such thing, whatever is said."""
+    """Return the row with what is consumed in entire epochs; unchanged in a group that is not atomic."""
     if row.consumed is None or consumed is None or (later := row.consumed.max_of(consumed)) == row.consumed:
         return row
     return replace(row, consumed=later, losses=0, lost_position=None)  # it goes on, though the position may not
@@ -90,8 +90,8 @@ def with_consumed(row: LendingRow, consumed: ConsumedFrontier | None) -> Lending
 def find_impossible(
     change: ReclaimStream | AdvancePosition | ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int
 ) -> LendingTransition | None:
-    """Return the answer to a change that speaks of what is not there: it is its sender's fault, and leaves the row as
-    it is. Where the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
+    """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
+    the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
     furthest = _furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:

@@ -31,7 +31,7 @@ TAKEOVER = "takeover"
 
 
 EPOCHS_CONSUMED = "epochs_consumed"
-"""The event of history that says how far a group that is atomic has consumed a space; its stream_id is 0."""
+"""The history event of how far an atomic group has consumed a space; its stream_id is 0."""
 
 
 CREATE = "create"
@@ -39,7 +39,7 @@ CREATE = "create"
 
 
 COMMAND = "command"
-"""The event of history that says what an operator wants from now on; its stream_id is 0."""
+"""The history event of an operator's command; its stream_id is 0."""
 
 
 UNREADABLE, READABLE = "unreadable", "readable"
@@ -47,7 +47,7 @@ UNREADABLE, READABLE = "unreadable", "readable"
 
 
 class LendingStatus(StrEnum):
-    """The durable half of a stream's life in a group; the other half is the leader's memory."""
+    """The durable status of a stream in a group; the leader has the rest of its state in memory."""
 
     FREE = "free"  # not held; it may be granted once its ancestors are finished
     HELD = "held"  # granted under grant_id to borrower_id of agent
@@ -62,7 +62,7 @@ AT_REST = (LendingStatus.FREE, LendingStatus.RESERVED)
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One life of one shared subscription; deleted and re-created is a new group_id.
+    """One incarnation of a shared subscription; deleted and created again it has another group_id.
 
     `revision` counts the changes of its desired state.
     """
@@ -75,7 +75,7 @@ class Group:
 
     @property
     def starting_position(self) -> StartingPosition:
-        """Where it began."""
+        """Return its starting position."""
         return self.options.starting_position
 
 
@@ -98,7 +98,7 @@ class Leadership:
     """A leadership row as the database sees it now; `remaining_s` <= 0 means the lease has run out.
 
     `lock_key`: of the lock that its leader has declared; None: its lease alone decides. `deposed_s`: for how long a
-    leader from which it was claimed by its free lock may still believe that it leads.
+    leader from which it was claimed by its free lock may still act as the leader.
     """
 
     leadership_id: int
@@ -110,7 +110,7 @@ class Leadership:
 
     @property
     def lock(self) -> LeaderLock | None:
-        """The lock of its leader. The key of another incarnation was left by a release that knows no locks."""
+        """Return the lock of its leader; None if the key is of another incarnation, left by a release without locks."""
         lock = LeaderLock.of(self.node.incarnation)
         return lock if lock.key == self.lock_key else None
 
@@ -120,11 +120,11 @@ class Lending:
     """A lending row together with the facts of its stream, read in one statement.
 
     `head` and `is_closed` are the stream's at that instant. `parents`: of a row that may be granted, the nearest
-    ancestors of its stream that the group has not finished, whatever lies between; it waits for them. Of other rows:
-    none. `reserved_s`: how long the row, which is free or reserved, is still reserved for `session`; not, if it is not
-    above 0. Below 0 and without a session: how long ago a reset, or the end of the group's former life, took it from
-    its holder. `consumed`: in an atomic group, what is consumed in entire epochs. `in_doubt`: what a holder planned
-    last. `grant_key`: of the grant in force.
+    ancestors of its stream that the group has not finished, for which it waits, also where streams between them have no
+    row. Of other rows: none. `reserved_s`: how long the row, which is free or reserved, is still reserved for
+    `session`; not, if it is not above 0. Below 0 and without a session: how long ago a reset, or the end of the former
+    group of the name, took it from its holder. `consumed`: in an atomic group, what is consumed in entire epochs.
+    `in_doubt`: what a holder planned last. `grant_key`: of the grant in force.
     """
 
     stream_id: int
@@ -148,16 +148,16 @@ class Lending:
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
-        """What of it is not done."""
+        """Return the range in doubt, None if it is done or there is none."""
         return pending_in_doubt(self.in_doubt, self.position, self.consumed)
 
 
 @dataclass(frozen=True, slots=True)
 class GrantStream:
-    """Grant a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position read
-    from the row.
+    """Grants a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position
+    read from the row.
 
-    To whom a free row that is reserved for a session may be granted is decided by the leader.
+    The leader decides to which session a free row that is reserved may be granted.
     """
 
     stream_id: int
@@ -225,8 +225,8 @@ class ReleaseStream:
 
 @dataclass(frozen=True, slots=True)
 class ForceRelease:
-    """End a grant without final progress: what follows the row's position may be delivered again. `reserve_s`: as
-    above."""
+    """Ends a grant without final progress: what follows the row's position may be delivered again. `reserve_s`: as of
+    `ReleaseStream`."""
 
     stream_id: int
     grant_id: int
@@ -236,7 +236,7 @@ class ForceRelease:
 
 @dataclass(frozen=True, slots=True)
 class UnreserveStream:
-    """Free a reserved stream, whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
+    """Frees a reserved stream whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
     twice."""
 
     stream_id: int
@@ -247,7 +247,7 @@ class UnreserveStream:
 
 @dataclass(frozen=True, slots=True)
 class RecordHistory:
-    """Write a line of history about a grant in force; nothing else changes."""
+    """Writes a history record about a grant in force; nothing else changes."""
 
     stream_id: int
     grant_id: int
@@ -264,7 +264,7 @@ HOLDING = AdvancePosition | ReclaimStream | RecordHistory
 
 
 class LendingOutcome(StrEnum):
-    """What became of one entry."""
+    """The outcome of one change."""
 
     APPLIED = "applied"
     REFUSED = "refused"  # its condition does not hold; `lending` is the row as it is
@@ -274,8 +274,9 @@ class LendingOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LendingChangeResult:
-    """`lending` is the row after the statement; None where there is no such row, where it was busy, or where progress
-    was applied and changed nothing but the position, to the change's. `problem`: of an invalid change."""
+    """The result of a change. `lending` is the row after the statement; None where there is no such row, where it was
+    busy, or where progress was applied and changed nothing but the position, to the change's. `problem`: of an invalid
+    change."""
 
     change: LendingChange
     outcome: LendingOutcome
@@ -285,7 +286,7 @@ class LendingChangeResult:
 
 @dataclass(frozen=True, slots=True)
 class GroupWrites:
-    """All that one group's leader writes now, under one term; at most one change per stream.
+    """The writes of one group's leader, under one term; at most one change per stream.
 
     `sync_streams` also inserts rows for streams opened since, finishes free closed streams with nothing left, and
     reports every unfinished row whose stream is closed. Of an atomic group it advances the consumed frontier, and
@@ -300,10 +301,11 @@ class GroupWrites:
 
 @dataclass(frozen=True, slots=True)
 class GroupWriteResult:
-    """Answers in the order of the changes. `has_stale_term`: the term is over and nothing of this group was written.
+    """The results in the order of the changes. `has_stale_term`: the term is over and nothing of this group was
+    written.
 
-    `history`: the lines that the group's history has from this commit, in their order, those of a renewal last.
-    `desired_state`, of a stream sync: the present one.
+    `history`: the history records of this commit, in their order, those of the stream sync last. `desired_state`, of a
+    stream sync: the present one.
     """
 
     group_id: int
@@ -317,7 +319,7 @@ class GroupWriteResult:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRecord:
-    """One line of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
+    """A row of lending_history. Of a `is_forced` move, messages in [position, redelivery_end) may be seen twice.
 
     `redelivery_end` is the stream's head at that moment (not below the position); None where nothing is seen twice.
     `key_digest`: of the key of the grant that it is about, to be written; it is not read again.

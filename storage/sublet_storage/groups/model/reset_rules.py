@@ -1,5 +1,4 @@
-"""What becomes of a lending row without a change of its leader: an operator's reset, or its stream is closed, or ends
-before the row's position."""
+"""Changes of lending rows by a reset, or by the end of their stream."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ from sublet_storage.groups.model.records import LendingOutcome, LendingStatus, O
 def close_out(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
 ) -> LendingTransition | None:
-    """What a stream sync does to a row: finish it, block it, or leave it (None)."""
+    """Return the transition of a row in a stream sync: finish it, block it, or leave it (None)."""
     if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
         return None
     if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
@@ -33,7 +32,8 @@ def close_out(
 
 
 def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> LendingTransition:
-    """An operator says where the group goes on. A grant in force ends by it, without its holder's word."""
+    """Return the transition of a row that an operator resets. A grant in force ends by it, without its holder's
+    report."""
     held = row.status is LendingStatus.HELD
     until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE

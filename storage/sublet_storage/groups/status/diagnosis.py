@@ -1,4 +1,4 @@
-"""Determines why a stream of a group is not being consumed, from facts of the database; pure.
+"""Determines from facts of the database why a stream is not being consumed; pure.
 
 `RULES` is the table of reasons, and the first that is true is the answer: what ends a stream comes before what stops
 its group, and that before what single streams wait for.
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from sublet_storage.groups.status.diagnosis_facts import GroupDiagnosisFacts, StallReason, StreamDiagnosisFacts
 
 QUIET_S = 10.0
-"""A stream whose messages have waited for so long, and whose holder has reported nothing meanwhile, does not move."""
+"""How long messages wait without a report of their holder before their stream counts as stalled."""
 
 SILENT_MEMBER_S = 20.0
-"""How long, a lease and a leader's promise of ten seconds each, a stream is not granted after it was taken."""
+"""How long a stream is not granted after it was taken: a lease and a leader's guarantee, ten seconds each."""
 
-# What holders say of a block that cannot be had, or be decoded (`sublet_protocol.domain.errors.PoisonBlock`). A place
+# What holders report of a block that cannot be read or decoded (`sublet_protocol.domain.errors.PoisonBlock`). A store
 # that is away has none, and loses nothing.
 _END_OF_BLOCK = re.compile(r"\bends before offset (\d+)\b")
 _LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")
@@ -27,7 +27,7 @@ _LOWER_HEAD = re.compile(r"\bis beyond the head (\d+)\b")
 
 @dataclass(frozen=True, slots=True)
 class StallDiagnosis:
-    """The reason in a name and in a sentence, and what to do about it, if anything is to be done."""
+    """The stall reason, its description, and a hint if there is one."""
 
     reason: StallReason
     detail: str
@@ -36,7 +36,7 @@ class StallDiagnosis:
 
 @dataclass(frozen=True, slots=True)
 class DiagnosisRule:
-    """A line of the table."""
+    """A row of the table `RULES`."""
 
     reason: StallReason
     matches: Callable[[GroupDiagnosisFacts, StreamDiagnosisFacts], bool]
@@ -45,7 +45,7 @@ class DiagnosisRule:
 
 
 def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> StallDiagnosis:
-    """Why this stream stands still, or that it does not."""
+    """Return the reason why this stream stands still, or that it does not."""
     rule = next(rule for rule in RULES if rule.matches(group, stream))
     return StallDiagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
 
@@ -78,7 +78,7 @@ def _went_with_its_space(stream: StreamDiagnosisFacts) -> bool:
 
 
 def _dropped(stream: StreamDiagnosisFacts) -> str:
-    """Without offsets: it is the same of all streams of that space."""
+    """Return the reason for a dropped space, without offsets: it is the same for all streams of that space."""
     return (
         f"messages that the group had not consumed are gone, with the space {stream.dropped_space}, which was "
         "dropped, or by "

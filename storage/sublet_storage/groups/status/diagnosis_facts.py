@@ -9,7 +9,7 @@ from sublet_storage.groups.status.overview_model import StreamView
 
 
 class StallReason(StrEnum):
-    """What is true of a stream, and by which name programs know it."""
+    """The reason why a stream stands still, or that it does not; the values are the names in JSON."""
 
     FINISHED = "finished"  # it is closed, and consumed to its end
     BLOCKED = "blocked"  # no consumer can go on from its position, until an operator decides
@@ -17,7 +17,7 @@ class StallReason(StrEnum):
     PAUSED = "paused"  # an operator has paused the group
     NO_NODE = "no_node"  # the group has no leader, and no node is there that could lead it
     NO_LEADER = "no_leader"  # the group has no leader, though consumers have streams of it
-    NO_MEMBER = "no_member"  # the group has no leader, because no consumer asks for it
+    NO_MEMBER = "no_member"  # the group has no leader, because no consumer requests it
     MEMBERS_SILENT = "members_silent"  # the group has a leader, and no consumer has a stream of it
     UNREADABLE = "unreadable"  # it is held, and what comes next cannot be read
     WAITING_FOR_EPOCHS = "waiting_for_epochs"  # publishers have not completed the epochs that come next
@@ -28,14 +28,14 @@ class StallReason(StrEnum):
     RESERVED = "reserved"  # what a session has in doubt waits for that session
     WAITING_FOR_PARENTS = "waiting_for_parents"  # the streams that it came from are consumed first
     RESERVED_FOR_SESSION = "reserved_for_session"  # it is reserved for the return of a session that has left
-    FORMER_HOLDER = "former_holder"  # its former holder may not know yet, and is waited for
+    FORMER_HOLDER = "former_holder"  # its former holder may not have stopped, and is waited for
     GRANT_PENDING = "grant_pending"  # it is free, and the leader grants it next
 
 
 @dataclass(frozen=True, slots=True)
 class UnfinishedEpochs:
-    """What an atomic group waits for in a space: the least epochs that are not completed, and the producers that hold
-    them."""
+    """The epochs that an atomic group waits for in a space: the least that are not completed, and the producers that
+    hold them."""
 
     space: str
     least: str
@@ -44,7 +44,7 @@ class UnfinishedEpochs:
 
 @dataclass(frozen=True, slots=True)
 class ParentStream:
-    """A stream that is consumed first, with where the group is in it."""
+    """A stream that is consumed first, with the group's position in it."""
 
     stream_id: int
     status: str
@@ -54,7 +54,8 @@ class ParentStream:
 
 @dataclass(frozen=True, slots=True)
 class GroupDiagnosisFacts:
-    """`held`: how many of its streams are granted; `nodes`: how many nodes could lead it; `draining`: the others."""
+    """The facts of a group. `held`: how many of its streams are granted; `nodes`: how many nodes could lead it;
+    `draining`: the others."""
 
     subscription: str
     paused: str | None
@@ -69,9 +70,9 @@ class GroupDiagnosisFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamDiagnosisFacts(StreamView):
-    """A stream with what else its diagnosis needs. `idle_s`: since when nothing was written of it. `taken_s`: since
-    when it is taken from a holder who may not know. `parents`: the nearest ancestors that are not finished.
-    `dropped_space`: the name of its space, if that was dropped."""
+    """The facts of a stream. `idle_s`: since when its row was not written. `taken_s`: since when it is taken from a
+    holder that may not have stopped. `parents`: the nearest ancestors that are not finished. `dropped_space`: the name
+    of its space, if that was dropped."""
 
     idle_s: float | None = None
     taken_s: float | None = None
@@ -87,10 +88,10 @@ class StreamDiagnosisFacts(StreamView):
 
     @property
     def owner(self) -> str | None:
-        """Return who has it, or is waited for: the session, or else the agent."""
+        """Return its owner, or the one that is waited for: the session, or else the agent."""
         return self.session or self.agent
 
     @property
     def stalled_s(self) -> float:
-        """How long there was something to consume and no progress was reported."""
+        """Return for how long there was something to consume and no progress was reported."""
         return min(self.age_s or 0.0, self.idle_s or 0.0)

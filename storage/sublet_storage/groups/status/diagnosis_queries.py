@@ -55,7 +55,7 @@ select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.produ
 
 @dataclass(frozen=True, slots=True)
 class StreamDiagnosis:
-    """Why one stream stands still."""
+    """The diagnosis of one stream."""
 
     stream: StreamView
     diagnosis: StallDiagnosis

@@ -35,7 +35,7 @@ _NAME = "g.name {0}, g.filter {0}, g.kind {0}"
 
 
 class GroupSort(StrEnum):
-    """What groups are sorted by; an unknown lag is larger than any other."""
+    """The sort key of groups; an unknown lag is larger than any other."""
 
     NAME = "name"
     LAG = "lag"
@@ -45,7 +45,7 @@ class GroupSort(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GroupListPage:
-    """Some of `total` groups."""
+    """A page of `total` groups."""
 
     groups: tuple[GroupOverview, ...]
     total: int

@@ -41,7 +41,7 @@ def summary_to_json(overview: GroupOverview) -> dict[str, Any]:
 
 
 def standby_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return those connected to the group's leader that hold nothing; None: it has not answered."""
+    """Return the borrowers connected to the group's leader that hold nothing; None: it has not answered."""
     holding = {member.borrower_id for member in overview.members}
     return None if connected is None else [each for each in connected if each["borrower_id"] not in holding]
 
@@ -76,7 +76,7 @@ def group_state(overview: GroupOverview) -> str:
 
 
 def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
-    """Return who leads, or led last."""
+    """Return the present leader, or the last one, as JSON."""
     found = overview.leader
     if found is None:
         return None

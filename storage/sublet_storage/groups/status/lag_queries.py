@@ -1,8 +1,8 @@
-"""Lags of groups in numbers, for metrics and lag histories, which read often and for many; reads only.
+"""Lags of many groups, for metrics and lag histories; reads only.
 
 Lag is as in `sublet_storage.groups.status.overview`. Streams that no leader has noticed yet are not counted: a leader
-looks for them every few seconds. Nor are those that are finished, which have no lag: how many there are depends on how
-long messages are retained.
+looks for them every few seconds. Nor are those that are finished, which have no lag: their number depends on how long
+messages are retained.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag
 
 @dataclass(frozen=True, slots=True)
 class StreamLag:
-    """A stream of a group; `lag` None: unknown."""
+    """The lag of a stream of a group; None: unknown."""
 
     group_id: int
     stream_id: int
@@ -52,8 +52,8 @@ class StreamLag:
 
 @dataclass(frozen=True, slots=True)
 class LagByStatus:
-    """A group's streams of one status: how many, of these how many of unknown lag, and the lag of the others together
-    and at most (None: of none)."""
+    """The streams of a group in one status: their number, the number with unknown lag, and the sum and maximum of the
+    known lags (None: none is known)."""
 
     group_id: int
     status: str
@@ -64,7 +64,7 @@ class LagByStatus:
 
 
 def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
-    """Each unfinished stream of these groups, in one statement."""
+    """Return the lag of each unfinished stream of these groups, in one statement."""
     with connection.cursor(row_factory=class_row(StreamLag)) as cursor:
         return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 

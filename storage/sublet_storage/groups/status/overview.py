@@ -69,7 +69,7 @@ COLUMNS = """g.group_id, g.kind, g.name, g.filter, g.starting_position, g.option
        led.leadership_id, led.node, led.address, led.term,
        extract(epoch from led.expires_at - clock_timestamp())::float8"""
 TABLES = "consumer_group g left join leadership led on led.leadership_id = g.group_id"
-"""A group, and who leads it: a `StoredGroup` and a `LeaderRow`, for `overviews`."""
+"""A group and its leader: a `StoredGroup` and a `LeaderRow`, for `overviews`."""
 
 _GROUPS = f"select {COLUMNS} from {TABLES} where g.deleted_at is null order by g.name, g.filter, g.kind"
 
@@ -101,7 +101,7 @@ SEEN = """seen as (
 
 # Rows, and for streams that came later and that no leader has noticed, the rows that a leader would make. Groups null:
 # of all, which have rows as long as they are not deleted. `finished`: also of what is. `oldest`
-# states by a value what the server cannot know of a column: how few generations are newer.
+# states by a value what the planner cannot estimate of a column: how few generations are newer.
 _LINES = f"""
 with line as (
   select l.group_id, l.stream_id, l.status, l.position, l.borrower_id, l.agent, l.session, l.granted_at, l.grant_id,
@@ -186,7 +186,7 @@ def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[Gro
 
 
 def describe_group(connection: Connection, subscription: Subscription) -> GroupOverview:
-    """One group with each of its streams. Raises `NotFound`."""
+    """Return one group with each of its streams. Raises `NotFound`."""
     with snapshot_transaction(connection):
         return read_overview(connection, subscription)
 
@@ -209,7 +209,7 @@ def read_overview(connection: Connection, subscription: Subscription) -> GroupOv
 
 @contextmanager
 def snapshot_transaction(connection: Connection) -> Iterator[None]:
-    """One snapshot for all statements, and a bound on how long it can be held."""
+    """Execute the block's statements on one snapshot, with a bound on how long it can be held."""
     with connection.transaction():
         connection.execute("set transaction isolation level repeatable read, read only")
         connection.execute(sql.SQL("set local statement_timeout = {}").format(sql.Literal(f"{STATEMENT_TIMEOUT_S:g}s")))

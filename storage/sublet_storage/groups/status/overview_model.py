@@ -1,4 +1,4 @@
-"""What the tables say about groups, as plain values: each group, who leads it, its streams and who holds them."""
+"""Plain values of the tables about groups: leaders, streams, members and lag."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sublet_storage.groups.model.options import GroupOptions
 
 @dataclass(frozen=True, slots=True)
 class LeaderRow:
-    """Who leads, or led last; `remaining_s` <= 0: the lease has run out."""
+    """The present leader, or the last one; `remaining_s` <= 0: the lease has run out."""
 
     group_id: int
     node: str
@@ -28,8 +28,9 @@ class StreamView:
     """One stream of one group. `age_s`: how long its oldest unread message has been waiting; None: nothing waits.
 
     `head_state` is open, closed or gone. `held_s`: since when its holder has it. `reserved_s`: for how much longer the
-    free stream is kept for the return of `session`. `blocked_reason` is there for a blocked stream, `unreadable_reason`
-    for one whose holder cannot read on, for `unreadable_s`."""
+    free stream is reserved for `session`. `blocked_reason` is set for a blocked stream, `unreadable_reason` for one
+    that its holder has reported as unreadable for `unreadable_s`.
+    """
 
     group_id: int
     stream_id: int
@@ -65,7 +66,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class ReservedSessionRow:
-    """A session that has left, and the streams that are kept for its return for `remaining_s` at most."""
+    """A session that has left, and the streams that are reserved for it for `remaining_s` at most."""
 
     session: str
     streams: tuple[int, ...]
@@ -74,7 +75,7 @@ class ReservedSessionRow:
 
 @dataclass(frozen=True, slots=True)
 class GroupFrontierRow:
-    """How far an atomic group has come in a space: the least epochs that it has not consumed (None: none is consumed),
+    """The progress of an atomic group in a space: the least epochs that it has not consumed (None: none is consumed),
     and of those that are not completed (None: there are none)."""
 
     space: str
@@ -85,8 +86,8 @@ class GroupFrontierRow:
 
 @dataclass(frozen=True, slots=True)
 class StreamCounts:
-    """A group's streams in numbers: {status: how many}; the lag of those whose lag is known, together and at most
-    (None: of none), and how many others; and how many there are whose holders cannot read on."""
+    """A group's streams in numbers: {status: count}; the sum and maximum of the known lags (None: none is known), the
+    number of unknown ones, and the number of unreadable streams."""
 
     statuses: dict[str, int]
     known_lag: int
@@ -117,23 +118,23 @@ class StoredGroup:
 
     @property
     def options(self) -> GroupOptions:
-        """What it was created with."""
+        """Return the options with which it was created."""
         return _options(self.starting_position, self.options_json)
 
     @property
     def desired_state(self) -> GroupDesiredState:
-        """What an operator wants of it."""
+        """Return its desired state."""
         return _desired_state(self.desired_state_json)
 
     @property
     def subscription(self) -> str:
-        """Its canonical spelling."""
+        """Return its subscription in canonical form."""
         return f"${self.kind}/{self.name}/{self.filter}"
 
 
 @lru_cache(maxsize=1024)
 def _options(start: str, stored: str) -> GroupOptions:
-    """Of very many groups most have the same."""
+    """Return the options, cached since most groups have the same."""
     return GroupOptions.from_row(start, json.loads(stored))
 
 
@@ -146,8 +147,9 @@ def _desired_state(stored: str) -> GroupDesiredState:
 class GroupOverview:
     """One group at one instant.
 
-    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are there only where they were asked
-    for. `forced`: the moves of late after which messages in [position, redelivery_end) may have been seen twice."""
+    `streams` (and so `members` and `reserved_sessions`), `epochs` and `forced` are set only if they were requested.
+    `forced`: the recent moves after which messages in [position, redelivery_end) may have been seen twice.
+    """
 
     group: StoredGroup
     leader: LeaderRow | None
@@ -158,32 +160,32 @@ class GroupOverview:
 
     @property
     def has_leader(self) -> bool:
-        """Somebody leads it now."""
+        """Return whether it has a leader now."""
         return self.leader is not None and self.leader.remaining_s > 0
 
     @property
     def known_lag(self) -> int:
-        """The lag of all streams whose lag is known."""
+        """Return the sum of all known lags."""
         return self.counts.known_lag
 
     @property
     def unknown_lag_count(self) -> int:
-        """How many streams' lag is unknown."""
+        """Return the number of streams whose lag is unknown."""
         return self.counts.unknown_lag_count
 
     @property
     def lag(self) -> int | None:
-        """The whole lag; None if a part of it is unknown."""
+        """Return the lag of the entire group; None if a part of it is unknown."""
         return None if self.unknown_lag_count else self.known_lag
 
     @property
     def statuses(self) -> dict[str, int]:
-        """{status: number of streams}."""
+        """Return {status: number of streams}."""
         return self.counts.statuses
 
     @property
     def members(self) -> tuple[MemberRow, ...]:
-        """Whoever holds a stream, by borrower id."""
+        """Return the borrowers that hold streams, by borrower id."""
         held: dict[str, list[StreamView]] = {}
         for line in self.streams:
             if line.borrower_id is not None:
@@ -195,7 +197,7 @@ class GroupOverview:
 
     @property
     def reserved_sessions(self) -> tuple[ReservedSessionRow, ...]:
-        """The sessions whose return is waited for, by name."""
+        """Return the sessions for which streams are reserved, by name."""
         waiting: dict[str, list[StreamView]] = {}
         for line in self.streams:
             if line.session is not None and line.reserved_s is not None:

@@ -1,8 +1,9 @@
-"""What a notification driver must offer: it moves bytes, and says truly what it can and cannot do.
+"""The interface of notification drivers, which move bytes and declare their capabilities.
 
-Names, sequences, gaps, windows, catch-ups and versions are the base's business (`publisher_machine`,
+Names, sequences, gaps, windows, catch-ups and versions are handled outside of the drivers (`publisher_machine`,
 `subscriber_machine`, `version_cache`); a driver may lose, repeat or reorder messages, as long as its
-`NotificationDriverCapabilities` say so and no message arrives torn."""
+`NotificationDriverCapabilities` say so and no message arrives torn.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ OnLost = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class NotificationDriverCapabilities:
-    """What a driver can do.
+    """The capabilities of a driver.
 
-    `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not
-    counted as dropped arrives at every receiver that stays connected. `payload_limit`: the longest message in bytes
-    (None: no limit). `is_push`: False if it moves nothing at all, so that nobody need open a sender and the periodic
-    catch-up is all there is."""
+    `is_ordered`: one sender's messages arrive in the order they were sent. `is_lossless`: what a sender has not counted
+    as dropped arrives at every receiver that stays connected. `payload_limit`: the longest message in bytes (None: no
+    limit). `is_push`: False if it moves nothing at all, so that no sender need be opened and there is only the periodic
+    catch-up.
+    """
 
     is_ordered: bool
     is_lossless: bool
@@ -38,7 +40,7 @@ class NotificationSender(Protocol):
 
     @property
     def dropped(self) -> int:
-        """How many messages it has given up so far: too long, nobody to be reached, too many waiting."""
+        """Return the number of messages dropped so far: too long, no receiver reachable, too many waiting."""
         ...
 
     def send(self, message: bytes) -> None:
@@ -46,7 +48,7 @@ class NotificationSender(Protocol):
         ...
 
     def close(self) -> None:
-        """Give what waits a moment to leave, then let go of everything, in bounded time; harmless when repeated."""
+        """Wait a moment for queued messages, then release everything, in bounded time; harmless when repeated."""
         ...
 
 
@@ -55,7 +57,7 @@ class NotificationReceiver(Protocol):
 
     @property
     def endpoint(self) -> str:
-        """What publishers must know to reach it, beginning with the driver's name: `postgres:`,
+        """Return the endpoint for publishers, beginning with the driver's name: `postgres:`,
         `zmq:tcp://10.0.0.5:40211?key=...`."""
         ...
 
@@ -69,12 +71,12 @@ class NotificationDriver(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name in the entry point group `sublet.notify`, and the beginning of its endpoints."""
+        """Return its name in the entry point group `sublet.notify`, with which its endpoints begin."""
         ...
 
     @property
     def capabilities(self) -> NotificationDriverCapabilities:
-        """What it can do."""
+        """Return its capabilities."""
         ...
 
     def open_sender(self, endpoints: Sequence[str]) -> NotificationSender:
@@ -84,14 +86,16 @@ class NotificationDriver(Protocol):
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NotificationReceiver:
         """Begin to listen. The three callbacks come one at a time, and may come before this has returned.
 
-        Raises `SubletError` where it can never listen; what may pass, such as a database that is away, is retried.
+        Raises `SubletError` if it can never listen; transient failures, such as a database that is away, are retried.
         """
         ...
 
 
 class NotificationDriverFactory(Protocol):
-    """What an entry point of the group `sublet.notify` names: makes the driver for a database URL and opens nothing."""
+    """A factory named by an entry point of the group `sublet.notify`: it makes the driver for a database URL and opens
+    nothing."""
 
     def __call__(self, url: str, *, host: str = "127.0.0.1") -> NotificationDriver:
-        """`host`: the address of this machine that a node listens on, for drivers that open a port."""
+        """Return the driver. `host`: the address of this machine that a node listens on, for drivers that open a
+        port."""
         ...

@@ -1,6 +1,6 @@
-"""Slots for a few consumers that listen at the database themselves to what publishers send to nodes.
+"""Slots for a few consumers that listen directly to what publishers send to nodes.
 
-Each NOTIFY wakes every connection of its database that listens. So there are only so many slots, each an advisory
+Each NOTIFY wakes every connection of its database that listens. So the number of slots is limited; each is an advisory
 lock, which ends with its connection. Without one, heads come through the leader's node, as does what is missed here:
 sequence numbers are ignored, and there is no catch-up.
 """
@@ -24,10 +24,10 @@ VARIABLE: Final = "SUBLET_NOTIFY_DIRECT_LISTENERS"
 DEFAULT_LISTENER_SLOTS: Final = 8
 MAX_LISTENER_SLOTS: Final = 1000
 MAX_ID: Final = 19
-"""In digits: of 63 bits."""
+"""The digits of a number of 63 bits."""
 
 LOCK_CLASS: Final = zlib.crc32(b"sublet listener slots") & 0x7FFFFFFF
-"""Of the locks: the same for all schemas, since a NOTIFY wakes whoever listens in the database."""
+"""The class of the locks: the same for all schemas, since a NOTIFY wakes every listener of the database."""
 
 _TAKE = """
 select slot from generate_series(1, %(slots)s) slot
@@ -59,7 +59,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
 
 
 def decode_heads(payload: bytes) -> dict[int, int]:
-    """{stream: head} of what was said; nothing of what is not news of streams, or not ours."""
+    """Return {stream: head} of a payload; empty if it has no changes of streams, or is not ours."""
     try:
         message = decode(decode_payload(payload) or b"")
     except MalformedNotification:

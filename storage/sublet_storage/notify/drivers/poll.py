@@ -1,4 +1,4 @@
-"""The driver that moves nothing: always there, and always right, since the periodic catch-up is all there is."""
+"""The driver that moves nothing and leaves everything to the periodic catch-up."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, O
 
 
 class NoPushSender:
-    """Nobody listens, so nothing is sent, and nothing counts as dropped."""
+    """A sender that sends nothing and counts nothing as dropped."""
 
     dropped = 0
 
     def send(self, message: bytes) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, as nothing is open."""
 
 
 class NoPushReceiver:
-    """Nothing arrives."""
+    """A receiver that receives nothing."""
 
     endpoint = "poll:"
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing, as nothing is open."""
 
 
 class NoPushDriver:
-    """Without threads, sockets or connections."""
+    """A driver without threads, sockets or connections."""
 
     name = "poll"
     capabilities = NotificationDriverCapabilities(is_ordered=True, is_lossless=False, payload_limit=None, is_push=False)
@@ -38,10 +38,10 @@ class NoPushDriver:
         pass
 
     def open_sender(self, endpoints: Sequence[str]) -> NoPushSender:
-        """The sending end, which sends nothing."""
+        """Return the sender, which sends nothing."""
         return NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> NoPushReceiver:
-        """The listening end; `on_connected` is called once, before this returns."""
+        """Return the receiver; `on_connected` is called once, before this returns."""
         on_connected()
         return NoPushReceiver()

@@ -1,4 +1,4 @@
-"""LISTEN and NOTIFY: nothing to install and nothing to open beside the database that is there anyway.
+"""The driver by LISTEN and NOTIFY, which needs nothing but the database.
 
 NOTIFY goes over a connection of its own, never in an append's transaction, where its commit lock would cost the
 publishers. What waits is sent in one statement, so that the rate is that of round trips and not of messages. LISTEN
@@ -36,16 +36,16 @@ MAX_CHANNEL = 63
 PER_STATEMENT = 64
 MAX_WAITING = 1024
 PAYLOAD_LIMIT = 5997
-"""Postgres takes 7999 bytes of text: two for the header leave so many bytes of anything in base64."""
+"""Postgres takes 7999 bytes of text: two for the header leave this number of bytes before base64."""
 
 BACKOFF_INITIAL_S = 0.05
 BACKOFF_MAX_S = 2.0
 RECEIVE_TIMEOUT_S = 5.0
-"""A server that does not answer for so long is taken for lost."""
+"""How long a server may not answer before it is treated as lost."""
 QUIET_S = 10.0
-"""Where nothing was notified for so long it is seen whether the server is still there."""
+"""The silence after which the server is queried to see whether it is still there."""
 FLUSH_S = 0.25
-"""What waits when a sender is closed is given so long to leave."""
+"""How long closing a sender waits for queued messages."""
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
@@ -59,7 +59,7 @@ def channel_name(schema: str) -> str:
 
 
 def encode_payload(message: bytes, index: int) -> str:
-    """The message as text. `index`: its number in the statement, 0 to 63.
+    """Return the message as text. `index`: its number in the statement, 0 to 63.
 
     Postgres drops a payload that equals another of its transaction: with the number in it no two are equal.
     """
@@ -69,7 +69,7 @@ def encode_payload(message: bytes, index: int) -> str:
 
 
 def decode_payload(payload: bytes) -> bytes | None:
-    """The message; None if this is not one of `encode_payload`."""
+    """Return the message; None if this is not one of `encode_payload`."""
     kind, body = payload[:1], payload[2:]
     if kind == b"t" and len(payload) > 1:
         return body
@@ -81,14 +81,14 @@ def decode_payload(payload: bytes) -> bytes | None:
 
 def start_listening(connection: psycopg.Connection[Any], channel: str) -> None:
     """Receive what is sent on the channel from now on."""
-    # Who is stopped while it listens would hold up the notifications of the whole server (over TCP).
+    # A client that is stopped while it listens would hold up the notifications of the entire server (over TCP).
     connection.execute("set tcp_user_timeout = '60s'")
     connection.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
 
 
 def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThread) -> Iterator[bytes]:
-    """Yield what a listening connection receives, until the thread is to stop. Raise `psycopg.OperationalError`, also
-    where the server does not answer an empty query, which it is asked when nothing has come for a while."""
+    """Yield the payloads that a listening connection receives, until the thread is to stop. Raise
+    `psycopg.OperationalError`, also if the server does not answer an empty query, which is sent after a silence."""
     waiting, server = select.poll(), connection.pgconn
     waiting.register(connection.fileno(), select.POLLIN)
     waiting.register(thread.bell, select.POLLIN)
@@ -107,7 +107,7 @@ def receive_payloads(connection: psycopg.Connection[Any], thread: StoppableThrea
 
 
 class PostgresNotifySender:
-    """Queues what is sent for the thread that says NOTIFY; when too much waits, the oldest is dropped."""
+    """Queues messages for the thread that executes NOTIFY; when too many wait, the oldest is dropped."""
 
     def __init__(self, url: str, channel: str) -> None:
         self._sender = _Sender(url, channel)
@@ -116,7 +116,8 @@ class PostgresNotifySender:
 
     @property
     def dropped(self) -> int:
-        """Too long, too many waiting, refused by the server, or left over when it was closed."""
+        """Return the number of messages that were too long, too many, rejected by the server, or left over when it was
+        closed."""
         return self._too_long + self._sender.dropped
 
     def send(self, message: bytes) -> None:
@@ -127,13 +128,13 @@ class PostgresNotifySender:
             self._sender.add(message)
 
     def close(self) -> None:
-        """Give what waits a moment, then close the connection."""
+        """Wait a moment for queued messages, then close the connection."""
         self._sender.flush()
         self._sender.stop()
 
 
 class _Sender(StoppableThread):
-    """Says NOTIFY, and tries again while the database is away."""
+    """Executes NOTIFY, and retries while the database is away."""
 
     def __init__(self, url: str, channel: str) -> None:
         super().__init__("sublet notify postgres sender")
@@ -145,7 +146,7 @@ class _Sender(StoppableThread):
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
-        """Queue a message; where the thread is over or another process's, it is dropped at once."""
+        """Queue a message; if the thread has ended or is another process's, it is dropped at once."""
         if self.is_stopping or not self.is_owner_process:
             self.dropped += 1
             return
@@ -163,7 +164,7 @@ class _Sender(StoppableThread):
                 self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
 
     def stop(self) -> None:
-        """As every driver's thread; what is still waiting is dropped."""
+        """Stop as every driver's thread does; waiting messages are dropped."""
         if not self.is_owner_process:
             return
         self._asked.set()
@@ -196,7 +197,7 @@ class _Sender(StoppableThread):
         return connection
 
     def _take(self) -> bool:
-        """Wait for messages and take some; what a lost connection left in the hand comes first. False: it is over."""
+        """Wait for messages and take some; those of a lost connection come first. Return False when it is over."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._in_hand or self.is_stopping)
             while self._waiting and len(self._in_hand) < PER_STATEMENT:
@@ -220,7 +221,7 @@ class _Sender(StoppableThread):
 
 
 class PostgresReceiver(StoppableThread):
-    """Listens, and again when the connection was lost."""
+    """Listens, and listens again after the connection was lost."""
 
     endpoint = ENDPOINT
 
@@ -257,7 +258,7 @@ class PostgresReceiver(StoppableThread):
 
 
 class PostgresNotificationDriver:
-    """Lossless: a listener's connection that lives has all that was notified. `url` must lead past any pooler."""
+    """The lossless driver: a connection that lives receives every notification. `url` must lead past any pooler."""
 
     name = "postgres"
     capabilities = NotificationDriverCapabilities(
@@ -268,9 +269,10 @@ class PostgresNotificationDriver:
         self._url, self._channel = url, channel_name(schema_name())
 
     def open_sender(self, endpoints: Sequence[str]) -> PostgresNotifySender | NoPushSender:
-        """The sending end: one connection, however many listen; none, if nobody does."""
+        """Return the sender, with one connection for any number of listeners; one without a connection if there are
+        none."""
         return PostgresNotifySender(self._url, self._channel) if ENDPOINT in endpoints else NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> PostgresReceiver:
-        """The listening end: one connection."""
+        """Return the receiver, with one connection."""
         return PostgresReceiver(self._url, self._channel, on_message, on_connected, on_lost)

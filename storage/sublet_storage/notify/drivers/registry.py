@@ -15,12 +15,12 @@ _BUILT_IN = {"poll": "NoPushDriver", "postgres": "PostgresNotificationDriver", "
 
 
 def list_drivers() -> list[str]:
-    """The names that `load` knows, in order; a library that one of them needs may be missing still."""
+    """Return the names that `load_driver` accepts, sorted; a library that one of them needs may be missing still."""
     return sorted({*_BUILT_IN, *(each.name for each in entry_points(group=GROUP))})
 
 
 def load_driver(name: str) -> NotificationDriverFactory:
-    """What makes the driver of that name.
+    """Return the factory of the driver of that name.
 
     Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
@@ -35,7 +35,7 @@ def load_driver(name: str) -> NotificationDriverFactory:
 
 
 def create_driver(name: str, url: str, **how: str) -> NotificationDriver:
-    """The driver of that name. Raises `InvalidSetting`, or what of ours the driver raises."""
+    """Return the driver of that name. Raises `InvalidSetting`, or the errors of ours that the driver raises."""
     try:
         return load_driver(name)(url, **how)
     except SubletError:
@@ -47,7 +47,7 @@ def create_driver(name: str, url: str, **how: str) -> NotificationDriver:
 
 
 def driver_name(endpoint: str) -> str:
-    """The name of the driver that reaches an endpoint."""
+    """Return the name of the driver that reaches an endpoint."""
     return endpoint.partition(":")[0]
 
 

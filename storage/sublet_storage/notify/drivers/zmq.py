@@ -1,7 +1,7 @@
-"""ZeroMQ: a node opens a port, each publishing process connects to it; the database is not asked to carry anything.
+"""The driver by ZeroMQ: each publishing process connects to a port of each node.
 
 The port is opened where the node itself listens. Its endpoint ends in a key, CURVE's public key of the receiver, and
-only who has it is let in, so whoever may read the directory of nodes: a stranger cannot make the node buffer anything.
+only clients with the key are let in, which is in the directory of nodes: others cannot make the node buffer anything.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_WAITING = 256
 MAX_UNREAD = 64
 """Messages of one peer that a receiver has taken and not handed on; further ones wait on the way."""
 LINGER_MS = 250
-"""Closing gives what is on its way so long to leave."""
+"""How long closing waits for messages to be sent."""
 PEER_TIMEOUT_MS = 5000
-"""A peer that does not answer a greeting, or acknowledge a byte, for so long is taken for lost."""
+"""A peer that does not answer a greeting, or acknowledge a byte, for this time is treated as lost."""
 BACK_MS = 1000
-"""After a peer was lost, the port counts as connected again when one connects, or without that after so long."""
+"""After a peer was lost, the port counts as connected again when one connects, or without that after this time."""
 
 KEEPALIVE_S = 5
-"""Between two questions of the kernel's whether a silent peer is there."""
+"""Between two keepalive probes of a silent peer."""
 
 _ENDPOINT = re.compile(r"zmq:(tcp://(?:[\w.-]{1,253}|\[[\w:.%]{2,64}\]):[0-9]{1,5})\?key=([0-9a-f]{64})", re.ASCII)
 _LOST = zmq.Event.DISCONNECTED
@@ -52,7 +52,7 @@ _STRANGER = zmq.Event.HANDSHAKE_FAILED_NO_DETAIL | zmq.Event.HANDSHAKE_FAILED_PR
 
 
 class ZmqSender:
-    """A connection to each node. In a fork of its process it sends nothing and closes nothing."""
+    """A sender with a connection to each node. In a fork of its process it sends nothing and closes nothing."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
         self._process, self._keys = os.getpid(), zmq.curve_keypair()
@@ -62,19 +62,19 @@ class ZmqSender:
         """Too long, too many waiting for one of the nodes, or sent by a copy or after the end."""
 
     def send(self, message: bytes) -> None:
-        """Hand it to ZeroMQ, which drops it where too much waits."""
+        """Pass the message to ZeroMQ, which drops it if too many wait."""
         if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
             self.dropped += 1
         else:
             self.dropped += False in [_takes(each, message) for each in self._sockets]
 
     def close(self) -> None:
-        """Give what was sent a moment to leave."""
+        """Wait a moment for sent messages, then close."""
         if os.getpid() == self._process:
             self._context.destroy(LINGER_MS)
 
     def _connect(self, endpoint: str) -> Socket | None:
-        """A socket towards one node; None, and a line in the log, if the endpoint is none."""
+        """Return a socket connected to one node; None, after a log line, if the endpoint is malformed."""
         found = _ENDPOINT.fullmatch(endpoint)
         node: Socket = self._context.socket(zmq.PUSH)
         try:
@@ -96,7 +96,7 @@ class ZmqSender:
 
 
 class ZmqReceiver(StoppableThread):
-    """A port that takes messages."""
+    """A receiver on a port."""
 
     def __init__(self, host: str, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> None:
         super().__init__("sublet notify zmq receiver")
@@ -135,7 +135,7 @@ class ZmqReceiver(StoppableThread):
             self._let_go()
 
     def _receive(self) -> None:
-        """Hand on some of what has come; ours are messages of one part."""
+        """Pass on some of the received messages; ours have one part."""
         for _ in range(MAX_UNREAD):
             if not self._incoming.poll(0):
                 return
@@ -144,7 +144,7 @@ class ZmqReceiver(StoppableThread):
                 self.call_handler(self._on_message, parts[0])
 
     def _watch(self) -> None:
-        """Peers that come and go. One that was never let in is none."""
+        """Process the events of peers that connect and disconnect, except those that were never let in."""
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == _FOUND:
@@ -171,8 +171,8 @@ class ZmqReceiver(StoppableThread):
 
 
 class ZmqDriver:
-    """Not lossless: what is on its way when a process or a node goes is lost. Not ordered, where a connection comes
-    back."""
+    """A driver that is not lossless (messages in transit are lost when a process or a node ends), and not ordered after
+    a reconnect."""
 
     name = "zmq"
     capabilities = NotificationDriverCapabilities(
@@ -188,16 +188,16 @@ class ZmqDriver:
         self._host = host
 
     def open_sender(self, endpoints: Sequence[str]) -> ZmqSender | NoPushSender:
-        """The sending end of this process, towards those endpoints."""
+        """Return the sender of this process, towards those endpoints."""
         return ZmqSender(endpoints) if endpoints else NoPushSender()
 
     def open_receiver(self, on_message: OnMessage, on_connected: OnConnected, on_lost: OnLost) -> ZmqReceiver:
-        """The listening end, on a free port."""
+        """Return the receiver, on a free port."""
         return ZmqReceiver(self._host, on_message, on_connected, on_lost)
 
 
 def _takes(node: Socket, message: bytes) -> bool:
-    """Whether ZeroMQ takes the message for that node."""
+    """Return whether ZeroMQ accepts the message for that node."""
     try:
         node.send(message, zmq.NOBLOCK)
     except zmq.ZMQError:
@@ -206,7 +206,7 @@ def _takes(node: Socket, message: bytes) -> bool:
 
 
 def _listen(incoming: Socket, host: str) -> str:
-    """Bind to a free port of the host; the endpoint, with the address and the key."""
+    """Bind to a free port of the host; return the endpoint, with the address and the key."""
     family, *_, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret

@@ -18,11 +18,12 @@ BLOCK_BYTES: Final = 256 * 1024
 """About the most in a block."""
 
 WAITING_BYTES: Final = 32 * 1024 * 1024
-"""So much waits at most for its stream's block to be full."""
+"""Maximum size of the messages that wait for their stream's block to be full."""
 
 
 class BlockBuilder:
-    """Takes batches of `BLOCK_SCHEMA`, gives blocks; those of a stream have its messages in the order they came."""
+    """A builder that takes batches of `BLOCK_SCHEMA` and returns blocks; those of a stream have its messages in their
+    order."""
 
     def __init__(self, routes: RoutingTable) -> None:
         self._routes = routes

@@ -1,4 +1,4 @@
-"""Checks a user's values and converts them to batches of `BLOCK_SCHEMA`, before any of it is accepted."""
+"""Checks a user's values and converts them to batches of `BLOCK_SCHEMA`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def as_bytes(what: str, value: object) -> bytes | None:
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
-    """Headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`, `ValueTooLarge`."""
+    """Return headers as a list of pairs; None and no headers at all are the same. Raises `UsageError`,
+    `ValueTooLarge`."""
     if headers is None:
         return None
     if isinstance(headers, Mapping):
@@ -97,9 +98,9 @@ def check_size(size: int, limit: int, what: str, hint: str = "raise max_message_
 
 
 def to_record_batches(data: Columns) -> list[pa.RecordBatch]:
-    """Batches of `BLOCK_SCHEMA`, none empty, from a table, a record batch or a mapping of columns.
+    """Return batches of `BLOCK_SCHEMA`, none empty, from a table, a record batch or a mapping of columns.
 
-    `topic` and `value` must be there; a topic may be one text for all, and what else is missing is null, or now.
+    `topic` and `value` are required; a topic may be one text for all, and what else is missing is null, or now.
     """
     table = _table(data)
     columns = [_column(table, field) for field in BLOCK_SCHEMA]
@@ -229,7 +230,7 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
 
 
 def _check_epochs(column: pa.ChunkedArray) -> None:
-    """Those that are there have as many numbers, and no null among them."""
+    """Raise `InvalidEpoch` unless all epochs have the same number of dimensions, and no null among them."""
     lengths = pc.min_max(pc.list_value_length(column))
     shortest, longest = lengths["min"].as_py(), lengths["max"].as_py()
     if shortest is None:
@@ -242,12 +243,13 @@ def _check_epochs(column: pa.ChunkedArray) -> None:
 
 
 def _is_finer(kind: pa.DataType) -> bool:
-    """Nanoseconds are cut off; a coarser time is checked, since not every one of it is a time in microseconds."""
+    """Return whether times are in nanoseconds, which are cut off; coarser times are checked, as not all fit in
+    microseconds."""
     return bool(pa.types.is_timestamp(kind) and kind.unit == "ns")
 
 
 def _check_zone(kind: pa.DataType) -> None:
-    """The same as for one message: a time without a zone is not a time."""
+    """Raise `UsageError` for a time without a zone, as for a single message."""
     if (pa.types.is_timestamp(kind) and kind.tz is None) or pa.types.is_date(kind):
         raise UsageError(
             f"column timestamp of type {kind}: it has no time zone. Say which it is in "
@@ -264,7 +266,7 @@ def _check_header_names(column: pa.ChunkedArray) -> None:
 
 
 def _check_header_sizes(column: pa.ChunkedArray) -> None:
-    """The limits of one message's headers, for each of the column."""
+    """Check the headers of each message of the column against the limits of one message."""
     for chunk in column.chunks:
         pairs = chunk.flatten()
         if not len(pairs):
@@ -324,7 +326,7 @@ def _integer(timestamp: object) -> int:
 
 
 def _shown(value: object) -> str:
-    """As much of a refused value as an error needs."""
+    """Return as much of a rejected value as an error needs."""
     return ascii(value)[:60]
 
 

@@ -16,7 +16,7 @@ from sublet_storage.producer.batches.small_block import SMALL_BLOCK, Message, pa
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, Rows
 
 MAX_ESTIMATED_BYTES: Final = 1 << 20
-"""Up to so many bytes the size of messages in Arrow is estimated from above."""
+"""Up to this size in bytes messages in Arrow are estimated from above."""
 
 _MAX_UTF8_BYTES: Final = 4
 _MAX_OVERHEAD_BYTES: Final = 1024
@@ -28,7 +28,7 @@ _FIXED_BYTES: Final = 34
 
 
 class PendingArrowBatch:
-    """Consecutive messages of one stream, in Arrow already. `nbytes`: how large the batch is at most."""
+    """Consecutive messages of one stream, already in Arrow. `nbytes`: an upper bound of the size of the batch."""
 
     __slots__ = ("_batch", "nbytes", "packed", "rows", "size", "ticket")
 
@@ -40,12 +40,12 @@ class PendingArrowBatch:
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The messages."""
+        """Return the messages."""
         return self._batch
 
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Return the number of messages."""
         return len(self.rows)
 
     def pack(self, compression: str) -> PackedBlock:
@@ -59,12 +59,12 @@ class PendingArrowBatch:
         return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
 
     def seal(self) -> PendingArrowBatch:
-        """Itself: the counterpart of `PendingMessageBuilder.seal`."""
+        """Return itself: the counterpart of `PendingMessageBuilder.seal`."""
         return self
 
 
 class PendingMessages(PendingArrowBatch):
-    """Consecutive messages of one stream that are made Arrow when they are asked for: few are packed without."""
+    """Consecutive messages of one stream that are converted to Arrow on request: a few are packed without it."""
 
     __slots__ = ("_messages",)
 
@@ -77,7 +77,7 @@ class PendingMessages(PendingArrowBatch):
 
     @property
     def batch(self) -> pa.RecordBatch:
-        """The messages."""
+        """Return the messages."""
         if self._batch is None:
             fields = zip(*self._messages, strict=True)
             columns = [pa.array(each, field.type) for each, field in zip(fields, BLOCK_SCHEMA, strict=True)]
@@ -119,7 +119,7 @@ class PendingMessageBuilder:
 
 
 class PendingBlock:
-    """What goes into one block of one stream."""
+    """The messages of one block of one stream."""
 
     __slots__ = ("pieces", "size", "stream_id")
 
@@ -129,7 +129,7 @@ class PendingBlock:
 
     @property
     def count(self) -> int:
-        """Messages in it."""
+        """Return the number of messages."""
         return sum(piece.count for piece in self.pieces)
 
     def pack(self, compression: str) -> PackedBlock:
@@ -163,8 +163,8 @@ def find_entered_at(loads: Iterable[PendingBlock]) -> float:
 
 
 def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
-    """Return how large these slices of a batch in `BLOCK_SCHEMA` are, each of which begins where the one before ends,
-    or somewhat more. To ask Arrow for the size of each takes as long as to route them."""
+    """Return the size, or an upper bound, of each of these contiguous slices of a batch in `BLOCK_SCHEMA`. Querying the
+    size of each from Arrow takes as long as routing them."""
     counts = [each.num_rows for each in slices]
     sizes = [count * _FIXED_BYTES + _FIXED_BYTES for count in counts]
     for index, field in enumerate(BLOCK_SCHEMA):

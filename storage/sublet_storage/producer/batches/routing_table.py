@@ -27,7 +27,8 @@ RoutedRows: TypeAlias = tuple[int, pa.RecordBatch, Rows]
 
 
 class RoutingTable:
-    """Finds the stream of a message, or of many. `only`: the name of the one space that may be published to."""
+    """A table that finds the stream of a message, or of many. `only`: the name of the one space that may be published
+    to."""
 
     def __init__(self, spaces: Sequence[Space], streams: Sequence[StreamInfo], only: str | None) -> None:
         self._spaces = {space.space_id: space for space in spaces}
@@ -45,9 +46,9 @@ class RoutingTable:
         return cls(spaces, streams, only)
 
     def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
-        """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
-        one that was opened last may be missing there, and its number, or its space's, another's. One that was deleted
-        takes no more, and its number is given to no other."""
+        """Raise `ProducerFenced` unless these streams are the same on the present timeline of the database: one that
+        was opened last may be missing there, and its number, or its space's, another's. One that was deleted takes no
+        more, and its number is given to no other."""
         streams = [each for ring in self._rings.values() for each in ring.streams]
         stream_ids = [each.stream_id for each in streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
@@ -72,7 +73,7 @@ class RoutingTable:
         return RoutingTable(list(self._spaces.values()), streams, None)
 
     def is_open(self, stream_id: int) -> bool:
-        """True if the stream took messages when the table was read."""
+        """Return whether the stream accepted messages when the table was read."""
         return stream_id in self._space_of_stream
 
     def compression(self, stream_id: int) -> str:
@@ -91,7 +92,7 @@ class RoutingTable:
             self._space_id(topic)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
-        """Part a batch by stream; inside each part the order stays. No Python per message, only per distinct key."""
+        """Split a batch by stream, preserving the order within each. No Python per message, only per distinct key."""
         targets = self._targets(batch)
         if isinstance(targets, int):
             return [(targets, batch, rows)]
@@ -126,7 +127,7 @@ class RoutingTable:
         return by_topic if by_key is None else pc.coalesce(by_key, by_topic)
 
     def _by_key(self, spaces: list[int], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
-        """Look every distinct key up in the ring of each space concerned, which are those of the distinct topics; null
+        """Look up every distinct key in the ring of each space concerned, which are those of the distinct topics; null
         where there is no key."""
         hashes = hash_keys(keys)
         found: pa.Array | None = None
@@ -161,7 +162,7 @@ class RoutingTable:
 
 
 def _constant(column: pa.Array) -> bool:
-    """True if all values are the same, and none is null."""
+    """Return whether all values are the same, and none is null."""
     if column.null_count or column[0] != column[len(column) - 1]:
         return False
     same: bool = pc.all(pc.equal(column, column[0])).as_py()

@@ -1,8 +1,8 @@
-"""Packs a block of few messages from Python's values: Arrow's functions take longer for a few messages than for many,
-and most of all where nothing was published for some milliseconds.
+"""Packs a block of few messages from Python's values, which is faster than with Arrow.
 
-What is stored is what `sublet_storage.log.block.pack` stores. The header of a record batch of one schema differs in
-numbers alone: it is made by Arrow once, and the numbers are written over.
+Arrow's functions have a constant cost, which is largest after some idle milliseconds. The result equals that of
+`sublet_storage.log.block.pack`. The header of a record batch of one schema differs in numbers alone: it is made by
+Arrow once, and the numbers are written over.
 """
 
 from __future__ import annotations
