@@ -1,4 +1,4 @@
-"""The life of one node's claim on one leadership, as data.
+"""The state transitions of one node's claim on one leadership, as data.
 
     absent -> claiming -> led -> releasing -> absent
               |  ^  ^      |
@@ -9,8 +9,8 @@ A leadership that is over on this node, for whatever reason, is *released* befor
 of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose leadership is
 campaigned for again. A release of a term that has a successor does nothing.
 
-The table has what may happen. Answers that are not (or no longer) waited for are dropped before the look-up, and a
-timer runs only where a time was set: a pair that is missing would be a mistake of the machine's own, and raises.
+The table lists every valid pair. Answers that are not (or no longer) waited for are dropped before the look-up, and a
+timer runs only where a time was set: a pair that is missing is a bug of the machine, and raises.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from enum import Enum
 
 
 class ElectionStatus(Enum):
-    """What is true of one leadership on this node."""
+    """The status of one leadership on this node."""
 
     ABSENT = "absent"  # not campaigned for, nothing under way; the machine has no state of it
     CLAIMING = "claiming"  # campaigned for, and a claim is under way
     ABANDONING = "abandoning"  # a claim is under way, and is not campaigned for any more
-    STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim has its time
-    LEADING = "leading"  # ours, and to be trusted until the trust window ends
-    RELEASING = "releasing"  # resigned; its release is under way, or is tried again at its time
+    STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim is scheduled
+    LEADING = "leading"  # led by this node, and trusted until the trust window ends
+    RELEASING = "releasing"  # resigned; its release is under way, or its retry is scheduled
     RELEASING_TO_RECLAIM = "releasing_to_reclaim"  # as releasing, but claimed again once the old term is over
 
 
 class ElectionEventKind(Enum):
-    """What can happen to it."""
+    """The events of one leadership."""
 
     CAMPAIGN = "campaign"
     RESIGN = "resign"
@@ -49,7 +49,7 @@ class ElectionEventKind(Enum):
 
 
 class Action(Enum):
-    """What the machine does; the value is the name of its method."""
+    """The actions of the machine; each value is the name of a method."""
 
     IGNORE = "_ignore"
     CLAIM = "_claim"

@@ -39,7 +39,8 @@ class HttpOptions:
 
 
 def admin_token() -> Secret | None:
-    """Return what SUBLET_ADMIN_TOKEN, or SUBLET_ADMIN_TOKEN_FILE, gives. Raises `InvalidSetting`, without it."""
+    """Return the token of SUBLET_ADMIN_TOKEN, or of SUBLET_ADMIN_TOKEN_FILE. Raises `InvalidSetting` without its
+    value."""
     token = secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
     if token is not None:
         _check_token(token.reveal())
