@@ -40,7 +40,7 @@ _MODULES = {
     "nodes": "nodes.list_nodes",
     "access": "access.rules",
 }
-"""Where each command is; its module is loaded when it is asked for."""
+"""The module of each command; it is loaded when the command is used."""
 
 
 def _command(name: str) -> Any:

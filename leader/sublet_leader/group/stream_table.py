@@ -214,8 +214,7 @@ class StreamTable:
 
     def put_back(self, change: LendingChange, retry_at: float) -> StreamEntry:
         """Requeue a change that was certainly not written, unless it is a grant that no borrower can take any more;
-        return
-        the entry."""
+        return the entry."""
         entry = self._streams[change.stream_id]
         entry.in_flight, entry.retry_at = None, retry_at
         if not self._is_unwanted(entry, change):

@@ -270,8 +270,7 @@ class _Gate:
 
 def _is_loopback_name(host: str) -> bool:
     """Return whether it is a loopback name: another site's page must not reach a loopback port by resolving its own
-    name
-    to 127.0.0.1."""
+    name to 127.0.0.1."""
     try:
         name = urlsplit(f"//{host}").hostname or ""
         if name in ("", "localhost") or name.endswith(".localhost"):

@@ -57,8 +57,7 @@ class AccessReader:
 
     def read_anew(self) -> Future[bool] | None:
         """Return a future: True when all that is committed by now has been read, False if that failed. None if too many
-        callers
-        wait for that."""
+        callers wait for that."""
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 return None
