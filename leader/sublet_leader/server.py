@@ -79,9 +79,8 @@ MOST_CONNECTIONS = 1 << 20
 
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
-"""Time limit for the deregistration when the node stops, for a slow database: a node that stays registered is still
-looked for."""
-"""How long a node that is stopping waits for what is being written."""
+"""`STRIKE_OFF_S`: time limit of the deregistration at the end, as clients still try a node that stays registered."""
+"""`SHUTDOWN_S`: how long a stopping node waits for pending writes."""
 
 
 def clock() -> float:
@@ -296,7 +295,7 @@ class NodeServer:
         if self._broken is None:
             try:
                 self._carry_out(event)
-            except Exception as error:  # noqa: BLE001 whatever it is, the node's state is unknown now
+            except Exception as error:  # noqa: BLE001 any error leaves the node's state unknown
                 self._break(error)
 
     def _break(self, error: Exception) -> None:

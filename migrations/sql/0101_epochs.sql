@@ -1,5 +1,5 @@
--- Epochs: what publishers may still publish, and what follows from that for a space. An epoch is a JSON array of as many
--- integers as all epochs of its space have; an antichain is a JSON array of epochs, none at or before another, sorted.
+-- Epochs: the capabilities of publishers, and the frontiers of spaces. An epoch is a JSON array of integers, as many as
+-- in all epochs of its space; an antichain is a JSON array of epochs, none at or before another, sorted.
 
 -- The epochs that a publisher may still publish in a space: those at or after one of `least`. Leased, so that a dead
 -- publisher does not hold the frontier back; an expired row stays for a while, with what it left unfinished.

@@ -7,7 +7,7 @@ create table space (
   filter text not null,
   shards integer not null check (shards between 1 and 4096),
   retention_s bigint check (retention_s > 0),          -- null: keep for ever
-  rollover_s bigint check (rollover_s > 0),            -- null: only when asked
+  rollover_s bigint check (rollover_s > 0),            -- null: only on command
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
   epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
   frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved

@@ -67,7 +67,7 @@ def _top(
         bool, typer.Option("--json", help="Show it in JSON; of a command it is an option behind it.")
     ] = False,
 ) -> None:
-    """Options before the command; the text of the help is `_HELP`."""
+    """Handle the options before the command; the text of the help is `_HELP`."""
     if version:
         typer.echo(dumps({"version": __version__}) if json else f"sublet {__version__}")
         raise typer.Exit

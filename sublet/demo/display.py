@@ -1,4 +1,4 @@
-"""Prints the demo: bars and lines while it runs, tables at its end; prose goes to standard error."""
+"""Prints the demo: progress while it runs, tables at its end; prose goes to stderr."""
 
 from __future__ import annotations
 

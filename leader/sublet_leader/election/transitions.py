@@ -5,7 +5,7 @@
               v  |  |      v
             waiting  returning
 
-A leadership that is over on this node, for whatever reason, is *released* before it is claimed again: the node's state
+A leadership that is over on this node, for any reason, is *released* before it is claimed again: the node's state
 of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose leadership is
 campaigned for again. A release of a term that has a successor does nothing.
 
@@ -24,9 +24,9 @@ class ElectionStatus(Enum):
     ABSENT = "absent"  # not campaigned for, nothing under way; the machine has no state of it
     CLAIMING = "claiming"  # campaigned for, and a claim is under way
     ABANDONING = "abandoning"  # a claim is under way, and is not campaigned for any more
-    STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim is scheduled
-    LEADING = "leading"  # led by this node, and trusted until the trust window ends
-    RELEASING = "releasing"  # resigned; its release is under way, or its retry is scheduled
+    STANDBY = "standby"  # campaigned for; another node leads or the claim failed; the next claim has its time
+    LEADING = "leading"  # ours, and to be trusted until the trust window ends
+    RELEASING = "releasing"  # resigned; its release is under way, or is tried again at its time
     RELEASING_TO_RECLAIM = "releasing_to_reclaim"  # as releasing, but claimed again once the old term is over
 
 

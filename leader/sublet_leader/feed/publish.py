@@ -1,4 +1,4 @@
-"""Stores batches of clients without access to the database, each in one transaction, on the pool's threads."""
+"""Stores batches of clients without access to the database, each in one transaction."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class LeaderLockKeeper:
         try:
             while not self._stop.is_set() and self._tried():
                 pass
-        except Exception as error:  # noqa: BLE001 a lock that nobody looks after would be believed in
+        except Exception as error:  # noqa: BLE001 a lock that is no longer checked would count as held
             self._on_failure(error)
 
     def _tried(self) -> bool:

@@ -63,7 +63,7 @@ class OutboxRelay:
                     self._relay(connection, term)
             except StaleTerm as over:
                 log.info("the relay goes on at another node: %s", over)
-            except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+            except Exception as error:  # noqa: BLE001 any error: this thread must continue
                 self._notify(error)
 
     def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:

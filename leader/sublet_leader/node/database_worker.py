@@ -92,7 +92,7 @@ class DatabaseWorker:
         except SubletError as error:
             self._notify(request, error)
             return failure_answer(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
-        except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+        except Exception as error:  # noqa: BLE001 any error: this thread must continue
             self._notify(request, error, logging.ERROR)
             return failure_answer(request, unknown=True, jitter_s=jitter_s), error
 

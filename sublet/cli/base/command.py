@@ -223,7 +223,7 @@ def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
-    except Exception as error:  # the last resort: whatever it is, it ends as one sentence
+    except Exception as error:  # any error ends as one sentence
         text, code = explain_error(error)
         if cli.log is not None:
             cli.log.critical("%s", text, exc_info=cli.debug)
