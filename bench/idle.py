@@ -1,4 +1,4 @@
-"""What an idle group and housekeeping read, with few past generations and with very many.
+"""What an idle group and maintenance read, with few past generations and with very many.
 
 `python -m bench idle --generations 10000`. For each number of past generations a database, a node that leads one group
 and runs the maintenance, and a consumer that waits. Past generations hold a message each, which is retained and which
@@ -165,7 +165,7 @@ def _counted(counts: psycopg.Connection[Any], name: str) -> tuple[int, ...]:
 
 
 def _fill(url: str, conn: psycopg.Connection[Any], generations: int, kind: str) -> None:
-    """So many past generations, which the group has behind it and housekeeping has nothing left to do with."""
+    """So many past generations, which the group has behind it and maintenance has nothing left to do with."""
     conn.execute("set synchronous_commit = off")
     reshard(conn, "default", 1)
     store = PostgresGroupStore(url)

@@ -158,7 +158,7 @@ PUBLISHER = {
     "block_bytes": "About the most bytes in one block, before compression; 16 MiB at most.",
     "max_buffered_bytes": "Most bytes that wait to be sent; beyond them `publish` blocks.",
     "max_message_bytes": "Largest message: topic, key, value and headers together; 16 MiB at most.",
-    "delivery_timeout_s": "How long a lost or silent database is tried again before deliveries fail, in seconds.",
+    "delivery_timeout_s": "Seconds after which a published message fails, where the database is lost or silent.",
 }
 
 SESSION = {

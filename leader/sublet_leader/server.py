@@ -160,7 +160,7 @@ class NodeServer:
             self._http.start()
         self._machine = Node(ref, self.settings)
         if self._driver.capabilities.is_push:
-            news = NotifySettings.from_env()
+            notify_settings = NotifySettings.from_env()
             self._hub = NotificationHub(
                 self._url,
                 self._driver,
@@ -168,7 +168,7 @@ class NodeServer:
                 lambda epochs: self._handle(StreamsChanged(epochs)),
                 lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
                 self._feed.watch.poll_soon,
-                news,
+                notify_settings,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
         http_address = None if self._http is None else self._http.advertised(self._listen)
@@ -206,13 +206,13 @@ class NodeServer:
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
-        housekeeper = MaintenanceRunner(
+        maintenance = MaintenanceRunner(
             self._url,
             self._leads_maintenance,
             self.settings.history_retention_s,
             grace_s=self.settings.payload_deletion_grace_s,
         )
-        housekeeper.start()
+        maintenance.start()
         relay = OutboxRelay(self._url, self._leads_maintenance)
         relay.start()
         self._follow_access()
@@ -230,7 +230,7 @@ class NodeServer:
             await self._stopped.wait()
         finally:
             await health.stop()
-            housekeeper.stop()
+            maintenance.stop()
             relay.stop()
             await self._close_gate()
             struck_off = asyncio.create_task(
@@ -263,8 +263,9 @@ class NodeServer:
     def state(self) -> NodeSnapshot:
         """Return the present state and the counters; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
-        news, heads = ({}, {}) if self._hub is None else (self._hub.subscriber.counters(), self._hub.known_heads())
-        return NodeSnapshot(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), news, heads)
+        hub = self._hub
+        notifications, heads = ({}, {}) if hub is None else (hub.subscriber.counters(), hub.known_heads())
+        return NodeSnapshot(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), notifications, heads)
 
     def _signalled(self, number: signal.Signals) -> None:
         self.stopped_by = number

@@ -232,6 +232,21 @@ language sql stable security definer set search_path from current as $$
      and is_session(p_group, p_session, p_epoch)
 $$;
 
+-- Return the session's progress under ended grants, as far as history has them, and whether the stream was finished; not
+-- of a stream that was reset since. For a process of the session whose plans are in no row any more.
+create function read_ended_grants(
+  p_group bigint, p_session text, p_epoch bigint, p_streams bigint[], p_grants bigint[]
+) returns table (of_stream bigint, of_grant bigint, reached bigint, is_finished boolean)
+language sql stable security definer set search_path from current as $$
+  select h.stream_id, h.grant_id, max(h.position), bool_or(h.event = 'finish')
+    from unnest(p_streams, p_grants) as u (stream_id, grant_id)
+    join lending_history h on h.group_id = p_group and h.stream_id = u.stream_id and h.grant_id = u.grant_id
+   where h.session = p_session and h.event <> 'reset' and is_session(p_group, p_session, p_epoch)
+     and not exists (select from lending_history r where r.group_id = p_group and r.stream_id = u.stream_id
+                        and r.event = 'reset' and r.history_id > h.history_id)
+   group by h.stream_id, h.grant_id
+$$;
+
 -- Return the streams that the session's group has not consumed to their heads, also those without a row yet: of
 -- generations that were filled under these filters. `is_anothers`: another session holds it, or it is reserved for one.
 create function ahead_of(p_group bigint, p_session text, p_epoch bigint, p_open text[], p_closed text[])

@@ -15,11 +15,8 @@ create table space (
   payload_location text,                               -- where payloads are moved to; null: they stay here
   tier_after_s bigint check (tier_after_s > 0),        -- also of open generations, if older; null: of closed ones
   payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
-  -- The newest generation of the space, and stream, that had messages and whose rows are deleted: later ones still have
-  -- their rows if they had messages.
-  lost_generation bigint not null default 0,
-  lost_stream bigint not null default 0,
   lost_upper_frontier jsonb,                           -- the greatest epochs in streams whose rows are deleted
+  filter_since bigint not null default 0,              -- the newest stream when it got its filter
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz
 );
@@ -46,6 +43,14 @@ create index generation_ended on generation (space_id, closed_at) where state = 
 create index generation_unseen on generation (generation_id) where state = 'closed' and is_past is null;
 create index generation_gone on generation (generation_id) where state = 'gone' and is_past is not true;
 create index generation_past on generation (generation_id) where is_past;
+
+-- Of each filter that generations were filled under, the newest one that had messages and whose rows are deleted, and its
+-- newest stream: messages of no later one are gone without a row.
+create table lost_generation (
+  filter text primary key,
+  generation_id bigint not null,
+  stream_id bigint not null
+);
 
 -- Hash ranges are half-open on the unsigned 64-bit ring, hence numeric: the last end is 2^64.
 create table stream (

@@ -17,6 +17,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_names
 from sublet_storage.groups.model.history_queries import delete_old_session_epochs
@@ -30,6 +31,7 @@ FUNCTIONS = [
     "read_progress",
     "read_consumed_frontier",
     "read_planned_ranges",
+    "read_ended_grants",
     "next_session_epoch",
     "ahead_of",
 ]
@@ -246,6 +248,31 @@ def test_a_plan_outlives_the_grant_of_another_session(postgres: PostgresWorld) -
         group, term, AdvancePosition(stream, theirs.grant_id, 4, in_doubt=InDoubtRange(theirs.grant_id, 4, 5, 1.0))
     )
     assert last() is None
+
+
+def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    """With how far it came under them, unless their streams were reset since."""
+    group, term, (stream, other) = postgres.led(2)
+    etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
+    grants = []
+    for each in (stream, other):
+        postgres.append(each, 10)
+        held = named(postgres, group, each, term, etl.name, etl.epoch)
+        postgres.applied(group, term, AdvancePosition(each, held.grant_id, 4))
+        grants.append((each, held.grant_id))
+
+    def listed(session: SessionIdentity = etl, group_id: int = group.group_id) -> dict[tuple[int, int], object]:
+        return dict(consumer_progress.read_ended_grants(stranger, group_id, session, grants))
+
+    assert listed() == dict.fromkeys(grants, (0, False)), "neither is over"
+    for each, grant_id in grants:
+        postgres.apply(group, term, ForceRelease(each, grant_id, "silent"))
+    assert listed() == dict.fromkeys(grants, (4, False))
+    for session in (SessionIdentity("etl", 0), SessionIdentity("etl", etl.epoch + 1), SessionIdentity("nobody", 1)):
+        assert listed(session) == {}
+    assert listed(group_id=group.group_id + 1) == {}
+    postgres.reset(group, ResetTarget.earliest(), other)
+    assert listed() == {grants[0]: (4, False)}
 
 
 def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:

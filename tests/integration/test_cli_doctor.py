@@ -69,7 +69,7 @@ def test_a_database_that_is_looked_after_is_well(conn: psycopg.Connection[Any], 
 
 def test_nodes_are_missed_counted_and_compared(conn: psycopg.Connection[Any]) -> None:
     check_finding(conn, "nodes", Severity.ERROR, "", "Start one: sublet leader")
-    assert found(conn, "housekeeping").state is Severity.WARNING
+    assert found(conn, "maintenance").state is Severity.WARNING
     register(conn, N1, 60, PROTOCOL_VERSION)
     assert "nobody takes over from it" in found(conn, "nodes").detail
     register(conn, N2, 60, PROTOCOL_VERSION + 1)
@@ -142,7 +142,7 @@ def test_missing_rights_are_named(conn: psycopg.Connection[Any], reader: str) ->
     conn.execute(f"set role {reader}")
     check_finding(conn, "rights", Severity.ERROR, f"{reader} is a member of no role of sublet's", "grant sublet_")
     denied, remedy = "permission denied for table leadership", "a member of sublet_operate"
-    check_finding(conn, "housekeeping", Severity.WARNING, denied, remedy)
+    check_finding(conn, "maintenance", Severity.WARNING, denied, remedy)
     conn.execute("reset role")
 
 

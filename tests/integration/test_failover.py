@@ -53,6 +53,8 @@ from sublet_storage.log.append import (
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader, Tail
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from sublet_storage.spaces.space_queries import open_streams
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
@@ -331,6 +333,27 @@ def test_a_publisher_whose_stream_was_lost_is_fenced(pair: Pair, fleet: Fleet) -
             next(pages)
     with pytest.raises(ProducerFenced):
         publisher.close()
+
+
+@pytest.mark.conforms("P10")
+@pytest.mark.long
+def test_a_publisher_outlives_its_deleted_streams(pair: Pair) -> None:
+    """Nothing is lost: they were closed while it was idle, and housekeeping has deleted their rows."""
+    with Publisher(pair.url, space="default", delivery_timeout_s=WAIT_S) as publisher, connect(pair.url) as conn:
+        former = open_streams(conn)[0].stream_id
+        rollover(conn, "default")
+        clean = PastGenerationCleaner(rest_s=0)
+
+        def is_deleted() -> bool:
+            apply_retention(conn)
+            clean(conn)
+            return not conn.execute("select from stream where stream_id = %s", (former,)).fetchall()
+
+        eventually(is_deleted, WAIT_S)
+        pair.replicated()
+        pair.fail_over()
+        assert publisher.publish("t", b"new").result(WAIT_S).offset == 0
+        publisher.in_epoch(1).publish("t", b"in an epoch").result(WAIT_S)
 
 
 @pytest.mark.conforms("E35", "P10")

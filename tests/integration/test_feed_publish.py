@@ -11,6 +11,7 @@ import grpc
 import psycopg
 import pytest
 
+from sublet_borrower.node_client import node_publish_sender
 from sublet_borrower.node_client.feed import Feed
 from sublet_leader.feed.publish import FeedPublisher
 from sublet_leader.feed.service import FeedLimits
@@ -328,6 +329,29 @@ def test_a_dead_node_is_named() -> None:
         feed.publish("t", "v").result(30)
     with pytest.raises(Unavailable):
         feed.close()
+
+
+def test_what_waits_behind_a_timeout_is_not_sent(
+    server: Serving, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each would be waited for as long again. The first is waited for beyond the time of all that wait; none fits
+    into a batch with another."""
+    monkeypatch.setattr(node_publish_sender, "MIN_ATTEMPT_S", 5.0)
+    large = MAX_MESSAGE_BYTES // 2
+    feed = Feed(server.address, delivery_timeout_s=0.1)
+    feed.publish("t", b"first").result(30)
+    with conn.transaction():
+        conn.execute("select from stream for update")
+        lost, *waiting = [feed.publish("t", letter * large) for letter in (b"l", b"w", b"w", b"w")]
+        with pytest.raises(Unavailable, match=r"Given up after 0\.1 s\. It may be stored or not"):
+            lost.result(60)
+        for delivery in waiting:
+            with pytest.raises(Unavailable, match=r"not sent within 0\.1 s, .* Publish it again"):
+                delivery.result(60)
+    feed.publish("t", b"next").result(30)
+    with pytest.raises(Unavailable):
+        feed.close()
+    assert stored(conn).keys() - {b"l" * large} == {b"first", b"next"}
 
 
 def test_closing_waits_no_longer_than_it_is_asked_to(server: Serving, conn: psycopg.Connection[Any]) -> None:

@@ -28,6 +28,7 @@ from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
 from sublet_storage.readers.tail import MultiStreamReader
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import create_space, reshard, rollover
 from tests.integration.feed_kit import Serving, address_of, follow_request, read_values, serving, stub, values
@@ -167,6 +168,28 @@ def test_what_cannot_be_read_is_refused(feed: Feed, conn: psycopg.Connection[Any
         feed.history("a/#/b")
     with pytest.raises(UsageError, match="soon"):
         feed.follow("#", "soon")
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_loss_in_a_new_space_is_reported_by_a_node(feed: Feed, conn: psycopg.Connection[Any]) -> None:
+    """To a reader that comes back when the rows of what was lost are deleted."""
+    put(conn, stream_of(conn, "default"), b"0")
+    feed.history("#", "latest")
+    position = feed.bookmark
+    create_space(conn, "b", "b/#", shards=1, retention_s=1)
+    lost = stream_of(conn, "b")
+    put(conn, lost, b"lost", topic="b/x")
+    rollover(conn, "b")
+    put(conn, stream_of(conn, "b"), b"1", topic="b/x")
+    conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    collapse = PastGenerationCleaner(rest_s=0)
+    while conn.execute("select from stream where stream_id = %s", (lost,)).rowcount:
+        apply_retention(conn)
+        collapse(conn)
+    reported: list[PositionGone] = []
+    with feed.follow("#", position, reported.append) as reader:
+        assert read_values(reader, 1) == [b"1"]
+    assert [gone.stream_id for gone in reported] == [lost]
 
 
 # --- follow -----------------------------------------------------------------------------------------------------------

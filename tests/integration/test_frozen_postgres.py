@@ -22,13 +22,13 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.errors import Unavailable
+from sublet_protocol.domain.errors import DatabaseUnreachable, Unavailable, UnknownOutcome
 from sublet_storage.db import reconnecting_connection
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import everything, put, stream_of
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
@@ -219,6 +219,30 @@ def test_retry_timeout_bounds_a_frozen_server(
     publisher.publish("t", b"next").result(20)
     with pytest.raises(Unavailable):
         publisher.close()
+
+
+def test_what_waits_behind_a_timeout_is_not_sent(database: str, conn: psycopg.Connection[Any]) -> None:
+    """Else each would be waited for as long again. The first is waited for 5 s, beyond the time of all that wait."""
+    publisher = Publisher(database, delivery_timeout_s=0.1, block_messages=1, blocks_per_commit=1)
+    publisher.publish("t", b"first").result(20)
+    with frozen(conn, "sublet publisher"):
+        lost = publisher.publish("t", b"lost")
+        waiting = [publisher.publish("t", b"waiting") for _ in range(3)]
+        with pytest.raises(UnknownOutcome):
+            lost.result(60)
+        for delivery in waiting:
+            with pytest.raises(DatabaseUnreachable, match=r"not sent within 0\.1 s, .* Publish it again"):
+                delivery.result(60)
+    publisher.publish("t", b"next").result(20)
+    with pytest.raises(UnknownOutcome):
+        publisher.close()
+    stored = [message["value"] for messages in everything(conn).values() for message in messages]
+    assert [value for value in stored if value != b"lost"] == [b"first", b"next"]
+
+
+def test_lingering_beyond_the_timeout_is_tried_once(database: str) -> None:
+    with Publisher(database, linger_ms=300, delivery_timeout_s=0.1) as publisher:
+        assert [publisher.publish("t", b"x").result(20).offset for _ in range(2)] == [0, 1]
 
 
 def test_another_connection_is_tried(

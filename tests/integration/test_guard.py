@@ -26,6 +26,9 @@ from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.retention import apply_retention
+from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Rows, Run
 from tests.integration.test_stream_reader import LONG, events, lending, publish
 from tests.kit import eventually
@@ -177,6 +180,40 @@ def test_what_is_written_is_not_in_doubt(url: str, guarded: Make, conn: psycopg.
     go_on(conn, 40, guarded(Checkpoint(), "theirs", sessionName="other"))
     assert sunk(conn) == values
     assert "reserve" not in events(conn)
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_what_is_written_is_done_when_others_went_on(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+    """They have planned in its streams since: its rows say nothing of it any more."""
+    ours = Checkpoint()
+    values = publish(url, 0, 30)
+    dies(guarded(ours, "ours"), "sunk")
+    values += publish(url, 30, 30)
+    go_on(conn, 60, guarded(Checkpoint(), "theirs", sessionName="other"))
+    back = guarded(ours, "ours", onRangeLost="fail")
+    assert back.step()
+    assert ours.runs[-1] == (0, [])
+    assert sunk(conn) == values
+
+
+@pytest.mark.conforms("E26", "E27")
+def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, conn: psycopg.Connection[Any]) -> None:
+    """The rows of its streams are deleted when it comes back."""
+    create_space(conn, "t", "t/#", retention_s=86400)
+    ours, values = Checkpoint(), publish(url, 0, 30)
+    dies(guarded(ours), "sunk")
+    rollover(conn, "t")
+    left = "select from lending join stream using (stream_id) where head > 0 and status <> 'finished'"
+    eventually(lambda: not conn.execute(left).rowcount, 60.0, lambda: str(lending(conn)))
+    conn.execute("update generation set closed_at = closed_at - interval '2 days'")
+    collapse = PastGenerationCleaner(rest_s=0)
+    while conn.execute("select from stream where head > 0").rowcount:
+        apply_retention(conn)
+        collapse(conn)
+    back = guarded(ours, onRangeLost="fail")
+    assert back.step()
+    assert ours.runs[-1] == (0, [])
+    assert sunk(conn) == values
 
 
 @pytest.mark.conforms("E26", "E27")

@@ -247,7 +247,7 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
     assert post(node, "delete", named)[0] == 200
     lines = [json.loads(line) for line in process.err.splitlines()]
     reported = [
-        (line["level"], line["action"], line["status"], line.get("subscription"), line["client"])
+        (line["level"], line["action"], line["status"], line.get("subscription"), line["address"])
         for line in lines
         if "action" in line
     ]

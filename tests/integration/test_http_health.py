@@ -84,7 +84,7 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
         " expires_at = clock_timestamp() + interval '1 hour'"
     )
     eventually(lambda: state_of(node) == (503, "lease_denied", True), WAIT_S, stage.said)
-    assert node.ask("/readyz/lease").object["detail"] == "node other has taken the housekeeping"
+    assert node.ask("/readyz/lease").object["detail"] == "node other has taken the maintenance"
 
 
 @pytest.mark.conforms("A8")

@@ -46,7 +46,7 @@ def stage(stage: Stage) -> Stage:
 def lags(node: Http, group: str) -> dict[str, float]:
     """{stream: lag} of a group."""
     return {
-        dict(labels)["stream"]: value
+        dict(labels)["stream_id"]: value
         for (name, labels), value in node.metrics().items()
         if name == "sublet_consumergroup_lag" and dict(labels)["group"] == group
     }
@@ -65,7 +65,7 @@ def test_lag_is_right_or_absent(stage: Stage) -> None:
     assert sum(heads.values()) == 200
 
     def offsets(name: str, **group: str) -> dict[str, float | None]:
-        return {stream: node.metric(name, space="default", stream=stream, **group) for stream in streams}
+        return {stream: node.metric(name, space="default", stream_id=stream, **group) for stream in streams}
 
     eventually(lambda: offsets("sublet_consumergroup_current_offset", group=ALL) == heads, WAIT_S)  # caught up
     assert offsets("sublet_stream_head_offset") == heads

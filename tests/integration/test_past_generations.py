@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
-from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone
+from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -37,6 +37,7 @@ from sublet_storage.log import epoch_capabilities
 from sublet_storage.log import fetch as message_log
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.producer import Publisher
+from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail
@@ -46,7 +47,7 @@ from sublet_storage.spaces.small_block_compaction import newly_fragmented
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, Story, seen
-from tests.integration.log_kit import Connection, put, stream_of
+from tests.integration.log_kit import Connection, put, stream_of, swap_filters
 from tests.kit import eventually
 from tests.payload_kit import LocalWorld
 
@@ -57,7 +58,7 @@ UNSEEN = "select from generation where state = 'closed' and is_past is null"
 
 
 class House:
-    """A database with one group, its leader, and housekeeping that is done when it is called for."""
+    """A database with one group, its leader, and maintenance that is done when it is called for."""
 
     def __init__(self, url: str, conn: Connection) -> None:
         self.url, self.conn, self.store = url, conn, PostgresGroupStore(url)
@@ -66,7 +67,7 @@ class House:
         self.collapse = PastGenerationCleaner(rest_s=0)
 
     def keep(self) -> set[int]:
-        """Housekeeping until there is nothing to do; the generations that are left."""
+        """Maintenance until there is nothing to do; the generations that are left."""
         idle = 0
         while idle < 3:  # found to be past, dropped, deleted
             idle = (
@@ -196,6 +197,116 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
 
 
+@pytest.mark.conforms("E39", "P10")
+def test_deleted_streams_fence_no_publisher(house: House) -> None:
+    """After a failover: their numbers are given to no others. It may be a lost one where its space is another, or its
+    number is yet to be given."""
+    create_space(house.conn, "eu", "eu/#", shards=1)
+    create_space(house.conn, "us", "us/#", shards=1)
+    routes = RoutingTable.load(house.conn)
+    for space in ("eu", "us", "default"):
+        rollover(house.conn, space)
+    house.keep()
+    newer = RoutingTable.load(house.conn)
+    left = {stream_id for (stream_id,) in house.conn.execute("select stream_id from stream").fetchall()}
+    assert left.isdisjoint(routes.stream_of(topic, None) for topic in ("eu/1", "us/1", "t"))
+    routes.check_timeline(house.conn, "p")
+    house.conn.execute("delete from stream where stream_id = %s", (newer.stream_of("t", None),))
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        newer.check_timeline(house.conn, "p")
+    swap_filters(house.conn)
+    with pytest.raises(ProducerFenced, match="another timeline, where stream"):
+        routes.check_timeline(house.conn, "p")
+
+
+def lose(house: House, space: str) -> int:
+    """A generation of the space with a message, of which nothing is left; its stream."""
+    house.store.delete_group(GROUP)
+    stream = stream_of(house.conn, space)
+    put(house.conn, stream, b"lost")
+    rollover(house.conn, space)
+    house.conn.execute("update space set retention_s = 1 where name = %s", (space,))
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+    return stream
+
+
+def tail_by_bookmark(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    return Tail(house.conn, ALL, Bookmark.parse(str(tail.bookmark)), on_data_loss)
+
+
+def tail_on(house: House, tail: Tail, on_data_loss: Callable[[PositionGone], None]) -> Tail:
+    tail.on_data_loss = on_data_loss
+    return tail
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("go_on", [tail_by_bookmark, tail_on])
+def test_a_loss_in_an_unknown_space_is_reported(house: House, go_on: Callable[..., Tail]) -> None:
+    """Once, before what was published after it, also where the space's filter is another by now."""
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = Tail(house.conn, ALL, "latest")
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    alter_space(house.conn, "b", filter="other/#")
+    put(house.conn, stream_of(house.conn, "b"), b"1")
+    found: list[object] = []
+    tail = go_on(house, tail, lambda gone: found.append(gone.stream_id))
+    for _ in range(3):
+        found += [value.as_py() for table in tail.pages() for value in table.column("value")]
+    assert found == [stream, b"1"]
+    assert list(tail_by_bookmark(house, tail, found.append).pages()) == []
+    assert found == [stream, b"1"]
+
+
+@pytest.mark.conforms("E39", "W4")
+@pytest.mark.parametrize("entire", [False, True])
+def test_epoch_tails_report_losses_in_new_spaces(house: House, entire: bool) -> None:
+    found: list[PositionGone] = []
+    put(house.conn, stream_of(house.conn, "default"), b"0")
+    tail = EpochTailReader(house.conn, ALL, entire=entire, on_data_loss=found.append)
+    list(tail.read_available(house.conn))
+    create_space(house.conn, "b", "b/#", shards=1)
+    stream = lose(house, "b")
+    if entire:
+        with pytest.raises(PositionGone, match=f"stream {stream}"):
+            list(tail.read_available(house.conn))
+    else:
+        list(tail.read_available(house.conn))
+        assert [gone.stream_id for gone in found] == [stream]
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_loss_beside_a_reader_is_not_reported(house: House) -> None:
+    """Of other topics, among them such as a more specific space had then, or of before the reading began."""
+    found: list[PositionGone] = []
+    conn = house.conn
+    create_space(conn, "a", "a/#", shards=1)
+    tails = [Tail(conn, TopicFilter(filter), "earliest", found.append) for filter in ("a/#", "a/x", "+/x/y")]
+    create_space(conn, "b", "b/#", shards=1)
+    for space in ("b", "default"):
+        lose(house, space)
+    rollover(conn, "a")
+    tails[2] = Tail(conn, TopicFilter("+/x/y"), "latest", found.append)
+    tails += [Tail(conn, ALL, begin, found.append) for begin in ("latest", "earliest", datetime.now(UTC), 0)]
+    tails.append(Tail(conn, ALL, tails[-1].bookmark, found.append))
+    assert [table for tail in tails for table in [*tail.pages(), *tail.pages()]] == []
+    assert found == []
+
+
+@pytest.mark.conforms("E39", "W4")
+def test_a_space_that_was_away_hides_no_loss(house: House) -> None:
+    """Meanwhile its topics were another's."""
+    found: list[PositionGone] = []
+    create_space(house.conn, "a", "a/#", shards=1)
+    tail = Tail(house.conn, TopicFilter("a/#"), "earliest", found.append)
+    alter_space(house.conn, "a", filter="other/#")
+    stream = lose(house, "default")
+    alter_space(house.conn, "a", filter="a/#")
+    assert list(tail.pages()) == []
+    assert stream in [gone.stream_id for gone in found]
+
+
 @pytest.mark.conforms("E39", "A4")
 @pytest.mark.parametrize("on_data_loss", OnDataLoss)
 @pytest.mark.parametrize("had_messages", [False, True])
@@ -231,7 +342,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
     progress = progress_transfer.read_progress(conn, house.group)
     house.forget(stream, had_messages=False)
     conn.execute("insert into lending (group_id, stream_id, position) values (%s, %s, 0)", (group, stream))
-    conn.execute("update space set lost_stream = %s", (stream,))  # as by one with messages, in another space
+    conn.execute("insert into lost_generation values ('b/#', 0, %s)", (stream,))  # as by one with messages
     imported, cloned = (Subscription.parse(f"$share/{name}/#") for name in ("imported", "cloned"))
     with conn.transaction():
         progress_transfer.create_from_progress(conn, imported, GroupOptions(), progress, "imported")
@@ -240,7 +351,7 @@ def test_streams_that_ended_hinder_no_copy(house: House) -> None:
 
 @pytest.mark.conforms("E39", "A4")
 def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
-    """A pass of housekeeping waits for its transaction, and keeps what the new group has not noticed."""
+    """A pass of maintenance waits for its transaction, and keeps what the new group has not noticed."""
     house.renew()
     progress = progress_transfer.read_progress(house.conn, house.group)
     house.store.delete_group(GROUP)
@@ -260,6 +371,30 @@ def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
         cleaner.join()
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
+
+
+@pytest.mark.conforms("E39", "A4")
+def test_an_import_judges_by_what_was_lost(house: House) -> None:
+    """Not by the filter that the space has by now, which may be another."""
+    house.renew()
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    put(house.conn, stream_of(house.conn, "default"), b"kept")
+    create_space(house.conn, "a", "a/#", shards=1, retention_s=1)
+    put(house.conn, stream_of(house.conn, "a"), b"0", topic="a/x")
+    alter_space(house.conn, "a", filter="other/#")
+    house.conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    house.keep()
+
+    def begin(filter: str) -> None:
+        with house.conn.transaction():
+            progress_transfer.create_from_progress(
+                house.conn, Subscription.parse(f"$share/g/{filter}"), GroupOptions(), progress, "imported"
+            )
+
+    with pytest.raises(Conflict, match=r"a/#.*gone by retention"):
+        begin("a/#")
+    begin("other/#")
 
 
 def rows_read(conn: Connection) -> int:
@@ -292,7 +427,7 @@ def renew_once(house: House) -> None:
 
 
 def idle_cost(house: House) -> int:
-    """Rows that a renewal and a round of housekeeping read while nothing happens."""
+    """Rows that a renewal and a round of maintenance read while nothing happens."""
     for _ in range(2):  # the second finds what the first has left
         with connect(house.url) as conn:
             before = rows_read(conn)

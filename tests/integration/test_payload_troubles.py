@@ -489,7 +489,7 @@ def hang(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[LocalWorld], Non
     over.set()
 
 
-def test_while_a_place_hangs_housekeeping_goes_on(
+def test_while_a_place_hangs_maintenance_goes_on(
     database: str, conn: Connection, world: LocalWorld, space: Space, stream: int, hang: Callable[[LocalWorld], None]
 ) -> None:
     tried = threading.Event()

@@ -22,6 +22,7 @@ from sublet_protocol.domain.errors import (
     ProducerFenced,
     PublisherClosed,
     SubletError,
+    UnknownOutcome,
     UsageError,
 )
 from sublet_storage.db.connect import connect
@@ -317,6 +318,24 @@ def test_an_append_without_a_reply_is_stored_once(database: str, conn: Connectio
         assert (lost.result(20).stream, lost.result().offset) == (before, 1)
         assert (waiting.result(20).stream != before) is rolled_over
     assert values(conn) == [b"first", b"lost", b"waiting"]
+
+
+@pytest.mark.conforms("W2")
+@pytest.mark.usefixtures("untold")
+def test_a_doubt_outlives_later_attempts(database: str, conn: Connection) -> None:
+    """What may be stored since the first is not to be published again without a look."""
+    with PostgresProxy(database) as network:
+        publisher = Publisher(network.url, delivery_timeout_s=1)
+        publisher.publish("t", b"first").result(20)
+        network.cut()
+        lost = publisher.publish("t", b"lost")
+        assert network.was_cut.wait(20)
+        network.go_away()
+        with pytest.raises(UnknownOutcome, match="It may be stored or not: look before you publish it again"):
+            lost.result(60)
+        with pytest.raises(UnknownOutcome):
+            publisher.close()
+    assert values(conn) == [b"first", b"lost"]
 
 
 def test_a_database_that_stays_away_fails_deliveries(database: str, conn: Connection) -> None:

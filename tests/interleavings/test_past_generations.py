@@ -46,7 +46,7 @@ class Stage:
                 pass
             conn.execute("update generation set is_past = true where state = 'gone'")
         # as when a later generation had messages, and is deleted
-        conn.execute("update space set lost_stream = (select max(stream_id) from stream) where name = 'eu'")
+        conn.execute("insert into lost_generation select 'eu/#', max(generation_id), max(stream_id) from stream")
 
     def sync(self, conn: Connection) -> GroupWriteResult:
         return self._renew(PostgresGroupStore(lambda: conn), self.late)[0]

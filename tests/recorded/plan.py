@@ -159,7 +159,7 @@ def _network(chance: random.Random, at_s: float) -> Iterator[Deed]:
 def _backend(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
     def drawn(chance: random.Random, at_s: float) -> Iterator[Deed]:
         lasts_s = chance.uniform(0.3, 4) if what == "freeze" else 0.0
-        yield Deed(at_s, what, f"backend {chance.random():.3f}", lasts_s)
+        yield Deed(at_s, what, f"backend {chance.randrange(1000) / 1000}", lasts_s)
 
     return drawn
 

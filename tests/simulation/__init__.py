@@ -16,7 +16,7 @@ operators revoke, force releases, delete groups and declare them anew with other
 return, or are started twice, also while the older one hears of nobody; users break off in the middle of a call.
 Generations without a message follow each other, and topics move to another space and back (`turnover`). In some runs
 hours pass, by which spaces roll over and retention takes what is old, and blocks are merged under their readers
-(`housekeeping`). Groups are
+(`maintenance`). Groups are
 paused, reset, exported and imported at work, and begin at a time or an offset of a past of hours (`operators`).
 Some users write output and progress in one transaction, whose commit may get no answer (`transactions`), and now and
 then the database fails over to a standby that is behind (`failover`), or a stream loses its end under holders that are

@@ -128,7 +128,7 @@ def _run_one(seed: int, figures: Figures) -> None:
         "commits not answered": simulation.users.unknown,
         "resets": simulation.operators.resets,
         "heads lowered": simulation.lowered_heads.happened,
-        "blocks merged": simulation.housekeeping.merged,
-        "generations taken by age": simulation.housekeeping.taken,
+        "blocks merged": simulation.maintenance.merged,
+        "generations taken by age": simulation.maintenance.taken,
     }
     figures.counts.update(counts)

@@ -13,10 +13,10 @@ from tests.simulation.checkers.rest import check_rest
 from tests.simulation.database import WatchedGroups
 from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
-from tests.simulation.housekeeping import Housekeeping
 from tests.simulation.journal import Journal
 from tests.simulation.leader_locks import AdvisoryLocks, LockTroubles
 from tests.simulation.lowered_heads import LoweredHeads
+from tests.simulation.maintenance import Maintenance
 from tests.simulation.network import Network
 from tests.simulation.nodes import SimulatedNode
 from tests.simulation.operators import Operators
@@ -75,7 +75,7 @@ class Simulation:
         self.queries = Queries(self)
         self.users = UsersDatabase(self)
         self.turnover = Turnover(self)
-        self.housekeeping = Housekeeping(self)
+        self.maintenance = Maintenance(self)
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
@@ -136,7 +136,7 @@ class Simulation:
         if not self.failover.runs:
             self.queries.begin(SAFETY_S)
         self.turnover.begin(SAFETY_S)
-        self.housekeeping.begin(SAFETY_S)
+        self.maintenance.begin(SAFETY_S)
         self.failover.begin(SAFETY_S)
         self.lowered_heads.begin(SAFETY_S)
         if not self.failover.runs:

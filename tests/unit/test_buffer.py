@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +16,9 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.producer import send_buffer as module
 from sublet_storage.producer.batches.input_conversion import to_record_batches
-from sublet_storage.producer.batches.pending_batches import PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, PendingMessageBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import Delivery
+from sublet_storage.producer.delivery import AGE_SPREAD_S, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.spaces.routing import Space, StreamInfo, split_ring
 from tests.broken_off import broken_off
@@ -218,3 +219,44 @@ def test_a_call_that_is_broken_off_is_done_or_not(
         if not broken:
             break
     assert place > 10
+
+
+# --- the age of what is taken -----------------------------------------------------------------------------------------
+
+
+def test_late_messages_are_taken_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where those taken together may fail together: one that was published a minute later has that minute left."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    buffer = a_buffer(BufferLimits(100, 1 << 20, 8, 1 << 20, 0.0))
+    for second in (0.0, 0.5, 60.0, 60.5):
+        clock[0] = second
+        publish(buffer, b"%g" % second)
+    taken = []
+    while buffer.queued:
+        loads = buffer.take(AGE_SPREAD_S) or []
+        taken.append([value for load in loads for value in load.to_batch().column("value").to_pylist()])
+        settle(buffer, loads)
+    assert taken == [[b"0", b"0.5"], [b"60", b"60.5"]]
+
+
+@pytest.mark.parametrize("failed", [False, True])
+def test_a_batch_is_as_old_as_its_last_part(monkeypatch: pytest.MonkeyPatch, failed: bool) -> None:
+    """It may take longer to queue than its timeout is; but where a part has failed, the rest is not tried anew."""
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(module, "ROUTED_AT_ONCE", 1)
+    buffer = a_buffer(ONE_MESSAGE)
+    ages: list[float] = []
+
+    def sent_for_a_minute(parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
+        enqueue(parts)
+        ages.append(parts[0][1].ticket.entered_at)
+        clock[0] += 60.0
+        if failed:
+            parts[0][1].ticket.fail(1, SubletError("lost"))
+
+    enqueue = buffer._enqueue
+    monkeypatch.setattr(buffer, "_enqueue", sent_for_a_minute)
+    buffer.add_batches(to_record_batches({"topic": "t", "value": [b"1", b"2", b"3"]}))
+    assert ages == ([0.0, 0.0, 0.0] if failed else [0.0, 60.0, 120.0])

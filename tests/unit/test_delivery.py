@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from sublet_storage.producer import delivery
-from sublet_storage.producer.delivery import AppendedSpan, DeliveryState
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryState, DeliveryTimeout
 
 
 class Turn:
@@ -49,3 +50,20 @@ def test_news_after_the_abandoning_change_nothing() -> None:
     assert ticket.is_done
     with pytest.raises(ValueError, match="abandoned"):
         ticket.wait(5)
+
+
+def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is over is not tried where others failed while it waited, unless something was answered since."""
+    clock = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    timeout = DeliveryTimeout(20.0)
+    clock[0] = 115.0
+    assert timeout.backoff(100.0, 1.0, 1.0).left_s == 5.0
+    clock[0] = 125.0
+    assert not timeout.is_over(100.0)
+    timeout.failed()
+    assert [timeout.is_over(entered_at) for entered_at in (100.0, 105.0, 106.0)] == [True, True, False]
+    clock[0] = 150.0
+    assert [timeout.is_over(entered_at) for entered_at in (124.0, 126.0)] == [True, False]
+    timeout.succeeded()
+    assert not timeout.is_over(100.0)

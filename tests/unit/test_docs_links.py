@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
+import textwrap
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import sublet
 from tools import cli_doc, limits_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 from tools.docs_hooks import PAGES as PAGES_OF_SITE
@@ -147,6 +150,27 @@ def test_what_the_site_has_not_keeps_its_text() -> None:
     assert rewritten("see [`x.py`](../protocol/x.py).", "pubsub.md") == "see `x.py`."
     for retained in ("[a](https://example.org/x)", "[a](#b)", "```\n[a](../README.md)\n```"):
         assert rewritten(retained, "pubsub.md") == retained
+
+
+def test_programs_of_pages_use_names_that_exist() -> None:
+    """What they import from us, and what they take from modules of ours."""
+    found = 0
+    for page in PAGES:
+        names: dict[str, object] = {"sublet": sublet}
+        for block in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            nodes = list(ast.walk(ast.parse(f"async def block():\n{textwrap.indent(block, ' ')}")))
+            for node in nodes:
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("sublet"):
+                    module = importlib.import_module(node.module or "")
+                    names |= {each.asname or each.name: getattr(module, each.name) for each in node.names}
+                    found += len(node.names)
+            for node in nodes:
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                    owner = names.get(node.value.id)
+                    if inspect.ismodule(owner) and owner.__name__.startswith("sublet"):
+                        assert hasattr(owner, node.attr), f"{page.name}: {node.value.id}.{node.attr}"
+                        found += 1
+    assert found > 30
 
 
 def test_every_runtime_dependency_is_on_its_page() -> None:

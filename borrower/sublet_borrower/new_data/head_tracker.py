@@ -131,27 +131,27 @@ class HeadTracker:
     def decide(self, event: HeadTrackerEvent, now: float) -> HeadTrackerOutcome:
         """Answer one event."""
         self._follow, self._unfollow = [], []
-        news: dict[int, int] = {}
+        new_heads: dict[int, int] = {}
         match event:
             case StreamsCaughtUp(streams):
-                news = self._note_ends(streams, now)
+                new_heads = self._note_ends(streams, now)
             case HeadPushed():
-                news = self._take_push(event, now)
+                new_heads = self._take_push(event, now)
             case HeadsRead(heads, took_s):
                 if heads:
                     self._look_s += WEIGHT * (took_s - self._look_s)
-                news = self._compare(heads, now)
+                new_heads = self._compare(heads, now)
             case Tick():
                 pass
             case _:
                 assert_never(event)
         self._note_misses(now)
         look = self._due(now)
-        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), news, look, self._wake_at())
+        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, look, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
         """Use what was pushed while the stream was read, if it lies behind what was read."""
-        news: dict[int, int] = {}
+        new_heads: dict[int, int] = {}
         for stream_id, (grant_id, head) in streams.items():
             one = self._streams.get(stream_id)
             if one is None or one.id.grant_id != grant_id:
@@ -166,7 +166,7 @@ class HeadTracker:
             # A head from the log counts: invented pushes cost one look.
             one.head, pushed, one.unread = head, one.unread, 0
             if pushed > head:
-                news[stream_id] = one.head = pushed
+                new_heads[stream_id] = one.head = pushed
         for stream_id, one in tuple(self._streams.items()):
             if stream_id in streams:
                 continue
@@ -174,7 +174,7 @@ class HeadTracker:
                 one.at_end, one.busy_since = False, now
             elif now >= one.busy_since + self._settings.busy_after_s:
                 self._drop(stream_id)
-        return news
+        return new_heads
 
     def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
         follow = self._new_id(stream_id, grant_id)
@@ -210,14 +210,14 @@ class HeadTracker:
         return {pushed.subscription.stream_id: pushed.head}
 
     def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
-        news: dict[int, int] = {}
+        new_heads: dict[int, int] = {}
         for stream_id, head in heads.items():
             one = self._streams.get(stream_id)
             if one is None:
                 continue
             if head > one.head:
                 self.counters.polled += 1
-                news[stream_id] = one.head = one.polled_head = head
+                new_heads[stream_id] = one.head = one.polled_head = head
                 one.silence_s = self._first_s
                 if one.awaited_until is None:
                     one.awaited_until = now + self._settings.push_late_s
@@ -225,7 +225,7 @@ class HeadTracker:
                 longest_s = self._settings.poll_max_with_push_s if self._trusts(one) else self._settings.poll_max_s
                 one.silence_s = min(one.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
             one.look_at = now + one.silence_s
-        return news
+        return new_heads
 
     def _note_misses(self, now: float) -> None:
         """What was found by ourselves and not pushed by now shows that a subscription that has worked works no more."""

@@ -27,10 +27,10 @@ from sublet_protocol.messages.feed import (
     encode_publish,
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
-from sublet_storage.producer.delivery import AppendedSpan, Rows
+from sublet_storage.producer.delivery import AppendedSpan, DeliveryTimeout, Rows
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -80,13 +80,13 @@ class NodePublishSender(threading.Thread):
     def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
         self._producer, self._number = uuid.uuid4().hex, 0
         super().__init__(name=f"sublet feed {self._producer}", daemon=True)
-        self._calls, self._buffer, self._delivery_timeout_s = NodeCalls(nodes), buffer, delivery_timeout_s
+        self._calls, self._buffer, self._timeout = NodeCalls(nodes), buffer, DeliveryTimeout(delivery_timeout_s)
         self._giving_up = threading.Event()
 
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
         try:
-            while (loads := self._buffer.take()) is not None:
+            while (loads := self._buffer.take(self._timeout.age_spread_s)) is not None:
                 for load in loads:
                     self._deliver(load)
         except Exception as error:  # noqa: BLE001 - fails the deliveries that are waited for
@@ -100,9 +100,10 @@ class NodePublishSender(threading.Thread):
         self._calls.close()
 
     def _deliver(self, load: PendingBlock) -> None:
+        entered_at = find_entered_at([load])
         for batch, pieces in _requests(load):
             try:
-                for part in self._published(batch):
+                for part in self._published(batch, entered_at):
                     _store(part, pieces)
             except SubletError as error:
                 self._buffer.prepare_failure(error)
@@ -110,13 +111,18 @@ class NodePublishSender(threading.Thread):
                     piece.ticket.fail(piece.count, error)
         self._buffer.release_batches([load])
 
-    def _published(self, batch: pa.RecordBatch) -> tuple[PublishedSpan, ...]:
+    def _published(self, batch: pa.RecordBatch, entered_at: float) -> tuple[PublishedSpan, ...]:
         """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        if self._timeout.is_over(entered_at):
+            raise Unavailable(
+                f"not sent within {self._timeout.timeout_s:g} s, as no node, {self._calls.address} the last, has "
+                "answered what was published before it. Publish it again."
+            )
         self._number += 1
         request = encode_publish(
             FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())
         )
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
+        backoff = self._timeout.backoff(entered_at, BACKOFF_INITIAL_S, BACKOFF_MAX_S)
 
         def may_try_again(error: Exception) -> bool:
             if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
@@ -125,13 +131,16 @@ class NodePublishSender(threading.Thread):
             return True
 
         try:
-            return call_with_retry(
+            answer = call_with_retry(
                 lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
         except RetryableCallError as again:
+            self._timeout.failed()
             if self._giving_up.is_set():
                 raise Unavailable(f"no word from {again} before the feed was closed. {HINT}") from again
-            raise again.given_up(self._delivery_timeout_s, HINT) from again
+            raise again.given_up(self._timeout.timeout_s, HINT) from again
+        self._timeout.succeeded()
+        return answer
 
     def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
         timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))

@@ -164,7 +164,27 @@ class MicroBatchPlanner:
         )
         if plans is None:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
-        return {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in begun}
+        outcomes = {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in begun}
+        lost = [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
+        return outcomes | self._outcomes_by_history(group_id, lost)
+
+    def _outcomes_by_history(
+        self, group_id: int, lost: Sequence[PlannedRange]
+    ) -> dict[PlannedRange, PlannedRangeStatus]:
+        """Return what became of those that the rows say nothing of: others have planned since, or they are deleted."""
+        if not lost:
+            return {}
+        grants = [(planned.stream_id, planned.grant_id) for planned in lost]
+        ended = self._reader.query(
+            lambda connection: consumer_progress.read_ended_grants(connection, group_id, self._session, grants)
+        )
+        if ended is None:
+            return dict.fromkeys(lost, PlannedRangeStatus.OPEN)
+        return {
+            planned: PlannedRangeStatus.DONE
+            for planned, grant in zip(lost, grants, strict=True)
+            if grant in ended and planned.was_done_under(*ended[grant])
+        }
 
     # --- batch by batch ---------------------------------------------------------------------------------------------
 

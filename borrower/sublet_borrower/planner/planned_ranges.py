@@ -50,6 +50,10 @@ class PlannedRange:
             position, consumed
         )
 
+    def was_done_under(self, reached: int, is_finished: bool) -> bool:
+        """Whether its grant, which is over, ended behind it; of entire epochs that is known only of a stream's end."""
+        return is_finished or (self.consumed_frontier is None and reached >= self.end)
+
 
 class PlannedRangeStatus(Enum):
     """What became of a range that was begun, as the group's rows say. Only what is open can come back with a grant."""

@@ -92,19 +92,19 @@ class SessionAssignment:
         with self._lock:
             granted.is_unreadable, granted.retry_at = True, now + after_s
             self._again_at = min(self._again_at, granted.retry_at)
-            is_news = str(problem) not in self.read_errors()
+            is_first = str(problem) not in self.read_errors()
             if granted.read_failure.record(problem, now):
                 self.report(granted)
-            return is_news
+            return is_first
 
     def end_unreadable(self, granted: GrantedStream, problem: PoisonBlock | PositionBeyondHead) -> bool:
         """Hand the stream back, as nobody can read it on, when all before is done; return whether this is new."""
         with self._lock:
-            is_news, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
+            is_first, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
             granted.final_error = problem
             if isinstance(granted, EpochGrantedStream):
                 granted.abort_step()
-            return is_news
+            return is_first
 
     def mark_readable(self, granted: GrantedStream) -> bool:
         """Note that the stream could be read; return whether it could not be before, which is reported to its
@@ -233,8 +233,8 @@ class SessionAssignment:
     def mark_skipped(self, granted: GrantedStream, ticket: int) -> None:
         """What was taken under that ticket has nothing for this subscription."""
         with self._lock:
-            is_news = granted.mark_done(ticket)
-            if is_news and not (granted.outstanding or granted.is_ended):
+            is_first = granted.mark_done(ticket)
+            if is_first and not (granted.outstanding or granted.is_ended):
                 self._report(granted.to_progress())
 
     def mark_delivered(self, granted: GrantedStream, size: int) -> None:

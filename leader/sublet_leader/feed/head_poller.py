@@ -35,7 +35,7 @@ class HeadWaiter:
 
     def __init__(self, poller: FeedHeadPoller) -> None:
         self._poller = poller
-        self._news: dict[int, HeadState] = {}
+        self._new_heads: dict[int, HeadState] = {}
         self._wakeup = asyncio.Event()
         self.watched: frozenset[int] = frozenset()
 
@@ -45,7 +45,7 @@ class HeadWaiter:
 
     def update_heads(self, heads: Mapping[int, HeadState]) -> None:
         """Store new heads and wake the waiter."""
-        self._news.update(heads)
+        self._new_heads.update(heads)
         self._wakeup.set()
 
     async def wait_for_heads(self, timeout_s: float) -> dict[int, HeadState]:
@@ -54,8 +54,8 @@ class HeadWaiter:
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
         self._wakeup.clear()
-        news, self._news = self._news, {}
-        return news
+        new_heads, self._new_heads = self._new_heads, {}
+        return new_heads
 
 
 class FeedHeadPoller:
@@ -155,14 +155,14 @@ class FeedHeadPoller:
         by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
             is_lower = stream_id in before and head.head < before[stream_id].head
-            if stream_id in self._waiters and (is_lower or _is_news(head, self._heads.get(stream_id))):
+            if stream_id in self._waiters and (is_lower or _is_new(head, self._heads.get(stream_id))):
                 self._heads[stream_id] = head
                 for waiter in self._waiters[stream_id]:
                     by_waiter.setdefault(waiter, {})[stream_id] = head
-        for waiter, news in by_waiter.items():
-            waiter.update_heads(news)
+        for waiter, new_heads in by_waiter.items():
+            waiter.update_heads(new_heads)
         return bool(by_waiter)
 
 
-def _is_news(head: HeadState, known: HeadState | None) -> bool:
+def _is_new(head: HeadState, known: HeadState | None) -> bool:
     return known is None or (head != known and head.head >= known.head)

@@ -74,10 +74,10 @@ class FeedReadCall:
             await self._mark(reading)
             while True:
                 await self._all_there_is(reading)
-                news = await self._news(waiter, reading)
-                if reading.is_beyond(news):  # or these are older than what was read since
+                new_heads = await self._wait_for_heads(waiter, reading)
+                if reading.is_beyond(new_heads):  # or these are older than what was read since
                     await self._patiently(reading.look_again)
-                reading.update_heads(news)
+                reading.update_heads(new_heads)
         finally:
             waiter.set_streams(())
 
@@ -92,16 +92,16 @@ class FeedReadCall:
                 break
         reading.raise_read_error()
 
-    async def _news(self, waiter: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
+    async def _wait_for_heads(self, waiter: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
         """Wait for new messages without a time limit, with a keep-alive at intervals; return the new heads, empty where
         there is no stream to wait for."""
         waiter.set_streams(reading.open_streams)
-        while not (news := await waiter.wait_for_heads(self._hello_s)):
+        while not (new_heads := await waiter.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
             await self._write(FeedPage(self._read.subscription_id))
             if not waiter.watched:
                 break
-        return news
+        return new_heads
 
     async def _begin(self) -> MultiStreamReader:
         return await self._patiently(

@@ -121,13 +121,13 @@ class HttpPort:
 
 
 async def _starting(scope: Scope, receive: Receive, send: Send) -> None:
-    reported = {
+    body = {
         "state": HealthState.STARTING,
         "detail": "this node does not serve yet",
         "alive": True,
         "ready": False,
     }
-    await json_response(reported, 200 if scope["path"] == "/healthz" else 503)(scope, receive, send)
+    await json_response(body, 200 if scope["path"] == "/healthz" else 503)(scope, receive, send)
 
 
 _TYPES = {

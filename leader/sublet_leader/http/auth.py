@@ -120,7 +120,7 @@ class RequestGuard:
         before = self._quiet.acquire(client)
         if before is not None:
             text = "refused %s from %s: the admin token is missing or wrong%s"
-            fields = {"action": action, "client": client, "status": 401}
+            fields = {"action": action, "address": client, "status": 401}
             log.warning(text, action, client, format_suppressed_count(before), extra={"fields": fields})
         return error_response(
             401,
@@ -156,16 +156,16 @@ def _check_right(caller: Caller, body: JsonBody) -> None:
         caller.check(Right.OPERATE)
 
 
-def _record(caller: Caller, reported: JsonBody, status: int) -> None:
+def _record(caller: Caller, body: JsonBody, status: int) -> None:
     outcome = "done" if status == 200 else "refused" if status < 500 else "failed"
     if status != 403:  # that is in the audit log, with those like it
-        audit.record(caller.principal, caller.address, caller.action, json.dumps(reported), f"{outcome} ({status})")
-    fields = {"action": caller.action, "client": caller.address, "status": status}
-    if "subscription" in reported:
-        fields["subscription"] = reported["subscription"]
+        audit.record(caller.principal, caller.address, caller.action, json.dumps(body), f"{outcome} ({status})")
+    fields = {"action": caller.action, "address": caller.address, "status": status}
+    if "subscription" in body:
+        fields["subscription"] = body["subscription"]
     text = "by %s from %s: %s %.300s: %s (%d)"
     who = caller.principal or "the admin token"
-    log.info(text, who, caller.address, caller.action, reported, outcome, status, extra={"fields": fields})
+    log.info(text, who, caller.address, caller.action, body, outcome, status, extra={"fields": fields})
 
 
 def _action(request: Request) -> str:

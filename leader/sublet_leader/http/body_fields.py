@@ -37,36 +37,36 @@ async def read_json_object(request: Request) -> JsonBody:
     return found
 
 
-def reject_unknown_fields(reported: JsonBody, *names: str) -> None:
+def reject_unknown_fields(body: JsonBody, *names: str) -> None:
     """Raise `UsageError` for an unknown field: a mistyped name must not be ignored."""
-    if unknown := set(reported) - set(names):
+    if unknown := set(body) - set(names):
         raise UsageError(f"the body has {min(unknown)!r:.60}: it takes {', '.join(names)}.")
 
 
-def read_subscription(reported: JsonBody) -> Subscription:
+def read_subscription(body: JsonBody) -> Subscription:
     """Return the group's subscription. Raises `UsageError`."""
-    return Subscription.parse(read_text(reported, "subscription"))
+    return Subscription.parse(read_text(body, "subscription"))
 
 
-def read_text(reported: JsonBody, name: str, default: str | None = None) -> str:
+def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
     """Return a text field. Raises `UsageError`."""
-    found = reported.get(name, default)
+    found = body.get(name, default)
     if not isinstance(found, str):
         raise UsageError(f"the body must have {name!r}, a text.")
     return found
 
 
-def read_bool(reported: JsonBody, name: str, default: bool = False) -> bool:
+def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
     """Return a boolean field. Raises `UsageError`."""
-    found = reported.get(name, default)
+    found = body.get(name, default)
     if not isinstance(found, bool):
         raise UsageError(f"{name!r} is {found!r:.60}: it must be true or false.")
     return found
 
 
-def read_number(reported: JsonBody, name: str, default: float | None = None) -> float:
+def read_number(body: JsonBody, name: str, default: float | None = None) -> float:
     """Return a number field. Raises `UsageError`."""
-    found = reported.get(name, default)
+    found = body.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(f"{name!r} is {found!r:.60}: it must be a number.")
     try:
@@ -75,17 +75,17 @@ def read_number(reported: JsonBody, name: str, default: float | None = None) -> 
         raise UsageError(f"{name!r} is a number of more than 300 digits: give a smaller one.") from None
 
 
-def read_stream_ids(reported: JsonBody) -> Collection[int]:
+def read_stream_ids(body: JsonBody) -> Collection[int]:
     """Return the listed stream ids, empty for all. Raises `UsageError`."""
-    found = reported.get("streams", [])
+    found = body.get("streams", [])
     if not isinstance(found, list) or not all(_is_integer(each) and 0 < each <= LARGEST for each in found):
         raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {LARGEST}.")
     return frozenset(found)
 
 
-def read_reset_target(reported: JsonBody) -> ResetTarget:
+def read_reset_target(body: JsonBody) -> ResetTarget:
     """Return the reset target of `to`: a word, or an object of one field. Raises `UsageError`."""
-    match reported.get("to"):
+    match body.get("to"):
         case "earliest":
             return ResetTarget.earliest()
         case "latest":
@@ -106,25 +106,25 @@ def read_reset_target(reported: JsonBody) -> ResetTarget:
             raise UsageError(f"'to' is {other!r:.80}: give {_TARGETS}.")
 
 
-def _moment(reported: str) -> datetime:
+def _moment(value: str) -> datetime:
     try:
-        return datetime.fromisoformat(reported)
+        return datetime.fromisoformat(value)
     except ValueError:
-        raise UsageError(f"time {reported!r:.60}: write it as 2026-01-31T12:00:00Z.") from None
+        raise UsageError(f"time {value!r:.60}: write it as 2026-01-31T12:00:00Z.") from None
 
 
-def _id(reported: str) -> int:
-    if not (reported.isascii() and reported.isdecimal() and len(reported) < 20):
-        raise UsageError(f"stream {reported!r:.60}: it is a number.")
-    return int(reported)
+def _id(value: str) -> int:
+    if not (value.isascii() and value.isdecimal() and len(value) < 20):
+        raise UsageError(f"stream {value!r:.60}: it is a number.")
+    return int(value)
 
 
-def _offset(reported: object) -> int:
-    if not _is_integer(reported):
-        raise UsageError(f"offset {reported!r:.60}: it is a number.")
-    assert isinstance(reported, int)
-    return reported
+def _offset(value: object) -> int:
+    if not _is_integer(value):
+        raise UsageError(f"offset {value!r:.60}: it is a number.")
+    assert isinstance(value, int)
+    return value
 
 
-def _is_integer(reported: object) -> bool:
-    return isinstance(reported, int) and not isinstance(reported, bool)
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -52,62 +52,60 @@ class GroupActionsApi:
     def __init__(self, url: str, gate: AccessGate) -> None:
         self._url, self._gate = url, gate
 
-    def create(self, reported: JsonBody) -> Response:
+    def create(self, body: JsonBody) -> Response:
         """Create a group as `sublet groups create` does: {"subscription"} and options, named as in the answer."""
-        of.reject_unknown_fields(reported, "subscription", *_OPTIONS)
-        wanted, strategy = of.read_subscription(reported), of.read_text(reported, "strategy", "even")
+        of.reject_unknown_fields(body, "subscription", *_OPTIONS)
+        wanted, strategy = of.read_subscription(body), of.read_text(body, "strategy", "even")
         load_strategy(strategy)
         start, expiry_s = (
-            StartingPosition.parse(of.read_text(reported, "starting_position", "latest")),
-            of.read_number(reported, "session_expiry_s", 0),
+            StartingPosition.parse(of.read_text(body, "starting_position", "latest")),
+            of.read_number(body, "session_expiry_s", 0),
         )
         on_data_loss, on_poison = (
-            _one_of(reported, "on_data_loss", OnDataLoss.FAIL),
-            _one_of(reported, "on_poison", OnPoison.BLOCK),
+            _one_of(body, "on_data_loss", OnDataLoss.FAIL),
+            _one_of(body, "on_poison", OnPoison.BLOCK),
         )
-        holds = of.read_bool(reported, "holds_retention")
-        options = GroupOptions(
-            start, on_data_loss, strategy, expiry_s, of.read_bool(reported, "atomic"), on_poison, holds
-        )
+        holds = of.read_bool(body, "holds_retention")
+        options = GroupOptions(start, on_data_loss, strategy, expiry_s, of.read_bool(body, "atomic"), on_poison, holds)
         group, is_new = admin.create_group(self._url, wanted, options, self._gate.caller().principal)
         named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
         return json_response({**named, **options_to_json(group.options)})
 
-    def delete(self, reported: JsonBody) -> Response:
+    def delete(self, body: JsonBody) -> Response:
         """Delete a group as `sublet groups delete` does: {"subscription"}."""
-        of.reject_unknown_fields(reported, "subscription")
-        wanted = of.read_subscription(reported)
+        of.reject_unknown_fields(body, "subscription")
+        wanted = of.read_subscription(body)
         deleted = admin.delete_group(self._url, wanted)
         return json_response({"subscription": str(wanted), "group_id": deleted, "deleted": True})
 
-    def pause(self, reported: JsonBody) -> Response:
+    def pause(self, body: JsonBody) -> Response:
         """Pause a group as `sublet groups pause` does: {"subscription", "reason"}."""
-        of.reject_unknown_fields(reported, "subscription", "reason")
-        return self._send_command(reported, PauseGroup(of.read_text(reported, "reason", "")))
+        of.reject_unknown_fields(body, "subscription", "reason")
+        return self._send_command(body, PauseGroup(of.read_text(body, "reason", "")))
 
-    def resume(self, reported: JsonBody) -> Response:
+    def resume(self, body: JsonBody) -> Response:
         """Resume a group as `sublet groups resume` does: {"subscription"}."""
-        of.reject_unknown_fields(reported, "subscription")
-        return self._send_command(reported, ResumeGroup())
+        of.reject_unknown_fields(body, "subscription")
+        return self._send_command(body, ResumeGroup())
 
-    def weight(self, reported: JsonBody) -> Response:
+    def weight(self, body: JsonBody) -> Response:
         """Set a weight as `sublet groups weight` does: {"subscription", "session", "weight"}; null: the session's
         own."""
-        of.reject_unknown_fields(reported, "subscription", "session", "weight")
-        if "weight" not in reported:
+        of.reject_unknown_fields(body, "subscription", "session", "weight")
+        if "weight" not in body:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
-        weight = None if reported["weight"] is None else of.read_number(reported, "weight")
-        return self._send_command(reported, SetSessionWeight(of.read_text(reported, "session"), weight))
+        weight = None if body["weight"] is None else of.read_number(body, "weight")
+        return self._send_command(body, SetSessionWeight(of.read_text(body, "session"), weight))
 
-    def reset(self, reported: JsonBody) -> Response:
+    def reset(self, body: JsonBody) -> Response:
         """Reset a group as `sublet groups reset` does: {"subscription", "to", "streams", "dry_run", "force"}."""
-        of.reject_unknown_fields(reported, "subscription", "to", "streams", "dry_run", "force")
+        of.reject_unknown_fields(body, "subscription", "to", "streams", "dry_run", "force")
         wanted, target, streams = (
-            of.read_subscription(reported),
-            of.read_reset_target(reported),
-            of.read_stream_ids(reported),
+            of.read_subscription(body),
+            of.read_reset_target(body),
+            of.read_stream_ids(body),
         )
-        force, dry_run = of.read_bool(reported, "force"), of.read_bool(reported, "dry_run")
+        force, dry_run = of.read_bool(body, "force"), of.read_bool(body, "dry_run")
         with connect(self._url, application_name="sublet http") as connection:
             group = group_lifecycle.get_live(connection, wanted)
             moves = reset_transaction.plan_reset(connection, group, target, streams)
@@ -118,10 +116,10 @@ class GroupActionsApi:
         named = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
         return json_response({**named, "streams": [asdict(move) for move in moves]})
 
-    def step_down(self, reported: JsonBody) -> Response:
+    def step_down(self, body: JsonBody) -> Response:
         """Move the group's leader to another node, if there is one: {"subscription"}."""
-        of.reject_unknown_fields(reported, "subscription")
-        wanted = of.read_subscription(reported)
+        of.reject_unknown_fields(body, "subscription")
+        wanted = of.read_subscription(body)
         with connect(self._url, application_name="sublet http") as connection:
             overview = describe_group(connection, wanted)
             leader = overview.leader
@@ -132,8 +130,8 @@ class GroupActionsApi:
             request_step_down(connection, [LedGroupRef(overview.group.group_id, leader.term, str(wanted))])
         return json_response({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
 
-    def _send_command(self, reported: JsonBody, command: GroupCommand) -> Response:
-        wanted = of.read_subscription(reported)
+    def _send_command(self, body: JsonBody, command: GroupCommand) -> Response:
+        wanted = of.read_subscription(body)
         group, changed = admin.send_command(self._url, wanted, command)
         named = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
         return json_response(
@@ -141,8 +139,8 @@ class GroupActionsApi:
         )
 
 
-def _one_of(reported: JsonBody, name: str, default: _E) -> _E:
-    found = of.read_text(reported, name, default)
+def _one_of(body: JsonBody, name: str, default: _E) -> _E:
+    found = of.read_text(body, name, default)
     try:
         return type(default)(found)
     except ValueError:

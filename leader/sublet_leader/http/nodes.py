@@ -58,13 +58,13 @@ class NodeActionsApi:
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def drain(self, reported: JsonBody) -> Response:
+    def drain(self, body: JsonBody) -> Response:
         """Drain a node as `sublet nodes drain` does, without waiting: {"node", "draining", "force"}."""
-        of.reject_unknown_fields(reported, "node", "draining", "force")
+        of.reject_unknown_fields(body, "node", "draining", "force")
         name, draining, force = (
-            of.read_text(reported, "node"),
-            of.read_bool(reported, "draining", True),
-            of.read_bool(reported, "force"),
+            of.read_text(body, "node"),
+            of.read_bool(body, "draining", True),
+            of.read_bool(body, "force"),
         )
         with connect(self._url, application_name="sublet http") as connection:
             found = next((e for e in list_nodes(connection) if e.node.name == name and e.remaining_s > 0), None)

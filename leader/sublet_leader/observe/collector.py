@@ -105,11 +105,11 @@ class NodeCollector(Collector):
             add(metric_definitions.LEADERLESS, facts.health_signals.leaderless_group_count)
         add(metric_definitions.AGENTS, facts.agent_count())
         add(metric_definitions.HELD_POLLS, facts.sessions.held_polls)
-        add(metric_definitions.NEWS_KNOWN, facts.subscribed_stream_count())
+        add(metric_definitions.SUBSCRIBED_STREAMS, facts.subscribed_stream_count())
         for what, count in facts.session_counters().items():
             add(metric_definitions.SESSIONS, count, what)
         for what, count in facts.notification_counters().items():
-            add(metric_definitions.NEWS, count, what)
+            add(metric_definitions.NOTIFICATIONS, count, what)
 
     def _lags(self, led: Mapping[int, GroupLeader]) -> LagSnapshot:
         is_maintenance_leader = self._facts.is_maintenance_leader()

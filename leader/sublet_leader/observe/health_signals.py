@@ -107,7 +107,7 @@ class HealthSignals:
         if claim.node.incarnation == self.incarnation:
             self.lost_leases.pop(leadership_id, None)
         elif leadership_id in self._lost:
-            what = "the housekeeping" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
+            what = "the maintenance" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
             self.lost_leases[leadership_id] = LeadershipLeaseFailure(f"node {claim.node.name} has taken {what}", now)
         self._lost -= {leadership_id}
 

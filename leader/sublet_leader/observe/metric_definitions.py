@@ -43,7 +43,7 @@ def _counter(name: str, help: str, *labels: str) -> MetricDefinition:
     return MetricDefinition(f"sublet_{name}", MetricType.COUNTER, help, labels)
 
 
-STREAM_LABELS = ("group", "space", "stream")
+STREAM_LABELS = ("group", "space", "stream_id")
 
 # --- the node --------------------------------------------------------------------------------------------------------
 
@@ -59,7 +59,7 @@ LEADERLESS = _gauge(
 LEFT_OUT = _gauge("groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series")
 AGENTS = _gauge("agents", "Agents that are connected to this node.")
 HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
-NEWS_KNOWN = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
+SUBSCRIBED_STREAMS = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
@@ -71,7 +71,7 @@ LAG = _gauge(
 OFFSET = _gauge(
     "consumergroup_current_offset", "The group's durable position: the next offset to be consumed.", *STREAM_LABELS
 )
-HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream")
+HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream_id")
 LAG_SUM = _gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
 LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
 LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
@@ -120,7 +120,9 @@ FAILURES = _counter("database_request_failures", "Requests of leaders that the d
 SESSIONS = _counter(
     "pubsub_events", "What happened between the node and its agents, as in `NodeSnapshot.pubsub`.", "event"
 )
-NEWS = _counter("notification_events", "Notifications of this node: what was received, missed and read again.", "event")
+NOTIFICATIONS = _counter(
+    "notification_events", "Notifications of this node: what was received, missed and read again.", "event"
+)
 SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")
 
 FAMILIES: tuple[MetricDefinition, ...] = tuple(

@@ -45,6 +45,7 @@ _TABLE: Final = """
 alembic_version           r       r      r       r       r
 space                     -       r      r       raw     rawd
 generation                -       r      r       raw     rawd
+lost_generation           -       -      r       r       rawd
 stream                    -       r      r       raw     rawd
 stream_upper_frontier     -       -      -       r       r
 block                     -       -      r       s       rawd
@@ -111,6 +112,7 @@ advance()                 -       -      x       -       x
 read_progress()           -       -      x       -       x
 read_consumed_frontier()  -       -      x       -       x
 read_planned_ranges()     -       -      x       -       x
+read_ended_grants()       -       -      x       -       x
 ahead_of()                -       -      x       -       x
 next_session_epoch()      -       -      x       -       x
 last_session_epoch()      -       -      -       x       x

@@ -69,7 +69,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
         "transactions": lambda: _transactions(connection),
         "notifications": lambda: _notifications(connection),
         "nodes": lambda: _nodes(connection, protocol_version),
-        "housekeeping": lambda: _housekeeping(connection),
+        "maintenance": lambda: _maintenance(connection),
         "groups": lambda: _leaderless(connection),
         "streams": lambda: _blocked(connection),
         "reading": lambda: _unreadable(connection),
@@ -249,13 +249,13 @@ def _is_insecure(address: str) -> bool:
         return not is_tls(address) and host != "localhost"
 
 
-def _housekeeping(connection: Connection) -> DoctorFinding:
+def _maintenance(connection: Connection) -> DoctorFinding:
     """Retention, rollover, the relay and leases of epochs are one node's business at a time."""
     leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
     if leader is not None and leader.remaining_s > 0:
-        return DoctorFinding("housekeeping", Severity.OK, f"by {leader.node.name}")
+        return DoctorFinding("maintenance", Severity.OK, f"by {leader.node.name}")
     hint = "A node that does not drain takes it within its lease. If it stays so, look into the log of the nodes."
-    return DoctorFinding("housekeeping", Severity.WARNING, "nobody does it at present", hint)
+    return DoctorFinding("maintenance", Severity.WARNING, "nobody does it at present", hint)
 
 
 @dataclass(frozen=True, slots=True)

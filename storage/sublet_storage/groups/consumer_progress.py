@@ -252,6 +252,24 @@ def read_last_planned_ranges(
     return found
 
 
+def read_ended_grants(
+    conn: psycopg.Connection[Any],
+    group_id: int,
+    session: SessionIdentity,
+    grants: Iterable[tuple[int, int]],
+    *,
+    schema: str | None = None,
+) -> dict[tuple[int, int], tuple[int, bool]]:
+    """{(stream, grant): how far this session came under it, and whether that was the stream's end}, of grants that
+    history has, and of no stream that was reset since."""
+    call = sql.SQL(
+        "select * from {}.read_ended_grants(%s::bigint, %s::text, %s::bigint, %s::bigint[], %s::bigint[])"
+    ).format(sql.Identifier(schema_name(schema)))
+    streams, grant_ids = zip(*grants, strict=True)
+    rows = conn.execute(call, (group_id, session.name, session.epoch, list(streams), list(grant_ids))).fetchall()
+    return {(stream_id, grant_id): (reached, is_finished) for stream_id, grant_id, reached, is_finished in rows}
+
+
 def ahead(
     conn: psycopg.Connection[Any],
     group_id: int,

@@ -10,7 +10,8 @@ import psycopg
 _MISSING = """
 select u.stream_id, u.stream_id <= ever.lost
   from unnest(%(streams)s::bigint[]) as u (stream_id), (
-    select (select max(lost_stream) from space) as lost, (select max(stream_id) from stream) as newest) as ever
+    select (select coalesce(max(stream_id), 0) from lost_generation) as lost,
+           (select max(stream_id) from stream) as newest) as ever
  where u.stream_id between 1 and greatest(ever.lost, ever.newest)
    and not exists (select from stream s where s.stream_id = u.stream_id)"""
 

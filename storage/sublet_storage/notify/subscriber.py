@@ -210,11 +210,11 @@ class NotificationSubscriber:
             return self._merge(event)
         with self._lock:
             outcome = self._listener.decide(event, time.monotonic(), random.random())
-            news = [change for change in outcome.changes if self._is_news(change)]
+            changes = [change for change in outcome.changes if self._is_new(change)]
             begun = self._cache.begin_snapshot()
         for catch_up in outcome.catch_ups:
             self._reader.read(catch_up, begun)
-        self._hand_on(news)
+        self._hand_on(changes)
         return outcome.wake_at
 
     def _decoded(self, raw: bytes) -> Event:
@@ -225,26 +225,26 @@ class NotificationSubscriber:
                 log.warning("a notification is dropped: %s", error)
             return MalformedNotificationReceived()
 
-    def _is_news(self, change: ObjectChange) -> bool:
+    def _is_new(self, change: ObjectChange) -> bool:
         verdict = self._cache.apply(change, time.monotonic())
         if verdict is ChangeNovelty.AMBIGUOUS:
             self._put(ChangeOrderUnknown(change.kind))
         return verdict is ChangeNovelty.NEWER
 
     def _merge(self, read: _Read) -> float | None:
-        news: list[ObjectChange] = []
+        changes: list[ObjectChange] = []
         if read.snapshot is not None:
             with self._lock:
-                news = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
-        self._hand_on(news)
+                changes = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
+        self._hand_on(changes)
         if read.snapshot is not None:
             self._uncaught.discard(read.channel)
             if not self._uncaught:
                 self._caught_up.set()
         return self._take_in(CatchUpCompleted(read.channel, read.snapshot is not None))
 
-    def _hand_on(self, news: list[ObjectChange]) -> None:
-        for change in news:
+    def _hand_on(self, changes: list[ObjectChange]) -> None:
+        for change in changes:
             try:
                 self._on_change(change)
             except Exception:

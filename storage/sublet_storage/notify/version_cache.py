@@ -80,16 +80,16 @@ class VersionCache:
         Living objects that it should have and does not are dead, unless they were taken in since.
         """
         self._expire(now)
-        news = [change for change in snapshot.changes if self._confirm(change, begun, now)]
+        changes = [change for change in snapshot.changes if self._confirm(change, begun, now)]
         there = {change.key for change in snapshot.changes}
         for key, entry in list(self._live.get(kind, {}).items()):
             if key in there or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
-                news.append(self._bury_absent(entry, now))
+                changes.append(self._bury_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
                 del self._live[kind][key]  # no longer wanted
-        return news
+        return changes
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
@@ -97,14 +97,14 @@ class VersionCache:
         """Apply the snapshot's state of one object; return whether it was new."""
         object_key = change.kind, change.key
         if object_key in self._absent and self._dead[object_key].turn <= begun and not change.is_deleted:
-            is_news = change.version >= self._dead[object_key].change.version
+            is_new = change.version >= self._dead[object_key].change.version
         else:
-            is_news = change.order_key > self._rank(object_key) or self._is_refuted(object_key, change, begun)
-        if is_news:
+            is_new = change.order_key > self._rank(object_key) or self._is_refuted(object_key, change, begun)
+        if is_new:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
             entry.at = now
-        return is_news
+        return is_new
 
     def _is_refuted(self, object_key: tuple[str, str], change: ObjectChange, begun: int) -> bool:
         """Whether the snapshot refutes what is known from before the reading began: a true version would be in it, as

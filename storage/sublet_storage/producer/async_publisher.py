@@ -57,7 +57,7 @@ class AsyncPublisher:
         return await asyncio.to_thread(publisher.publish_batch, data)
 
     async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncSingleEpochPublisher:
-        """Publish in an epoch: `await (await publisher.at(7)).publish(...)`. See `Publisher.in_epoch`."""
+        """Publish in an epoch: `await (await publisher.in_epoch(7)).publish(...)`. See `Publisher.in_epoch`."""
         publisher = await self._opened()
         return AsyncSingleEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
 

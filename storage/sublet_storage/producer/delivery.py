@@ -1,11 +1,13 @@
-"""The future of a published message: its offset, once it is durable."""
+"""The future of a published message: its offset, once it is durable, and how long that is tried."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import threading
+import time
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +16,13 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from sublet_storage.util.fork_guard import check_not_forked
+from sublet_storage.util.retry import Backoff
 
 Rows: TypeAlias = range | pa.Array
 """Which messages of a ticket: a range of their numbers, or an Arrow array of them."""
+
+AGE_SPREAD_S = 1.0
+"""Where it is uncertain that messages are stored, those are sent together that were published within so long."""
 
 
 def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
@@ -53,7 +59,7 @@ class AppendedSpan:
 class DeliveryState:
     """The common fate of messages published together: settled when each of them is durable or has failed."""
 
-    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered")
+    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered", "entered_at")
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
@@ -63,6 +69,7 @@ class DeliveryState:
         self._callbacks: list[Callable[[], None]] = []
         self._process = os.getpid()
         self.entered = 0  # how many of a batch have been queued, which is done part by part
+        self.entered_at = time.monotonic()  # of a batch, when its last part was queued before any had failed
 
     def expect(self, count: int) -> None:
         """Set the number of messages, while none is sent."""
@@ -214,3 +221,34 @@ class BatchDelivery(_Promise):
     def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:
         yield from self._settled_in_loop()
         return self._ticket.outcome()
+
+
+class DeliveryTimeout:
+    """`timeout_s`, counted from when a message was handed over: what waits behind others that fail is tried for no
+    longer than they are. For one thread."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._failed_at = -math.inf
+
+    def backoff(self, entered_at: float, first_s: float, max_s: float) -> Backoff:
+        """Return the pauses between attempts to store what was handed over at that time."""
+        return Backoff(first_s, max_s, total_s=entered_at + self.timeout_s - time.monotonic())
+
+    def is_over(self, entered_at: float) -> bool:
+        """Whether it is not even to be sent: its time is over, and others failed while it waited. Where they are
+        answered it is tried once, however long it had to wait for its turn."""
+        return entered_at < self._failed_at and entered_at + self.timeout_s <= time.monotonic()
+
+    def failed(self) -> None:
+        """Something was not stored in its time."""
+        self._failed_at = time.monotonic()
+
+    def succeeded(self) -> None:
+        """Something was answered."""
+        self._failed_at = -math.inf
+
+    @property
+    def age_spread_s(self) -> float:
+        """Within how long what is sent together was handed over, as it fails together, when the oldest has to."""
+        return math.inf if self._failed_at == -math.inf else AGE_SPREAD_S

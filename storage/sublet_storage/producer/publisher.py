@@ -72,8 +72,9 @@ class Publisher:
     `linger_ms`: let a message wait for company; 0 sends at once, and load alone makes the blocks large.
     `block_messages` and `block_bytes` bound a block, `blocks_per_commit` the blocks of a stream that are committed
     together when many wait, `max_buffered_bytes` what waits: beyond it `publish` blocks.
-    A lost database, or one that does not answer, is retried for `delivery_timeout_s` (math.inf: for ever), after which
-    deliveries fail; what has been sent by then is given 5 s at least to be answered.
+    A lost database, or one that does not answer, is retried until `delivery_timeout_s` (math.inf: for ever) after a
+    message was published, then its delivery fails, with all that is sent together with it. What has been sent by then
+    is given 5 s at least to be answered; what waited behind others that failed is not sent any more.
     `epoch_lease_s`: for so long after its process has died, the epochs that it had not finished stay open.
     It belongs to the process that made it: in a fork of that, every use but `close` raises `UsageError`.
     Raises `UnknownSpace`, `DatabaseUnreachable`, `SchemaMismatch`, `InvalidSetting`.
@@ -168,7 +169,7 @@ class Publisher:
         return self._buffer.add_batches(batches)
 
     def in_epoch(self, epoch: int | Sequence[int]) -> SingleEpochPublisher:
-        """Publish in an epoch: `publisher.at(7).publish(...)`.
+        """Publish in an epoch: `publisher.in_epoch(7).publish(...)`.
 
         An epoch is an integer, or a tuple of integers in product order; all epochs of a space have as many numbers. The
         first one that is used, or advanced to, begins what this publisher may publish: anything at or after it, where

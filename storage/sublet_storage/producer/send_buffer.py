@@ -12,6 +12,7 @@ its wait may release what another thread holds.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter, deque
@@ -35,7 +36,7 @@ from sublet_storage.producer.batches.pending_batches import (
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.batches.small_block import Header, Message
-from sublet_storage.producer.delivery import BatchDelivery, Delivery, DeliveryState
+from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
 ROUTED_AT_ONCE = 1 << 16
@@ -180,9 +181,9 @@ class SendBuffer:
         """How many messages wait to be taken."""
         return self._queued
 
-    def take(self) -> list[PendingBlock] | None:
+    def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
         """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
-        closed and empty."""
+        closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a queue."""
         with self._lock:
             while not self._queued or (pause := self._pause()) > 0:
                 if not self._queued and self._due(()):
@@ -190,11 +191,12 @@ class SendBuffer:
                 if not self._queued and self._closed is not None:
                     return None
                 self._work.wait(pause if self._queued else None)
+            newest_at = min(queue[0].ticket.entered_at for queue in self._queues.values()) + age_spread_s
             loads: list[PendingBlock] = []
             for stream_id in list(self._queues):
                 if sum(load.size for load in loads) >= COMMIT_BYTES:
                     break
-                loads += self._cut_blocks(stream_id)
+                loads += self._cut_blocks(stream_id, newest_at)
             return loads
 
     def due_advance(self, loads: Iterable[PendingBlock]) -> Sequence[Epoch] | None:
@@ -330,6 +332,8 @@ class SendBuffer:
         ticket = parts[0][1].ticket
         before, is_known = (self._queued, self._bytes), ticket in self._unsettled
         try:
+            if ticket.error is None:
+                ticket.entered_at = time.monotonic()
             self._enqueue(parts)
             ticket.entered += sum(part.count for _, part in parts)
         except BaseException:
@@ -419,7 +423,9 @@ class SendBuffer:
             ticket.abandon(error)
 
     def _fits(self, growing: PendingMessageBuilder, size: int) -> bool:
-        return growing.count < self._limits.block_messages and growing.size + size <= self._limits.block_bytes
+        if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
+            return False
+        return time.monotonic() <= growing.ticket.entered_at + AGE_SPREAD_S
 
     def _pause(self) -> float:
         """Seconds to linger still before taking what is queued."""
@@ -429,18 +435,21 @@ class SendBuffer:
             return 0
         return self._oldest_at + self._limits.linger_s - time.monotonic()
 
-    def _cut_blocks(self, stream_id: int) -> list[PendingBlock]:
+    def _cut_blocks(self, stream_id: int, newest_at: float) -> list[PendingBlock]:
         loads: list[PendingBlock] = []
-        while stream_id in self._queues and len(loads) < self._limits.blocks_per_commit:
-            loads.append(PendingBlock(stream_id, self._cut(stream_id)))
+        while len(loads) < self._limits.blocks_per_commit and (pieces := self._cut(stream_id, newest_at)):
+            loads.append(PendingBlock(stream_id, pieces))
         return loads
 
-    def _cut(self, stream_id: int) -> list[PendingArrowBatch]:
+    def _cut(self, stream_id: int, newest_at: float) -> list[PendingArrowBatch]:
         """Take a block's worth from the head of a queue; the stream then stands last in line."""
-        queue = self._queues.pop(stream_id)
+        queue = self._queues.get(stream_id)
+        if not queue or queue[0].ticket.entered_at > newest_at:
+            return []
+        del self._queues[stream_id]
         count, size, room = self._limits.block_messages, self._limits.block_bytes, MAX_PACKED_BYTES
         pieces: list[PendingArrowBatch] = []
-        while queue and count > 0:
+        while queue and count > 0 and queue[0].ticket.entered_at <= newest_at:
             piece = queue.popleft().seal()
             share = max(count_packable(piece, count_fitting(piece, count, size), room), 0 if pieces else 1)
             if share < piece.count:

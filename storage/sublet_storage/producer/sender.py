@@ -38,8 +38,9 @@ from sublet_storage.log.append import (
     register_again,
 )
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.batches.pending_batches import PendingBlock
+from sublet_storage.producer.batches.pending_batches import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutingTable
+from sublet_storage.producer.delivery import DeliveryTimeout
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.util.retry import Backoff, call_with_retry
 
@@ -90,7 +91,8 @@ class Sender(threading.Thread):
     ) -> None:
         super().__init__(name=f"sublet publisher {producer.producer_id}", daemon=True)
         self._url, self._buffer, self._producer, self._space = url, buffer, producer, space
-        self._delivery_timeout_s, self._advance = delivery_timeout_s, advance
+        self._timeout, self._advance = DeliveryTimeout(delivery_timeout_s), advance
+        self._attempt_timeout_s = ATTEMPT_TIMEOUT_S
         self._reconnecting = ReconnectingConnection(self._connect)
         self._timeline = timeline
         self._sequences: defaultdict[int, int] = defaultdict(int)
@@ -100,7 +102,7 @@ class Sender(threading.Thread):
     def run(self) -> None:
         """Take, send, settle; whatever goes wrong reaches the deliveries."""
         try:
-            while (loads := self._buffer.take()) is not None:
+            while (loads := self._buffer.take(self._timeout.age_spread_s)) is not None:
                 self._deliver(loads)
         except Exception as error:  # noqa: BLE001 - it fails the deliveries that are waited for
             self._buffer.abandon(error)
@@ -115,9 +117,15 @@ class Sender(threading.Thread):
         self._reconnecting.stop_waiting()
 
     def _deliver(self, loads: list[PendingBlock]) -> None:
+        entered_at = find_entered_at(loads)
         try:
+            if self._timeout.is_over(entered_at):
+                raise DatabaseUnreachable(
+                    f"not sent within {self._timeout.timeout_s:g} s, as the database has not answered what was "
+                    "published before it. Publish it again."
+                )
             appends = [self._append(load) for load in loads]
-            answers = self._until_answered(appends, self._buffer.due_advance(loads))
+            answers = self._until_answered(appends, self._buffer.due_advance(loads), entered_at)
         except SubletError as error:
             self._buffer.fail_batches(loads, error)
             if isinstance(error, ProducerFenced):
@@ -144,12 +152,14 @@ class Sender(threading.Thread):
         stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
         return BlockAppend(load.stream_id, block, stamp)
 
-    def _until_answered(self, appends: list[BlockAppend], least: Sequence[Epoch] | None) -> list[AppendResult]:
+    def _until_answered(
+        self, appends: list[BlockAppend], least: Sequence[Epoch] | None, entered_at: float
+    ) -> list[AppendResult]:
         if least is None:
-            return self._retrying(lambda conn: append(conn, appends))
+            return self._retrying(lambda conn: append(conn, appends), entered_at)
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
-        moved = self._retrying(lambda conn: advance(conn, appends, least))
+        moved = self._retrying(lambda conn: advance(conn, appends, least), entered_at)
         if moved.error is not None:
             self._buffer.fail_batches([], moved.error)
         elif moved.change is not None:
@@ -164,7 +174,7 @@ class Sender(threading.Thread):
     def _reroute(self, closed: list[PendingBlock]) -> None:
         """The streams were closed: what they refused, and all that waits for closed streams, goes to the children."""
         try:
-            routes = self._retrying(lambda conn: RoutingTable.load(conn, self._space))
+            routes = self._retrying(lambda conn: RoutingTable.load(conn, self._space), find_entered_at(closed))
         except SubletError as error:
             self._buffer.fail_batches(closed, error)
             if isinstance(error, ProducerFenced):
@@ -172,29 +182,36 @@ class Sender(threading.Thread):
             return
         self._buffer.reroute(routes, closed)
 
-    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most.
+    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T], entered_at: float) -> _T:
+        """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most since
+        the messages were handed over; once at least.
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s)
+        backoff = self._timeout.backoff(entered_at, BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        in_doubt = False
+
+        def may_try_again(error: Exception) -> bool:
+            nonlocal in_doubt
+            in_doubt = in_doubt or isinstance(error, UnknownOutcome)
+            return isinstance(error, Retryable) and not self._giving_up.is_set()
+
         try:
-            return call_with_retry(
-                lambda: self._once(attempt, backoff),
-                lambda error: isinstance(error, Retryable) and not self._giving_up.is_set(),
-                backoff,
-                self._giving_up.wait,
-            )
+            answer = call_with_retry(lambda: self._once(attempt, backoff), may_try_again, backoff, self._giving_up.wait)
         except Retryable as error:
-            raise self._too_late(error) from error
+            self._timeout.failed()
+            raise self._too_late(error, in_doubt) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
+        self._timeout.succeeded()
+        return answer
 
     def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
         """One attempt, which ends in time also where the server is frozen."""
         self._check_time()
+        self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
         with self._reconnecting as conn:
-            conn.receive_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
+            conn.receive_timeout_s = self._attempt_timeout_s
             self._check_time()  # again: from here on `give_up` ends the waiting
             if conn.timeline != self._timeline:
                 self._go_over(conn)
@@ -204,14 +221,14 @@ class Sender(threading.Thread):
         if self._giving_up.is_set():
             raise DatabaseUnreachable("there was no time left to send it.")
 
-    def _too_late(self, error: Exception) -> Unavailable:
-        period, detail = f"within {self._delivery_timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+    def _too_late(self, error: Exception, in_doubt: bool) -> Unavailable:
+        period, detail = f"within {self._timeout.timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
             period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):
                 detail = "it had not answered yet."
         message = f"no word from the database {period} that it is stored, and given up: {detail}"
-        if isinstance(error, UnknownOutcome):
+        if in_doubt:
             return UnknownOutcome(f"{message} It may be stored or not: look before you publish it again.")
         return DatabaseUnreachable(f"{message} Publish it again.")
 
@@ -221,7 +238,7 @@ class Sender(threading.Thread):
             application_name="sublet publisher",
             lock_timeout_s=LOCK_TIMEOUT_S,
             transaction_timeout_s=TRANSACTION_TIMEOUT_S,
-            silence_s=ATTEMPT_TIMEOUT_S,
+            silence_s=self._attempt_timeout_s,
         )
 
     def _go_over(self, conn: BoundedConnection) -> None:

@@ -91,11 +91,11 @@ class EpochTailReader:
         where = _begin(begin, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
-            cursors = list_matching_streams(conn, filter)
-            spaces = conn.execute(_SPACES, (list({cursor.space_id for cursor in cursors}),)).fetchall()
+            streams = list_matching_streams(conn, filter)
+            spaces = conn.execute(_SPACES, (list({cursor.space_id for cursor in streams.cursors}),)).fetchall()
         start = "latest" if where is EpochStartingPosition.LATEST else "earliest"
-        self._reading = MultiStreamReader(conn, filter, start, cursors)
-        self._selection, self.snapshot = _joined(where, cursors, spaces)
+        self._reading = MultiStreamReader(conn, filter, start, streams)
+        self._selection, self.snapshot = _joined(where, streams.cursors, spaces)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None

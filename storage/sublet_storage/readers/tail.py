@@ -6,7 +6,7 @@ one key come in the order they were published. Between different streams there i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -21,6 +21,7 @@ from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import missing
 from sublet_storage.log.epoch_selection import ExcludedEpochs
+from sublet_storage.spaces.routing import candidate_filters
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 TailStart = str | int | datetime | Bookmark
@@ -34,6 +35,13 @@ select s.stream_id, s.generation_id, s.head, s.state = 'closed', n.state = 'gone
  where n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(closed)s::text[] end)
    and s.stream_id > %(after)s
  order by s.generation_id, s.stream_id"""
+
+_NEWEST = "select coalesce(max(stream_id), 0) from stream"
+
+_LOST = "select filter, stream_id from lost_generation where stream_id > %(known)s order by stream_id"
+
+# Of spaces that were there with it all the time since.
+_FILTERS_SINCE = "select filter from space where dropped_at is null and filter_since <= %(known)s"
 
 
 @dataclass(slots=True)
@@ -58,6 +66,16 @@ class StreamCursor:
 
 
 @dataclass(frozen=True, slots=True)
+class MatchingStreams:
+    """The streams that match a filter, of one instant. `newest`: of all streams there are. `lost`: of those newer than
+    was known, such as had messages for the filter and are no more, the newest of each filter of spaces."""
+
+    cursors: list[StreamCursor]
+    newest: int
+    lost: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class TailPage:
     """What one read brought of one stream: the matching messages from `start` up to before `position`.
 
@@ -74,8 +92,8 @@ class TailPage:
 class MultiStreamReader:
     """All matching streams, and how far each was read. It holds no connection: each call is given one. Not thread-safe.
 
-    Streams that open later are read from their beginning. `places`: what `matching` has just found, where the caller
-    has use for it too.
+    Streams that open later are read from their beginning. `streams`: what `list_matching_streams` has just found, where
+    the caller has use for it too.
     """
 
     def __init__(
@@ -83,21 +101,24 @@ class MultiStreamReader:
         conn: psycopg.Connection[Any],
         filter: TopicFilter,
         begin: TailStart = "latest",
-        cursors: Sequence[StreamCursor] | None = None,
+        streams: MatchingStreams | None = None,
     ) -> None:
         self.filter = filter
         self._timeline = timeline_of(conn)
         if isinstance(begin, Bookmark):
             check_timeline(conn, begin.timeline, "the bookmark")
         self._cursors: dict[int, StreamCursor] = {}
-        self._known = begin.known if isinstance(begin, Bookmark) else 0
+        known = begin.known if isinstance(begin, Bookmark) else None
+        found = list_matching_streams(conn, filter, known=known) if streams is None else streams
+        self._known = max(known or 0, found.newest)
         self._closures = False
-        for cursor in list_matching_streams(conn, filter) if cursors is None else cursors:
-            self._known = max(self._known, cursor.stream_id)
+        if isinstance(begin, Bookmark):
+            named = missing(conn, begin.offsets.keys() - {cursor.stream_id for cursor in found.cursors})
+            self._add_lost({stream_id: begin.offsets[stream_id] for stream_id, had in named.items() if had})
+        self._add_lost(dict.fromkeys(found.lost, 0))
+        for cursor in found.cursors:
             cursor.initial_head, cursor.position = cursor.head, _first_position(conn, cursor, begin)
             self._add(cursor)
-        if isinstance(begin, Bookmark):
-            self._add_lost(conn, begin)
         self._forget()
 
     @property
@@ -230,8 +251,10 @@ class MultiStreamReader:
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures = False
-        for cursor in list_matching_streams(conn, self.filter, after=self._known):
-            self._known = max(self._known, cursor.stream_id)
+        found = list_matching_streams(conn, self.filter, after=self._known, known=self._known)
+        self._known = max(self._known, found.newest)
+        self._add_lost(dict.fromkeys(found.lost, 0))
+        for cursor in found.cursors:
             self._add(cursor)
         self._forget()
 
@@ -239,12 +262,10 @@ class MultiStreamReader:
         cursor.is_done = cursor.is_closed and cursor.position == cursor.head
         self._cursors[cursor.stream_id] = cursor
 
-    def _add_lost(self, conn: psycopg.Connection[Any], begin: Bookmark) -> None:
-        """What it names of streams that are no more is read once, and found to be gone."""
-        for stream_id, had_messages in missing(conn, begin.offsets.keys() - self._cursors.keys()).items():
-            if had_messages:
-                offset = begin.offsets[stream_id]
-                self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
+    def _add_lost(self, offsets: Mapping[int, int]) -> None:
+        """Streams that are no more are read once, and found to be gone."""
+        for stream_id, offset in offsets.items():
+            self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
 
     def _forget(self) -> None:
         """Those that are over. One that never had anything to read stays while there is something to read before it."""
@@ -291,6 +312,11 @@ class Tail:
         """True once everything that was there at the beginning has been read."""
         return self._reading.is_caught_up
 
+    @property
+    def bookmark(self) -> Bookmark:
+        """How far it has come."""
+        return self._reading.bookmark
+
     def pages(self) -> Iterator[pa.Table]:
         """Everything unread that is there now, stream by stream, a page of each in turn; then it ends.
 
@@ -311,9 +337,11 @@ class Tail:
         reading.raise_read_error()
 
 
-def list_matching_streams(conn: psycopg.Connection[Any], filter: TopicFilter, after: int = 0) -> list[StreamCursor]:
+def list_matching_streams(
+    conn: psycopg.Connection[Any], filter: TopicFilter, after: int = 0, known: int | None = None
+) -> MatchingStreams:
     """Return the streams that match, with ids above `after`, by the filters that generations were filled under, in one
-    snapshot."""
+    snapshot. `known`: the newest stream when that was done before; None: never, so that nothing is lost."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         wanted = read_generation_filters(conn).matching(filter)
@@ -322,7 +350,17 @@ def list_matching_streams(conn: psycopg.Connection[Any], filter: TopicFilter, af
             "closed": [filter.text for filter in wanted],
             "after": after,
         }
-        return [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
+        cursors = [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
+        ((newest,),) = conn.execute(_NEWEST).fetchall()
+        return MatchingStreams(cursors, newest, [] if known is None else _list_lost(conn, filter, known))
+
+
+def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -> list[int]:
+    lost = conn.execute(_LOST, {"known": known}).fetchall()
+    if not lost:
+        return []
+    since = [TopicFilter(text) for (text,) in conn.execute(_FILTERS_SINCE, {"known": known}).fetchall()]
+    return [each for text, each in lost if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
 
 
 def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:

@@ -5,9 +5,9 @@ of a gone one is dropped, only rows are left: its own, those of its streams, and
 small steps under the maintenance term. The streams that descend from a deleted one get its parents instead of it, so
 that they wait for whatever is unread before it.
 
-What is left behind is a floor: `space.lost_stream` and `lost_generation`, the newest that had messages. A position in a
-stream that is no more was in messages that are gone, up to there; behind it, in nothing. The greatest epochs that had
-begun in it stay in `space.lost_upper_frontier`.
+What is left behind is a floor: a row of `lost_generation` for each filter, with the newest that had messages. A
+position in a stream that is no more was in messages that are gone, up to there; behind it, in nothing. The greatest
+epochs that had begun in it stay in `space.lost_upper_frontier`.
 """
 
 from __future__ import annotations
@@ -79,12 +79,16 @@ update stream c
  where c.stream_id = any(%(children)s::bigint[])"""
 
 _FLOOR = """
-update space p set lost_stream = greatest(p.lost_stream, s.newest),
-                   lost_generation = greatest(p.lost_generation, %(generation)s),
-                   lost_upper_frontier = merge_upper_frontier(p.lost_upper_frontier, coalesce(s.greatest, '[]'))
-  from (select space_id, max(stream_id) as newest, jsonb_agg(epoch) filter (where epoch is not null) as greatest
-          from stream left join jsonb_array_elements(upper_frontier) as g(epoch) on true
-         where stream_id = any(%(streams)s::bigint[]) and head > 0 group by space_id) s
+insert into lost_generation as l (filter, generation_id, stream_id)
+select %(filter)s, %(generation)s, max(stream_id) from stream
+ where stream_id = any(%(streams)s::bigint[]) and head > 0 having count(*) > 0
+    on conflict (filter) do update set generation_id = greatest(l.generation_id, excluded.generation_id),
+                                       stream_id = greatest(l.stream_id, excluded.stream_id)"""
+
+_LOST_EPOCHS = """
+update space p set lost_upper_frontier = merge_upper_frontier(p.lost_upper_frontier, s.greatest)
+  from (select space_id, jsonb_agg(epoch) as greatest from stream, jsonb_array_elements(upper_frontier) as g(epoch)
+         where stream_id = any(%(streams)s::bigint[]) group by space_id) s
  where p.space_id = s.space_id"""
 
 _DELETE = (
@@ -139,7 +143,8 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         if not conn.execute(_LOCK, parameters).rowcount or conn.execute(_UNFINISHED, parameters).fetchone() == (True,):
             return False  # since: from here on its streams get no more rows
         conn.execute(_INHERIT, {**parameters, "children": children})
-        conn.execute(_FLOOR, parameters)
+        conn.execute(_FLOOR, {**parameters, "filter": filter.text})
+        conn.execute(_LOST_EPOCHS, parameters)
         for statement in _DELETE:
             conn.execute(statement, parameters)
         return True

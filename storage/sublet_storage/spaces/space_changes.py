@@ -262,9 +262,10 @@ def _check_not_default(name: str, rule: str) -> None:
 
 def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
     given = {name: value for name, value in zip(_COLUMNS, _row(wanted), strict=True) if value is not None}
-    statement = sql.SQL("insert into space ({}) values ({}) returning space_id").format(
-        sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given))
-    )
+    statement = sql.SQL(
+        "insert into space (filter_since, {}) values ((select coalesce(max(stream_id), 0) from stream), {})"
+        " returning space_id"
+    ).format(sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given)))
     row = conn.execute(statement, list(given.values())).fetchone()
     assert row is not None
     created = replace(wanted, space_id=row[0])
@@ -276,12 +277,14 @@ def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -
 def _update(conn: psycopg.Connection[Any], new: Space) -> None:
     """Where it has payloads already, another way to the same place is the way to these as well."""
     conn.execute(
-        "update space set name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
+        "update space set filter_since = case when filter = %s then filter_since"
+        " else (select coalesce(max(stream_id), 0) from stream) end,"
+        " name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
         " payload_location = %s, tier_after_s = %s, payload_locations = array("
         "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
         "     from unnest(payload_locations) as known)"
         " where space_id = %s",
-        (*_row(new), new.payload_location, new.payload_location, new.space_id),
+        (new.filter.text, *_row(new), new.payload_location, new.payload_location, new.space_id),
     )
 
 

@@ -58,11 +58,6 @@ def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
     return _streams(conn, "where state = 'open'")
 
 
-def generation_streams(conn: psycopg.Connection[Any], generation_id: int) -> tuple[StreamInfo, ...]:
-    """Return the streams of one generation, open or closed, in the order of ids."""
-    return _streams(conn, "where generation_id = %s", generation_id)
-
-
 def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
     """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}

@@ -163,9 +163,9 @@ class _Waiting:
             self._is_reported = True
             time.sleep(STREAM_WAIT_S)
 
-    def after(self, news: bool) -> None:
+    def after(self, has_changed: bool) -> None:
         """Wait before the next poll; not at all after messages."""
-        self._wait_s = 0.0 if news else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
+        self._wait_s = 0.0 if has_changed else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
         time.sleep(self._wait_s)
 
 

@@ -29,7 +29,7 @@ def list_(cli: CommandContext) -> None:
         cli.print_json({"nodes": [node_to_json(entry, led) for entry in entries]})
         return
     cli.print_table(
-        ("NAME", "ADDRESS", "STATE", "LEADS>", "PROTOCOL>", "NEWS", "STARTED"),
+        ("NAME", "ADDRESS", "STATE", "LEADS>", "PROTOCOL>", "NOTIFICATIONS", "STARTED"),
         [
             (
                 entry.node.name,

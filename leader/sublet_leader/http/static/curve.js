@@ -1,9 +1,9 @@
 // How far behind a group was: what the node remembers, then what this page has seen since.
 
 import { element, shape } from "./dom.js";
-import { clock, whole } from "./words.js";
+import { clock, formatCount } from "./words.js";
 
-const KEPT = 900;
+const MAX_POINTS = 900;
 
 export class Seen {
   constructor() {
@@ -13,7 +13,7 @@ export class Seen {
   add(groupId, lag) {
     const points = this.points.get(groupId) ?? [];
     points.push([Date.now() / 1000, lag]);
-    this.points.set(groupId, points.slice(-KEPT));
+    this.points.set(groupId, points.slice(-MAX_POINTS));
   }
 
   of(groupId, sampledAt, curve) {
@@ -34,10 +34,10 @@ function path(points, x, y) {
   }).join("");
 }
 
-export function told(points) {
+export function describeLag(points) {
   const known = points.map(([, lag]) => lag).filter((lag) => lag !== null);
   if (!known.length) return "no lag is known";
-  return `lag now ${whole(known.at(-1))}, at most ${whole(Math.max(...known))}`;
+  return `lag now ${formatCount(known.at(-1))}, at most ${formatCount(Math.max(...known))}`;
 }
 
 export function sparkline(points, width = 120, height = 24) {
@@ -49,8 +49,8 @@ function drawn(points, width, height, left, bottom, classes) {
   const from = points[0]?.[0] ?? 0, to = Math.max(points.at(-1)?.[0] ?? 1, from + 1), most = Math.max(...known, 1);
   const x = (at) => left + ((at - from) / (to - from)) * (width - left - 3);
   const y = (lag) => height - bottom - (lag / most) * (height - bottom - 4);
-  return shape("svg", { class: classes, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told(points) },
-    shape("title", {}, told(points)), shape("path", { class: "line", d: path(points, x, y) }));
+  return shape("svg", { class: classes, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": describeLag(points) },
+    shape("title", {}, describeLag(points)), shape("path", { class: "line", d: path(points, x, y) }));
 }
 
 export function chart(points, width) {
@@ -59,7 +59,7 @@ export function chart(points, width) {
   const known = points.map(([, lag]) => lag).filter((lag) => lag !== null);
   const base = height - bottom;
   picture.append(shape("path", { class: "axis", d: `M${left},${base}H${width - 3}` }));
-  if (known.length) picture.append(shape("text", { x: left, y: 14 }, whole(Math.max(...known))));
+  if (known.length) picture.append(shape("text", { x: left, y: 14 }, formatCount(Math.max(...known))));
   if (points.length > 1) {
     picture.append(shape("text", { x: left, y: height - 6 }, clock(points[0][0] * 1000)),
       shape("text", { x: width - 3, y: height - 6, "text-anchor": "end" }, clock(points.at(-1)[0] * 1000)));

@@ -5,7 +5,7 @@ import { Actions } from "./actions.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, chart } from "./curve.js";
 import { Lanes } from "./lanes.js";
-import { clock, lagTitle, owner, seconds, shortAgent, visible, whole } from "./words.js";
+import { clock, formatCount, lagTitle, owner, seconds, shortAgent, visible } from "./words.js";
 
 const LINES = 100, UNREADABLE_LINES = 5;
 const ALOUD = new Set(["grant", "reclaim", "force_release", "release", "takeover", "block", "unreadable", "readable", "command"]);
@@ -33,7 +33,7 @@ export class GroupPage {
   }
 
   async refresh() {
-    const [group, told] = await Promise.all([
+    const [group, page] = await Promise.all([
       get("group", { subscription: this.subscription }),
       get("group/history", { subscription: this.subscription, after: this.after, limit: LINES }),
     ]).catch((error) => {
@@ -44,8 +44,8 @@ export class GroupPage {
       [this.groupId, this.lines] = [group.group_id, []];
     }
     const first = this.after === "";
-    this.take(told.history, first);
-    this.after = told.next;
+    this.take(page.history, first);
+    this.after = page.next;
     this.seen.add(group.group_id, group.lag);
     const width = Math.max(280, Math.floor(this.picture.clientWidth));
     show(this.facts, facts(group));
@@ -92,8 +92,8 @@ function facts(group) {
   for (const line of group.streams.filter((each) => each.unreadable_reason !== null).slice(0, UNREADABLE_LINES)) {
     pairs.push(["Unreadable", `stream ${line.stream_id}, for ${seconds(line.unreadable_s)}: ${line.unreadable_reason}`]);
   }
-  for (const kept of group.reserved_for_sessions) {
-    pairs.push(["Kept", `${kept.streams.length} streams for ${kept.session}, ${seconds(kept.remaining_s)} more`]);
+  for (const reserved of group.reserved_for_sessions) {
+    pairs.push(["Reserved", `${reserved.streams.length} streams for ${reserved.session}, ${seconds(reserved.remaining_s)} more`]);
   }
   return element("dl", { class: "facts" }, pairs.map(([name, value]) =>
     element("div", {}, element("dt", {}, name), element("dd", {}, value))));
@@ -105,7 +105,7 @@ function streams(group) {
     String(line.stream_id), line.space,
     element("span", { title: line.blocked_reason ?? line.unreadable_reason },
       badge(line.unreadable_reason === null ? line.status : "unreadable")),
-    whole(line.position), whole(line.head), line.lag === null ? "?" : whole(line.lag), seconds(line.age_s),
+    formatCount(line.position), formatCount(line.head), line.lag === null ? "?" : formatCount(line.lag), seconds(line.age_s),
     element("span", { title: line.agent }, owner(line) ?? "–"),
   ]);
   return table("Streams of the group", [{ name: "Stream", number }, { name: "Space" }, { name: "Status" },

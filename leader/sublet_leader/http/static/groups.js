@@ -3,7 +3,7 @@
 import { get } from "./ask.js";
 import { badge, element, show, table } from "./dom.js";
 import { Seen, sparkline } from "./curve.js";
-import { lag, lagTitle, whole } from "./words.js";
+import { lag, lagTitle, formatCount } from "./words.js";
 
 const PER_PAGE = 50;
 const FIRST = { search: "", sort: "name", order: "asc", offset: 0 };
@@ -28,8 +28,8 @@ export class GroupsPage {
 
   ask(change) {
     Object.assign(this.asked, change);
-    const told = Object.entries(this.asked).filter(([name, value]) => String(value) !== String(FIRST[name]));
-    history.replaceState(null, "", told.length ? `#/?${new URLSearchParams(told)}` : "#/");
+    const changed = Object.entries(this.asked).filter(([name, value]) => String(value) !== String(FIRST[name]));
+    history.replaceState(null, "", changed.length ? `#/?${new URLSearchParams(changed)}` : "#/");
     clearTimeout(this.soon);
     this.soon = setTimeout(() => this.again?.(), change.search === undefined ? 0 : 200);
   }
@@ -74,7 +74,7 @@ export class GroupsPage {
       return [
         element("a", { id: `group-${group.group_id}`, href: `#/group/${encodeURIComponent(group.subscription)}` }, group.subscription),
         badge(group.state), group.leader?.alive ? group.leader.node : null,
-        `${whole(group.streams_by_status.held ?? 0)} of ${whole(streams)}`,
+        `${formatCount(group.streams_by_status.held ?? 0)} of ${formatCount(streams)}`,
         element("span", { title: lagTitle(group) }, lag(group)), sparkline(points),
       ];
     });
@@ -87,7 +87,7 @@ export class GroupsPage {
     const button = (text, offset, usable) =>
       element("button", { type: "button", id: `page-${text}`, "data-offset": offset, disabled: !usable }, text);
     return [
-      element("span", { role: "status" }, found.total ? `${whole(from + 1)}–${whole(to)} of ${whole(found.total)}` : "none"),
+      element("span", { role: "status" }, found.total ? `${formatCount(from + 1)}–${formatCount(to)} of ${formatCount(found.total)}` : "none"),
       button("Previous", Math.max(0, from - PER_PAGE), from > 0), button("Next", from + PER_PAGE, to < found.total),
     ];
   }

@@ -2,7 +2,7 @@
 // moves is seen to go from lane to lane, since its drawing stays the same and only its place changes.
 
 import { shape } from "./dom.js";
-import { shortAgent, visible, whole } from "./words.js";
+import { formatCount, shortAgent, visible } from "./words.js";
 
 const CHIP = { width: 58, height: 30, gap: 6 };
 const LANE = { top: 26, bottom: 10, gap: 8, inside: 10, least: 275 };
@@ -48,7 +48,7 @@ export class Lanes {
   lane(lane, left, top, width, height, perRow, most) {
     this.back.append(
       shape("rect", { class: `lane ${lane.kind}`, x: left + 0.5, y: top + 0.5, width: width - 1, height, rx: 6 }),
-      shape("text", { class: "lane-name", x: left + LANE.inside, y: top + 18 }, shape("title", {}, lane.whole),
+      shape("text", { class: "lane-name", x: left + LANE.inside, y: top + 18 }, shape("title", {}, lane.title),
         `${fit(visible(lane.name), width - 60)} · ${lane.streams.length}`));
     lane.streams.forEach((line, index) => {
       const x = left + LANE.inside + (index % perRow) * (CHIP.width + CHIP.gap);
@@ -77,7 +77,7 @@ export class Lanes {
     const part = line.lag ? Math.max(0.06, Math.log1p(line.lag) / Math.log1p(most)) : 0;
     chip.bar.setAttribute("width", ((CHIP.width - 8) * (line.lag === null ? 1 : part)).toFixed(1));
     chip.title.textContent =
-      `Stream ${line.stream_id}: ${line.status}, at ${whole(line.position)} of ${whole(line.head)}, lag ${line.lag === null ? "unknown" : whole(line.lag)}`;
+      `Stream ${line.stream_id}: ${line.status}, at ${formatCount(line.position)} of ${formatCount(line.head)}, lag ${line.lag === null ? "unknown" : formatCount(line.lag)}`;
   }
 }
 
@@ -90,9 +90,9 @@ function lanesOf(group, streams) {
   const lanes = new Map();
   for (const member of [...group.members, ...(group.standby_members ?? [])]) {
     lanes.set(member.borrower_id, { key: member.agent, name: member.session || shortAgent(member.agent), kind: "member",
-      whole: `${member.session ?? ""} ${member.agent} ${member.borrower_id}`, streams: [] });
+      title: `${member.session ?? ""} ${member.agent} ${member.borrower_id}`, streams: [] });
   }
-  const nobody = { key: "", name: "held by nobody", kind: "nobody", whole: "streams that are granted to nobody", streams: [] };
+  const nobody = { key: "", name: "held by nobody", kind: "nobody", title: "streams that are granted to nobody", streams: [] };
   for (const line of streams) (lanes.get(line.borrower_id) ?? nobody).streams.push(line);
   const sorted = [...lanes.values()].sort((a, b) => (a.name + a.key).localeCompare(b.name + b.key));
   return nobody.streams.length || !sorted.length ? [...sorted, nobody] : sorted;

@@ -2,7 +2,7 @@
 
 import { get } from "./ask.js";
 import { badge, element, show, table } from "./dom.js";
-import { seconds, whole } from "./words.js";
+import { seconds, formatCount } from "./words.js";
 
 export class NodesPage {
   constructor(place) {
@@ -27,7 +27,7 @@ function line(node) {
   const state = !node.lives ? "gone" : node.draining ? "draining" : "ok";
   const url = node.http_address?.startsWith("https://") ? node.http_address : `http://${node.http_address}`;
   const http = node.http_address ? element("a", { href: `${url}/`, rel: "noreferrer" }, node.http_address) : null;
-  return [node.name, badge(state), whole(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
+  return [node.name, badge(state), formatCount(node.leads), node.lives ? seconds(node.remaining_s) : null, node.address, http,
     node.notify_driver, new Date(node.started_at).toLocaleString("en-GB")];
 }
 
@@ -39,7 +39,7 @@ function checks(node) {
 function facts(node) {
   const stand = Object.entries(node.leaderships).map(([status, count]) => `${count} ${status}`).join(", ") || "none";
   return [["Name", node.name], ["Release", node.version], ["Life", node.incarnation], ["Leaderships", stand],
-    ["Agents", `${whole(node.agents)}, ${whole(node.held_polls)} of them wait`],
-    ["Groups without leader", whole(node.groups_without_leader)]]
+    ["Agents", `${formatCount(node.agents)}, ${formatCount(node.held_polls)} of them wait`],
+    ["Groups without leader", formatCount(node.groups_without_leader)]]
     .map(([name, value]) => element("div", {}, element("dt", {}, name), element("dd", {}, value)));
 }

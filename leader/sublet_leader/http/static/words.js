@@ -2,16 +2,16 @@
 
 const NUMBERS = new Intl.NumberFormat("en");
 
-export const whole = (number) => (number === null || number === undefined ? "–" : NUMBERS.format(number));
+export const formatCount = (number) => (number === null || number === undefined ? "–" : NUMBERS.format(number));
 
 export function lag(group) {
   const unknown = group.unknown_lag_streams;
-  return unknown ? `${whole(group.known_lag)} + ?` : whole(group.lag);
+  return unknown ? `${formatCount(group.known_lag)} + ?` : formatCount(group.lag);
 }
 
 export function lagTitle(group) {
   const unknown = group.unknown_lag_streams;
-  return unknown ? `${whole(group.known_lag)}, and unknown on ${unknown} streams` : `${whole(group.lag)} messages`;
+  return unknown ? `${formatCount(group.known_lag)}, and unknown on ${unknown} streams` : `${formatCount(group.lag)} messages`;
 }
 
 export function seconds(value) {
@@ -30,5 +30,5 @@ export const owner = (line) => line.session || shortAgent(line.agent);
 export const visible = (text) => String(text).replace(/[\p{Cc}\p{Bidi_Control}\p{Zl}\p{Zp}\u200b\u2060\ufeff]/gu,
   (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
 
-// HOST:PROCESS:RANDOM is long; the whole is in titles and tables.
+// HOST:PROCESS:RANDOM is long; all of it is in titles and tables.
 export const shortAgent = (agent) => (agent ? agent.split(":").slice(0, 2).join(":") : null);

@@ -70,5 +70,5 @@ def delete_past_tokens(conn: psycopg.Connection[Any], older_than_s: float) -> in
 
 
 def list_tokens(conn: psycopg.Connection[Any]) -> list[TokenEntry]:
-    """Return all tokens, by principal; those that are over until housekeeping deletes them."""
+    """Return all tokens, by principal; those that are over until maintenance deletes them."""
     return [TokenEntry(*row) for row in conn.execute(_LIST).fetchall()]

@@ -48,7 +48,7 @@ select s.stream_id, s.head, n.filter from stream s join generation n using (gene
 
 _LAST = "select coalesce(max(generation_id), 0) from generation"
 
-_LOST = "select name, filter, lost_generation from space where lost_generation > %(after)s"
+_LOST = "select filter, generation_id from lost_generation where generation_id > %(after)s order by filter"
 
 _SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
 
@@ -166,9 +166,9 @@ def _there(
         for row in progress.positions:
             if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
                 raise _gone(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
-        for name, filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
+        for filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
             if TopicFilter(filter).intersects(subscription.filter):
-                raise _gone(f"space {name}: all that was published up to generation {lost}", subscription)
+                raise _gone(f"what spaces of filter {filter} had up to generation {lost}", subscription)
     return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
 
 

@@ -1,6 +1,6 @@
 """Names of sessions in a group: which epoch was drawn last under each, and whose it is.
 
-Where nodes know who calls, a name belongs to the principal that came with it first, until housekeeping forgets it
+Where nodes know who calls, a name belongs to the principal that came with it first, until maintenance forgets it
 (nobody has drawn under it for long, and it holds nothing) or somebody with access to the database releases it. It has
 so many names and no more.
 """

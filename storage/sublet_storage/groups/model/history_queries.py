@@ -76,9 +76,9 @@ insert into session_epoch as e (subscription, session, last) select '', '', max(
 # What a snapshot did not see, and nothing else; not by the numbers, which are drawn before a commit. A transaction that
 # this snapshot knows nothing of was one of another server, whose dump this is: there before anybody looked.
 _NEWS = f"""
-select pg_current_snapshot()::text, news.* from (values (true)) as always left join (
+select pg_current_snapshot()::text, recent.* from (values (true)) as always left join (
   select history_id, {RECORD} from lending_history where group_id = %(group)s {{}}
-   order by history_id desc limit %(limit)s) as news on true
+   order by history_id desc limit %(limit)s) as recent on true
  order by history_id"""
 _FIRST = _NEWS.format("")
 _BEHIND = _NEWS.format("""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -154,6 +155,11 @@ class PendingBlock:
         """Fail every ticket."""
         for piece in self.pieces:
             piece.ticket.fail(piece.count, error)
+
+
+def find_entered_at(loads: Iterable[PendingBlock]) -> float:
+    """Return when the oldest of their messages was handed to the publisher; now, if there are none."""
+    return min((piece.ticket.entered_at for load in loads for piece in load.pieces), default=time.monotonic())
 
 
 def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import check_topic
+from sublet_storage.log.deleted_streams import missing
 from sublet_storage.producer.delivery import Rows
 from sublet_storage.spaces.routing import HashRing, Space, StreamInfo, find_space_for, hash_key, hash_keys
 from sublet_storage.spaces.space_queries import routing_table
@@ -45,14 +46,20 @@ class RoutingTable:
 
     def check_timeline(self, conn: psycopg.Connection[Any], producer_id: str) -> None:
         """Raise `ProducerFenced` unless these streams are the same on the timeline that the database has gone over to:
-        one that was opened last may be missing there, and its number, or its space's, another's."""
+        one that was opened last may be missing there, and its number, or its space's, another's. One that was deleted
+        takes no more, and its number is given to no other."""
         streams = [each for ring in self._rings.values() for each in ring.streams]
-        rows = conn.execute(_SAME, ([each.stream_id for each in streams],)).fetchall()
+        stream_ids = [each.stream_id for each in streams]
+        rows = conn.execute(_SAME, (stream_ids,)).fetchall()
         there = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
+        deleted = missing(conn, stream_ids)
+        spaces = set(conn.execute("select space_id, name, filter from space").fetchall())
         for each in streams:
             space = self._spaces[each.space_id]
-            names = (each.stream_id, each.generation_id, space.space_id, space.name, space.filter.text)
-            if (*names, each.hash_from, each.hash_to) not in there:
+            names = (space.space_id, space.name, space.filter.text)
+            if each.stream_id in deleted and names in spaces:
+                continue
+            if (each.stream_id, each.generation_id, *names, each.hash_from, each.hash_to) not in there:
                 raise ProducerFenced(
                     f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
                     f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "

@@ -22,12 +22,12 @@ _HOUR_S = 3_600.0
 _MAX_STREAMS = 28
 
 
-class Housekeeping:
+class Maintenance:
     """Of a part of all runs. `merged`, `taken`: so many blocks and generations are no more."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
-        self._random = Random(f"the housekeeping of {simulation.seed}")
+        self._random = Random(f"the maintenance of {simulation.seed}")
         self._hours = self._random.choice((0.0, 1.0, 3.0))
         self._retention_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
         self._since: dict[tuple[int, bool], int] = {}
