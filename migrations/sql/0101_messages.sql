@@ -44,8 +44,8 @@ create index generation_unseen on generation (generation_id) where state = 'clos
 create index generation_gone on generation (generation_id) where state = 'gone' and is_past is not true;
 create index generation_past on generation (generation_id) where is_past;
 
--- Of each filter that generations were filled under, the newest one that had messages and whose rows are deleted, and its
--- newest stream: messages of no later one are gone without a row.
+-- For each filter of a generation, the newest generation that had messages and whose rows are deleted, and its newest
+-- stream: later ones still have their rows if they had messages.
 create table lost_generation (
   filter text primary key,
   generation_id bigint not null,

@@ -65,7 +65,8 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """`changes` and `sync_streams` are to be committed under the term; `sends` are (agent, message) and may go at once.
+    """The result of one event. `changes` and `sync_streams` are to be committed under the term; `sends` are (agent,
+    message) and may go at once.
 
     `stop_reason`: why this leader is over ("idle", "deposed"); the node drops it, and releases the claim if it still
     has it. `invariant_violations`: for operators. `history`: events for watchers that are in no commit: members that

@@ -322,7 +322,7 @@ NodeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """`sends` are (agent, message) and may go at once. `is_stopped`: nothing is left to do, the process may end.
+    """The result of one event. `sends` are (agent, message) and may go at once. `is_stopped`: the process may end.
 
     `invariant_violations`: invariants that a group's leader found broken; it is over, the other groups continue.
     `history`: events that have happened, for watchers; `leader_locations`: the answers to leader queries.

@@ -1,6 +1,6 @@
 """Checks session epochs: rejects epochs never drawn, and names of another principal.
 
-Otherwise any client could lock a session's name for ever. If a node receives a higher epoch than the last one it has, it
+Otherwise any client could lock a session's name for ever. If a node receives a higher epoch than its last one, it
 queries the last one drawn; the requests wait for the answer.
 """
 
