@@ -26,7 +26,7 @@ create function is_fenced(p_producer text, p_incarnation bigint) returns boolean
                   where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation)
 $$;
 
--- Record, for a retry, that a producer's block was not stored; the last 1000 are kept, more than commit together.
+-- Record, for a retry, that a producer's block was not stored; the last 1000 are stored, more than commit at once.
 create function record_rejection(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
 returns void language sql as $$
   update producer p

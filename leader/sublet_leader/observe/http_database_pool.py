@@ -51,7 +51,7 @@ class _ReadingConnection(BoundedConnection):
 
 
 class HttpDatabasePool:
-    """Lends connections to threads, one at a time to each. `look` checks first whether the database is available."""
+    """Pools the threads' connections, one for each at a time. `look` is called first and checks the database."""
 
     def __init__(self, url: str, look: Callable[[], Health]) -> None:
         self._look = look
