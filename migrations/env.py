@@ -1,8 +1,8 @@
-"""Alembic's entry: run the scripts on the connection that `sublet_storage.bootstrap.migrate` opened.
+"""Alembic's entry: runs the scripts on the connection that `sublet_storage.bootstrap.migrate` opened.
 
-Its search_path is the schema, so the scripts name their tables bare, and alembic_version lives among them. In the same
-transaction it is marked which programs work with the version that was reached, or it is refused. A
-developer's `alembic revision` needs no connection and does not come here.
+Its search_path is the schema, so the scripts name their tables unqualified, and alembic_version is among them. The same
+transaction records which releases work with the version that was reached, or fails. A developer's `alembic revision`
+needs no connection and does not run this module.
 """
 
 from alembic import context

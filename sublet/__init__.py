@@ -57,7 +57,7 @@ _MODULES = {"errors": "sublet_protocol.domain.errors", "spark": "sublet.spark", 
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name from where it lives, once."""
+    """Return a public name, imported from its module on first use."""
     if name in _HOMES:
         found: Any = getattr(import_module(_HOMES[name]), name)
     elif name in _MODULES:

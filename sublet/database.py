@@ -46,12 +46,12 @@ class Database:
         return AsyncSession(subscription, self.url, **settings)
 
     def spaces(self) -> list[Space]:
-        """Return the spaces, by name: which part of the topic tree has how many streams, retained for how long."""
+        """Return the spaces by name: filter, number of streams, and retention of each."""
         with connect_to(self.url, application_name="sublet spaces") as connection:
             return list_spaces(connection)
 
     def close(self) -> None:
-        """Let go of the embedded server, if it is one. Again is harmless."""
+        """Stop using the embedded server, if it is one. A second call changes nothing."""
         self._resources.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`. docs/traces.md has the set-up.
+"""OpenTelemetry traces through streams: `pip install 'sublet[traces]'`, see docs/traces.md.
 
     publisher.publish("orders/eu", value, headers=traces.trace_headers())
 
@@ -33,7 +33,7 @@ except ModuleNotFoundError as missing:
     ) from None
 
 MAX_LINKS: Final = 64
-"""How many contexts of its messages a span has as links; it also has their number."""
+"""Maximum number of its messages' contexts that a span has as links; it also has their number."""
 
 _PROPAGATOR = TraceContextTextMapPropagator()
 _PARENT: Final = "traceparent"
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 def trace_headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]:
-    """`more`, and the context of the current span as a message bears it (W3C Trace Context); `more` alone outside of a
+    """Return `more`, and the current span's context as a message header (W3C Trace Context); `more` alone outside of a
     span."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
@@ -52,8 +52,8 @@ def trace_headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]
 
 @contextmanager
 def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
-    """A span around the work on a batch, linked to the spans that its messages were published in. An exception is
-    noted in it and goes on. `group`: the subscription, to be shown."""
+    """Open a span around the work on a batch, linked to the spans in which its messages were published. An exception is
+    recorded in it and raised. `group`: the subscription, to be shown."""
     contexts = _contexts(batch.table)
     links = [link for link in map(_link, contexts[:MAX_LINKS]) if link is not None]
     attributes: dict[str, str | int] = {
@@ -76,7 +76,7 @@ def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
 
 
 def traced(fn: Callable[[Batch], _T], group: str | None = None) -> Callable[[Batch], _T]:
-    """Return the function with such a span around each call: `consume(spark, subscription, traced(fn), ...)`."""
+    """Return the function with a `batch_span` around each call: `consume(spark, subscription, traced(fn), ...)`."""
     return partial(_call, fn, group)
 
 
@@ -86,14 +86,14 @@ def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
 
 
 def _contexts(table: pa.Table) -> list[bytes]:
-    """Return what the messages bear as their context, each once, in their order."""
+    """Return the distinct contexts in the messages' headers, in their order."""
     pairs: Any = pc.list_flatten(table.column("headers"))
     values = pc.struct_field(pairs, "value").filter(pc.equal(pc.struct_field(pairs, "key"), _PARENT))
     return [value for value in values.unique().to_pylist() if value is not None]
 
 
 def _link(context: bytes) -> Link | None:
-    """Return the context; None for what is none."""
+    """Return the link to a context; None if it is invalid."""
     carrier = {_PARENT: context.decode("ascii", "replace")}
     span = trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()
     return Link(span) if span.is_valid else None

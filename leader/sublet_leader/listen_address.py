@@ -20,9 +20,9 @@ class ListenAddress:
 
     @classmethod
     def parse(cls, text: str, *, insecure: bool, has_tls: bool = False) -> ListenAddress:
-        """`HOST:PORT`, `[::1]:PORT`. Beyond loopback only with TLS, or with `insecure`.
+        """Parse `HOST:PORT` or `[::1]:PORT`. Beyond loopback only with TLS, or with `insecure`.
 
-        Raises `InvalidSetting` naming the address, the rule and the remedy.
+        Raises `InvalidSetting` naming the address, the rule and the hint.
         """
         found = split_address(text)
         if found is None:
@@ -39,7 +39,7 @@ class ListenAddress:
         return cls(host, port)
 
     def is_free(self) -> bool:
-        """Whether the system would let a process listen there now.
+        """Return whether the system would let a process listen there now.
 
         gRPC finds that out as well, but prints it to stderr in its own form.
         """
@@ -54,12 +54,12 @@ class ListenAddress:
 
 
 def is_loopback(host: str) -> bool:
-    """True only if every address of the name is: a name can mean several."""
+    """Return whether every address of the name is loopback: a name can have several."""
     return all(address.is_loopback for address in _addresses(host))
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means all addresses of this machine, such as 0.0.0.0, to which no client can connect."""
+    """Return whether it means all addresses of this machine, such as 0.0.0.0, to which no client can connect."""
     return any(address.is_unspecified for address in _addresses(host))
 
 
@@ -74,7 +74,7 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
 def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: what has just ended is no hindrance
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: a closed socket is no hindrance
             probe.bind(address)
     except OSError:
         return False

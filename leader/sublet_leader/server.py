@@ -79,26 +79,28 @@ MOST_CONNECTIONS = 1 << 20
 
 SHUTDOWN_S = 5.0
 STRIKE_OFF_S = 8.0
-"""A directory that is only slow has all of the time for the end: a node that stays in it is looked for."""
-"""How long a node that is stopping waits for what is being written."""
+"""`STRIKE_OFF_S`: time limit of the deregistration at the end, as clients still try a node that stays registered."""
+"""`SHUTDOWN_S`: how long a stopping node waits for pending writes."""
 
 
 def clock() -> float:
-    """Seconds that go on while the machine sleeps, so that a lease is over when the database thinks so too."""
+    """Return monotonic seconds that include suspension of the machine, so that a lease ends when it ends in the
+    database."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def max_connections() -> int:
-    """How many a node takes on its main port: some files are left for its own connections, and for those over HTTP. Who
-    opens too many would else take its connections to the database from it, and with them its leases."""
+    """Return the maximum number of connections on the main port: some files are left for the node's own connections,
+    and for those over HTTP. Clients could otherwise take the files of its database connections, and with them its
+    leases."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(most // 2, most - FILES_LEFT, 1)
 
 
 class NodeServer:
-    """One life of one node. `announce` is called with texts for the operator. `http`: the address for probes and
+    """One incarnation of one node. `announce` is called with texts for the operator. `http`: the address for probes and
     browsers; None: no port. `tls`: its certificate; its address is then one with `tls://`. `is_auth_required`: callers
-    prove who they are, by a certificate where `tls` asks for one, and may do what a rule allows."""
+    authenticate, by a certificate where `tls` requests one, and may do what a rule allows."""
 
     def __init__(
         self,
@@ -134,7 +136,7 @@ class NodeServer:
         self.stopped_by: signal.Signals | None = None
 
     async def run(self) -> None:
-        """Serve until SIGTERM, SIGINT or `stop`. Raises what hinders it from starting."""
+        """Serve until SIGTERM, SIGINT or `stop`. Raises what prevents it from starting."""
         loop = self._loop = asyncio.get_running_loop()
         await self._open_gate()
         options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
@@ -238,7 +240,7 @@ class NodeServer:
                 await run_with_timeout("closing the notification hub", self._hub.close)
             self._worker.stop(self.settings.lease_margin_s)
             await run_with_timeout("giving back this node's lock", lock.stop)
-            # Held polls carry the dismissals; what the mailboxes still hold is given a moment to leave.
+            # Held polls carry the last messages; the mailboxes get a moment to send the rest.
             await self._sessions.close()
             await server.stop(grace=0.5)
             await self._feed.close()
@@ -259,7 +261,7 @@ class NodeServer:
         self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
 
     def state(self) -> NodeSnapshot:
-        """Return what there is and what has happened so far; on the node's loop, while it serves."""
+        """Return the present state and the counters; on the node's loop, while it serves."""
         agents, sessions = len(self._publisher.subscriber_ids), self._sessions
         hub = self._hub
         notifications, heads = ({}, {}) if hub is None else (hub.subscriber.counters(), hub.known_heads())
@@ -290,11 +292,11 @@ class NodeServer:
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _handle(self, event: NodeEvent) -> None:
-        """The one door: decide, then carry out. What fails here has left half a state, and ends the node."""
+        """Handle one event and execute its outcome. An error leaves a partial state, and ends the node."""
         if self._broken is None:
             try:
                 self._carry_out(event)
-            except Exception as error:  # noqa: BLE001 whatever it is, the node's state is unknown now
+            except Exception as error:  # noqa: BLE001 any error leaves the node's state unknown
                 self._break(error)
 
     def _break(self, error: Exception) -> None:
@@ -370,7 +372,7 @@ class NodeServer:
         self._handle(AgentMessageReceived(agent, message, self._callers.principal_of(agent)))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
-        """Into the mailbox of the agent's present life; to one that is gone it is lost, and resent if it matters."""
+        """Queue the message for the agent's present subscriber; without one it is lost, and resent if necessary."""
         subscriber_id = self._subscribers.get(agent)
         if subscriber_id is not None:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
@@ -387,7 +389,7 @@ class NodeServer:
             self._hub.set_interest(key, wanted)
 
     async def _open_gate(self) -> None:
-        """Read the rights before anybody may call. Raises what hinders that."""
+        """Read the rights before any call is admitted. Raises what prevents that."""
         if self._access is not None:
             rules = await self._loop.run_in_executor(None, self._access.open)
             self._gate = AccessGate(rules, self._access.read_anew, self._by_certificate)
@@ -405,7 +407,7 @@ class NodeServer:
             self._loop.call_soon_threadsafe(self._ask_rights_again)
 
     def _ask_rights_again(self) -> None:
-        """Of all that goes on: what is not allowed any more ends now."""
+        """Check the rights of all members and watchers again: what is no longer allowed ends now."""
         for denied in self._callers.denied_members(self._machine.leaders.values()):
             self._handle(denied)
         self._callers.expel_watchers()

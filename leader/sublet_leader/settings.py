@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
 
 _SLACK = 1 + 1e-9
-"""Scaling may move an exact equality by the last bit."""
+"""Scaling may change an exact equality in the last bit."""
 CLOCKS_APART = 0.85
-"""What one clock has counted at least when another has counted 1: they run apart by a seventh at most."""
+"""Minimum reading of one clock while another counts 1: they drift apart by a seventh at most."""
 
 _RULES = (
     CrossSettingRule(
@@ -129,7 +129,7 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class LeaderSettings(SettingsBase):
-    """Seconds, every one. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
+    """Times in seconds. Borrowers have their own settings; `ping_interval_s` and `ping_timeout_s` must be the same
     there."""
 
     RULES = _RULES
@@ -189,28 +189,28 @@ class LeaderSettings(SettingsBase):
 
     @property
     def silence_s(self) -> float:
-        """After which a leader's connection to Postgres that has sent not a byte is given up: later than the server
-        cancels a statement itself, and before a lease may be over."""
+        """Return how long a leader's connection to Postgres may stay silent before it is closed: longer than the server
+        takes to cancel a statement, and shorter than a lease."""
         return (self.statement_timeout_s + self.lease_margin_s) / 2
 
     @property
     def lock_grace_s(self) -> float:
-        """For how long a leader may be without its lock before it falls silent."""
+        """Return how long a leader may be without its lock before it stops sending."""
         return 4 * self.lock_check_interval_s
 
     @property
     def lock_watch_age_s(self) -> float:
-        """How old a connection has to be for a lock that it finds free to mean something: after a restart of the
-        database all are, and leaders need a moment to have theirs back."""
+        """Return the minimum age of a connection for a lock that it finds free to count: after a restart of the
+        database all are free, and leaders need a moment to reacquire theirs."""
         return 8 * self.lock_check_interval_s
 
     @property
     def promise_s(self) -> float:
-        """For how long after it has answered a ping no leader gives what its sender has to others by force."""
+        """Return how long after a ping was answered no leader may grant its sender's streams to others by force."""
         return min(self.eviction_timeout_s, self.reclaim_grace_s, self.revoke_deadline_s)
 
     @property
     def ping_valid_for_s(self) -> float:
-        """For how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
-        leaders' promise does, though their clocks run apart by a seventh."""
+        """Return how long after it was sent an answered ping lets a borrower begin user calls: that ends before the
+        leaders' promise does, though their clocks drift apart by a seventh."""
         return CLOCKS_APART * self.promise_s

@@ -1,4 +1,4 @@
-"""Ends calls that may hang on a silent database within a time limit, when a node stops."""
+"""Ends calls that may hang on a silent database within a time limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ SHUTDOWN_TIMEOUT_S = 3.0
 
 
 async def run_with_timeout(what: str, work: Callable[[], None], timeout_s: float = SHUTDOWN_TIMEOUT_S) -> bool:
-    """Do it, though it may block, in a thread that the end of the process does not wait for. False: it took longer."""
+    """Run `work`, which may block, in a thread that the end of the process does not wait for. Return False if it took
+    longer than `timeout_s`."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:

@@ -1,7 +1,7 @@
--- Who may do what at nodes: rules, tokens, and what became of them.
+-- Access control at nodes: rules, tokens, and the history of their changes.
 
 create table access (
-  principal text not null,                             -- user:NAME, a name of a certificate, or * for whoever is known
+  principal text not null,                             -- user:NAME, a name of a certificate, or * for all known ones
   may text not null check (may in ('publish', 'read', 'join', 'watch', 'operate')),
   filter text not null,
   group_name text not null default '*',                -- a name, or team-*
@@ -12,7 +12,7 @@ create table access (
 
 create table token (
   token_id text primary key,
-  digest bytea not null unique check (octet_length(digest) = 32), -- sha256 of the token, which is stored nowhere
+  digest bytea not null unique check (octet_length(digest) = 32), -- sha256 of the token, which is not stored itself
   principal text not null,
   made_by text not null,
   made_at timestamptz not null default clock_timestamp(),
@@ -22,7 +22,8 @@ create table token (
   note text not null default ''
 ) with (fillfactor = 80);
 
--- What was changed, by whichever way. Nodes look at its last number to find out whether to read the two tables again.
+-- Every change of a rule or token, however it was made. Nodes compare its highest number to decide whether to read the
+-- two tables again.
 create table access_history (
   number bigint generated always as identity primary key,
   at timestamptz not null default clock_timestamp(),
@@ -33,7 +34,7 @@ create table access_history (
 );
 create index access_history_at on access_history (at);
 
--- Raise where there is no room for one more change. Who takes a right away is not asked.
+-- Raise if there is no room for one more change. Revoking is not limited.
 create function check_access_history() returns void language plpgsql as $$
 begin
   if (select max(number) - min(number) >= 299999 from access_history)
@@ -43,7 +44,7 @@ begin
   end if;
 end $$;
 
--- For maintenance: changes that are older than that, and than a day; never the last, by whose number nodes go.
+-- For maintenance: delete changes older than p_older_than, and than a day; never the last, whose number nodes compare.
 create function forget_access_history(p_older_than interval) returns bigint
 language sql security definer set search_path from current as $$
   with forgotten as (
@@ -53,7 +54,8 @@ language sql security definer set search_path from current as $$
   select count(*) from forgotten
 $$;
 
--- For maintenance, which has no other right to delete a token: those that have been over for so long.
+-- For maintenance, which has no other right to delete a token: delete tokens that expired or were revoked that long
+-- ago.
 create function forget_tokens(p_older_than interval) returns bigint
 language sql security definer set search_path from current as $$
   with forgotten as (
@@ -69,10 +71,10 @@ declare
 begin
   if tg_table_name = 'token' and tg_op = 'DELETE' then
     if least(old.revoked_at, old.expires_at) <= clock_timestamp() then
-      return null;  -- it was over: nobody loses a right
+      return null;  -- it was over: no right is lost
     end if;
   end if;
-  -- One after the other, so that the numbers become visible in their order.
+  -- Serialized, so that the numbers become visible in their order.
   lock table access_history in share row exclusive mode;
   if tg_op = 'INSERT' then perform check_access_history(); end if;
   if tg_op = 'DELETE' then a := old; else a := new; end if;
@@ -89,13 +91,14 @@ begin
 end $$;
 
 create trigger noted after insert or update or delete on access for each row execute function note_access();
--- last_used is noted nowhere: it changes daily, and no right with it.
+-- last_used is not recorded: it changes daily, and no right with it.
 create trigger noted after insert or delete or update of digest, principal, expires_at, revoked_at on token
   for each row execute function note_access();
 
--- What follows runs with its owner's rights, for operators, who have none on the two tables: the one who gives is who logged in.
+-- The following functions run with their owner's rights, for operators, who have none on the two tables; session_user
+-- is recorded as the author of a change.
 
--- Add a rule; false if it is there.
+-- Add a rule; false if it exists.
 create function allow_access(p_principal text, p_may text, p_filter text, p_group text) returns boolean
 language plpgsql security definer set search_path from current as $$
 begin
@@ -109,7 +112,7 @@ begin
   return found;
 end $$;
 
--- Take a rule away; false if there is none like that.
+-- Delete a rule; false if it does not exist.
 create function revoke_access(p_principal text, p_may text, p_filter text, p_group text) returns boolean
 language plpgsql security definer set search_path from current as $$
 begin
@@ -117,13 +120,14 @@ begin
   return found;
 end $$;
 
--- Store a token, and return when it expires; null where two of the principal are valid: enough to replace one without a gap.
+-- Store a token and return when it expires; null if the principal has two valid ones, enough to replace one without a
+-- gap.
 create function store_token(p_token text, p_digest bytea, p_principal text, p_lifetime_s double precision, p_note text)
 returns timestamptz language plpgsql security definer set search_path from current as $$
 declare
   ends timestamptz;
 begin
-  lock table token in share row exclusive mode;        -- of two callers one is the second
+  lock table token in share row exclusive mode;        -- serializes callers
   insert into token (token_id, digest, principal, made_by, expires_at, note)
   select p_token, p_digest, p_principal, 'database user ' || session_user,
          clock_timestamp() + make_interval(secs => p_lifetime_s), p_note
@@ -133,7 +137,7 @@ begin
   return ends;
 end $$;
 
--- Let a token count no more; false if it was revoked before, null if there is none.
+-- Revoke a token; false if it was revoked before, null if there is none.
 create function revoke_token(p_token text) returns boolean
 language plpgsql security definer set search_path from current as $$
 begin
@@ -141,7 +145,7 @@ begin
   return case when found then true when exists (select from token where token_id = p_token) then false end;
 end $$;
 
--- Make a session's name nobody's again, and return whose it was; null if it was nobody's.
+-- Release a session's name from its principal, and return that; null if it had none.
 create function release_session(p_subscription text, p_session text) returns text
 language plpgsql security definer set search_path from current as $$
 declare

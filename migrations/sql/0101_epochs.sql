@@ -1,8 +1,8 @@
--- Epochs: what publishers may still publish, and what follows from that for a space. An epoch is a JSON array of as many
--- integers as all epochs of its space have; an antichain is a JSON array of epochs, none at or before another, sorted.
+-- Epochs: the capabilities of publishers, and the frontiers of spaces. An epoch is a JSON array of integers, as many as
+-- in all epochs of its space; an antichain is a JSON array of epochs, none at or before another, sorted.
 
--- Who may publish which epochs of a space: those at or after one of `least`. Leased, so that a publisher that has died does
--- not hold the frontier back; the row of one that has expired stays for a while, with what it left unfinished.
+-- The epochs that a publisher may still publish in a space: those at or after one of `least`. Leased, so that a dead
+-- publisher does not hold the frontier back; an expired row stays for a while, with what it left unfinished.
 create table capability (
   space_id bigint not null references space,
   producer_id text not null,
@@ -18,7 +18,7 @@ create unique index capability_in_force on capability (space_id, producer_id) wh
 create index capability_expired on capability (expired_at) where expired_at is not null;
 
 -- Product order, of epochs of at most 8 numbers. One expression without a table, so that it is inlined: antichains are
--- compared pair by pair, and a call of each would cost some ten times as much.
+-- compared pair by pair, and a call for each pair would take some ten times as long.
 create function epoch_at_or_before(p_one jsonb, p_other jsonb) returns boolean language sql immutable as $$
   select coalesce((p_one ->> 0)::bigint <= (p_other ->> 0)::bigint, true)
      and coalesce((p_one ->> 1)::bigint <= (p_other ->> 1)::bigint, true)
@@ -30,12 +30,12 @@ create function epoch_at_or_before(p_one jsonb, p_other jsonb) returns boolean l
      and coalesce((p_one ->> 7)::bigint <= (p_other ->> 7)::bigint, true)
 $$;
 
--- Whether any epoch of the one is at or before the epoch.
+-- Return whether any epoch of the antichain is at or before the epoch.
 create function frontier_admits(p_least jsonb, p_epoch jsonb) returns boolean language sql immutable as $$
   select exists (select from jsonb_array_elements(p_least) as least(epoch) where epoch_at_or_before(least.epoch, p_epoch))
 $$;
 
--- Whether every epoch of the one is at or before some epoch of the other.
+-- Return whether every epoch of the first antichain is at or before some epoch of the second.
 create function is_covered(p_greatest jsonb, p_by jsonb) returns boolean language sql immutable as $$
   select not exists (
     select from jsonb_array_elements(p_greatest) as mine(epoch)
@@ -43,21 +43,21 @@ create function is_covered(p_greatest jsonb, p_by jsonb) returns boolean languag
        select from jsonb_array_elements(p_by) as other(epoch) where epoch_at_or_before(mine.epoch, other.epoch)))
 $$;
 
--- The greatest epochs of both.
+-- Return the greatest epochs of both antichains.
 create function merge_upper_frontier(p_greatest jsonb, p_more jsonb) returns jsonb language sql immutable as $$
   with every as (select distinct epoch from jsonb_array_elements(coalesce(p_greatest, '[]') || p_more) as e(epoch))
   select jsonb_agg(epoch order by epoch) from every
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(every.epoch, other.epoch))
 $$;
 
--- The least epochs of all.
+-- Return the least of the epochs.
 create function least_epochs(p_epochs jsonb) returns jsonb language sql immutable as $$
   with every as (select distinct epoch from jsonb_array_elements(p_epochs) as e(epoch))
   select jsonb_agg(epoch order by epoch) from every
    where not exists (select from every other where other.epoch <> every.epoch and epoch_at_or_before(other.epoch, every.epoch))
 $$;
 
--- Whether it is what a stream's consumed frontier is stored as: {"upto": offset, "least": null, or an antichain}.
+-- Return whether it is a valid stored consumed frontier: {"upto": offset, "least": null, or an antichain}.
 create function is_consumed_frontier(p_consumed jsonb) returns boolean language sql immutable as $$
   select p_consumed - 'upto' - 'least' = '{}' and (p_consumed ->> 'upto')::bigint >= 0
      and case jsonb_typeof(p_consumed -> 'least') when 'null' then true when 'array' then (
@@ -68,7 +68,7 @@ create function is_consumed_frontier(p_consumed jsonb) returns boolean language 
          from jsonb_array_elements(p_consumed -> 'least') as e(epoch)) else false end
 $$;
 
--- What may still come when all is completed that has begun, up to p_greatest: the least epochs that lie above it.
+-- Return the frontier after all epochs up to p_greatest are completed: the least epochs that lie above it.
 create function complete_epochs(p_least jsonb, p_greatest jsonb) returns jsonb language plpgsql immutable as $$
 declare
   reached jsonb;
@@ -85,8 +85,8 @@ begin
   return p_least;
 end $$;
 
--- Write the lower frontier of a space, whose row is locked, as it follows from who holds what. Where nobody is left, all that
--- has begun is completed.
+-- Write the lower frontier of a space, whose row is locked, from the capabilities in force. Without any, all epochs
+-- that have begun are completed.
 create function settle_epochs(p_space bigint) returns void language plpgsql as $$
 declare
   lower jsonb;
@@ -104,7 +104,7 @@ begin
    where space_id = p_space and lower_frontier is distinct from lower;
 end $$;
 
--- Raise where it is no lease in seconds.
+-- Raise unless it is a valid lease in seconds.
 create function check_lease(p_lease_s double precision) returns void language plpgsql immutable as $$
 begin
   if not coalesce(p_lease_s between 0 and 604800, false) then
@@ -112,11 +112,11 @@ begin
   end if;
 end $$;
 
--- The producer publishes only at or after one of p_least, from this call on. `outcome` is exactly one of
---   held       it does, for the lease; `lower` is the space's frontier that is left, and `moves` counts its moves
---   unknown    there is no such space (any more)
+-- Set the epochs that the producer may publish from now on: at or after one of p_least. `outcome` is exactly one of
+--   held       it may, for the lease; `lower` is the resulting frontier of the space, and `moves` counts its moves
+--   unknown    the space does not exist (any more)
 --   fenced     a later incarnation of the producer has begun
---   expired    what it held in this incarnation is closed
+--   expired    its capability of this incarnation has expired
 --   numbers    all epochs of the space have other dimensions: `lower` is an example
 --   backward   it has advanced beyond one of p_least: to `lower`
 --   completed  one of p_least is completed: what may still come is at or after `lower`
@@ -175,15 +175,15 @@ begin
   select lower_frontier, frontier_move_count into lower, moves from space where space_id = p_space;
 end $$;
 
--- Wait for what the producer is writing, and hold back what it writes next, until the end of the transaction.
+-- Wait for the producer's pending writes, and block later ones, until the end of the transaction.
 create function lock_producer(p_producer text) returns void language plpgsql security definer set search_path from current as $$
 begin
-  lock table space in row exclusive mode;              -- as who changes spaces, before any row: else each waits for the other
+  lock table space in row exclusive mode;              -- as changes of spaces do, before any row: else deadlock
   perform pg_advisory_xact_lock(producer_lock(p_producer));
 end $$;
 
--- The producer holds what it holds for another lease; the spaces in which it does. `is_over`: a later incarnation goes on
--- with it.
+-- Renew the producer's capabilities for another lease; return their spaces. `is_over`: a later incarnation has taken
+-- them over.
 create function renew_epochs(
   p_producer text, p_incarnation bigint, p_lease_s double precision, out spaces bigint[], out is_over boolean
 ) language plpgsql security definer set search_path from current as $$
@@ -198,8 +198,8 @@ begin
   is_over := spaces = '{}' and is_fenced(p_producer, p_incarnation);
 end $$;
 
--- The producer publishes nothing more in the space: what it left open is completed as far as it is concerned. False where
--- a later incarnation goes on with it: then nothing has happened.
+-- End the producer's capability in the space: its unfinished epochs are completed as far as it is concerned. False,
+-- without any change, if a later incarnation has taken it over.
 create function release_epochs(p_space bigint, p_producer text, p_incarnation bigint) returns boolean
 language plpgsql security definer set search_path from current as $$
 declare

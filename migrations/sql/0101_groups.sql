@@ -1,4 +1,4 @@
--- Groups: who holds which stream, how far each has come, and its history.
+-- Groups: the lending of each stream, its progress, and its history.
 
 create table consumer_group (
   group_id bigint generated always as identity primary key,
@@ -6,15 +6,15 @@ create table consumer_group (
   name text not null,
   filter text not null,
   starting_position text not null default 'latest',    -- latest, earliest, offset:N, or a time in ISO 8601
-  -- Generations up to this one were judged when the group was created: of their streams it has the rows it got then,
-  -- and no others ever. Later ones are added as they are found.
+  -- Generations up to this one were evaluated when the group was created: of their streams it has the rows that were
+  -- made then, and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
   options jsonb not null default '{}',                 -- on_data_loss, strategy, session_expiry_s, atomic
-  desired_state jsonb not null default '{}',           -- what an operator wants now: paused (why), weights by session
+  desired_state jsonb not null default '{}',           -- set by operators: paused (the reason), weights by session
   desired_state_version integer not null default 0,    -- counts the changes of the desired state
   created_at timestamptz not null default clock_timestamp(),
   created_by text,                                     -- the principal for which a node made it
-  created_timeline text default timeline_now(),        -- it is on this one until it has a leader
+  created_timeline text default timeline_now(),        -- the timeline it is on until it has a leader
   deleted_at timestamptz
 );
 create unique index consumer_group_subscription on consumer_group (kind, name, filter) where deleted_at is null;
@@ -25,13 +25,13 @@ create table lending (
   group_id bigint not null,
   stream_id bigint not null,
   status text not null default 'free' check (status in ('free', 'held', 'reserved', 'finished', 'blocked')),
-  -- Which rows of a group are unfinished is asked at each grant, and by each renewal, and must not take a look at all that are
-  -- finished. A column of its own, which only the end of a stream changes: an index over the status would make each grant
-  -- write to the indexes.
+  -- The unfinished rows of a group are read at each grant, and by each renewal, without a scan of the finished ones. A
+  -- column of its own, which only the end of a stream changes: an index over the status would make each grant write to
+  -- the indexes.
   unfinished boolean not null generated always as (status <> 'finished') stored,
   position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
-  grant_key bytea,                                     -- of the grant in force: known to its holder, and shown to nobody else
+  grant_key bytea,                                     -- of the grant in force: sent to its holder only
   borrower_id text,
   agent text,
   session text,
@@ -41,7 +41,7 @@ create table lending (
   lost_position bigint,
   lost_message_count bigint not null default 0,        -- skipped because they were gone
   in_doubt jsonb,                                      -- what its holder planned last: {"grant_id", "start", "end", "hold_s", "consumed"}
-  planned_by text,                                     -- the session of that holder
+  planned_by text,                                     -- the session of the holder that planned it
   held_until timestamptz,                              -- a free or reserved row: until then it is reserved for its session
   consumed jsonb,                                      -- atomic: {"upto": offset, "least": epochs}, beside what lies before position
   granted_at timestamptz,
@@ -76,8 +76,8 @@ create table lending_history (
   term bigint not null,
   forced boolean not null default false,
   redelivery_end bigint,                               -- forced: messages in [position, redelivery_end) may be seen twice
-  -- Which transaction wrote it: numbers are drawn before the commit, and who reads on behind a number would miss a line with
-  -- a lower one that commits later.
+  -- The transaction that wrote it: numbers are drawn before the commit, so a reader that continues after a number would
+  -- miss a record with a lower number that commits later.
   xact xid8 default pg_current_xact_id(),
   check (forced = (redelivery_end is not null))
 );
@@ -85,19 +85,19 @@ create index lending_history_group on lending_history (group_id, history_id);
 create index lending_history_forced on lending_history (group_id, history_id) where forced;
 create index lending_history_at on lending_history (at);
 create index lending_history_behind on lending_history (group_id, xact);
--- Which streams cannot be read on from their group's position, as what follows lies outside and cannot be had.
+-- Finds the streams that their holders cannot read.
 create index lending_history_reading on lending_history (group_id, stream_id, history_id)
  where event in ('unreadable', 'readable');
 
--- Which of two processes that go by one session name in a group is the newer. Draws of one name wait for each other and
--- grow; the clock keeps them growing after a backup was restored. Nobody's draw is above what another name was given. The
--- row without names has the highest of those that are forgotten.
+-- Orders the processes of one session name in a group. Draws of one name are serialized and increase; the clock keeps
+-- them increasing after a backup was restored. No draw depends on another name's. The row with empty names has the
+-- highest epoch of the deleted rows.
 create table session_epoch (
-  subscription text not null,                          -- $share/GROUP/FILTER: there is none of the group before the first joins
+  subscription text not null,                          -- $share/GROUP/FILTER: no group exists before its first member
   session text not null,
   last bigint not null,
   drawn_at timestamptz not null default clock_timestamp(),
-  principal text,                                      -- whose name it is; null: nobody's that a node knows
+  principal text,                                      -- the owner of the name; null: no known owner
   primary key (subscription, session)
 ) with (fillfactor = 50);
 create index session_epoch_drawn on session_epoch (drawn_at);
@@ -125,8 +125,8 @@ begin
   return drawn;
 end $$;
 
--- The highest epoch that a process of that name may have: what was drawn last. What was drawn on a former timeline, or
--- is forgotten, may be missing; it is below all that is drawn now.
+-- Return the highest epoch that a process of that name may have: the last one drawn. One drawn on a former timeline, or
+-- deleted, may be missing; it is below all that are drawn now.
 create function last_session_epoch(p_subscription text, p_session text) returns bigint language sql stable as $$
   select greatest(
     (select max(e.last) from session_epoch e
@@ -134,22 +134,22 @@ create function last_session_epoch(p_subscription text, p_session text) returns 
     (select (least(greatest(t.number, 1), 2048) - 1)::bigint << 52 from timeline t))
 $$;
 
--- Whether a process of that name in the group may have that epoch.
+-- Return whether a process of that name in the group may have that epoch.
 create function is_session(p_group bigint, p_session text, p_epoch bigint) returns boolean language sql stable as $$
   select p_epoch > 0 and exists (
     select from consumer_group g where g.group_id = p_group
        and p_epoch <= last_session_epoch('$' || g.kind || '/' || g.name || '/' || g.filter, p_session))
 $$;
 
--- What follows runs with its owner's rights, for consumers. A grant id is shown to many and grows by a rule, so each call
--- about a grant needs its key as well, which its holder alone was sent.
+-- The following functions run with their owner's rights, for consumers. A grant id is visible to others and
+-- predictable, so each call about a grant needs its key as well, which only its holder receives.
 
--- The only progress write that is not a leader's: made inside the consumer's own transaction, so that output and
--- progress commit together. Raises unless exactly one row moved, from its position on and no further than the head.
--- For an atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
--- the last planned range: a range that was planned meanwhile may have the same messages.
--- Who calls it has read its messages before: on this timeline, if the group has had a leader on it, who has ended all older
--- grants. From then on it holds the row locked, for no longer than 30 minutes of idling before its COMMIT.
+-- The only progress write outside of a leader: made in the consumer's own transaction, so that output and progress
+-- commit together. Raises unless exactly one row moved, forward from its position and no further than the head. For an
+-- atomic group the stream's consumed frontier is given too, and must advance. With p_doubt the row must have this as
+-- the last planned range: a range that was planned meanwhile may have the same messages. The caller has read its
+-- messages before: on this timeline, if the group has had a leader on it, which has ended all older grants. From then
+-- on it holds the row lock, for at most 30 minutes of idle time before its COMMIT.
 create function advance(
   p_group bigint, p_stream bigint, p_grant bigint, p_position bigint, p_key bytea, p_consumed jsonb default null,
   p_doubt jsonb default null
@@ -185,8 +185,8 @@ begin
   end if;
 end $$;
 
--- How far the stream came under that grant, also when it is over; null where history has forgotten it. It waits for
--- whoever is moving the row. A reset is recorded with the position that it sets, and its reason has the one before.
+-- Return the stream's progress under that grant, also after its end; null if it is no longer in the history. Waits for
+-- concurrent changes of the row. A reset is recorded with the position that it sets, and its reason has the one before.
 create function read_progress(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
@@ -205,7 +205,7 @@ begin
   return found_at;
 end $$;
 
--- The stream's consumed frontier under that grant, while it is in force; else null.
+-- Return the stream's consumed frontier under that grant, while it is in force; else null.
 create function read_consumed_frontier(p_group bigint, p_stream bigint, p_grant bigint, p_key bytea) returns jsonb
 language plpgsql security definer set search_path from current as $$
 declare
@@ -217,10 +217,10 @@ begin
   return found;
 end $$;
 
--- The last ranges that the session planned of these streams, and how far they have come: for its process with this epoch,
--- which has come back without the keys of the one before and queries the outcome of what that had begun, and for its
--- sink. `is_ours` is whether the row is the session's, held or reserved; `of_grant` is null unless it is held by it. A
--- row that is a later process's is not listed.
+-- Return the last ranges that the session planned of these streams, and their progress: for its process with this
+-- epoch, which has restarted without the former keys and queries the outcome of the ranges started before, and for its
+-- sink. `is_ours`: the row is the session's, held or reserved; `of_grant` is null unless the session holds it. A row of
+-- a later process is not returned.
 create function read_planned_ranges(p_group bigint, p_session text, p_epoch bigint, p_streams bigint[])
   returns table (of_stream bigint, is_ours boolean, of_grant bigint, reached bigint, frontier jsonb, doubt jsonb)
 language sql stable security definer set search_path from current as $$
@@ -232,8 +232,8 @@ language sql stable security definer set search_path from current as $$
      and is_session(p_group, p_session, p_epoch)
 $$;
 
--- How far the session came under grants that are over, as far as history has them, and whether that was the stream's end;
--- not of a stream that was reset since. For a process of the session whose plans no row has any more.
+-- Return the session's progress under ended grants, as far as history has them, and whether the stream was finished; not
+-- of a stream that was reset since. For a process of the session whose plans are in no row any more.
 create function read_ended_grants(
   p_group bigint, p_session text, p_epoch bigint, p_streams bigint[], p_grants bigint[]
 ) returns table (of_stream bigint, of_grant bigint, reached bigint, is_finished boolean)
@@ -247,13 +247,13 @@ language sql stable security definer set search_path from current as $$
    group by h.stream_id, h.grant_id
 $$;
 
--- The streams that the session's group has not consumed to their heads, also those that no leader has made a row for yet:
--- of generations that were filled under these filters. `is_anothers`: another session holds it, or it is reserved for one.
+-- Return the streams that the session's group has not consumed to their heads, also those without a row yet: of
+-- generations that were filled under these filters. `is_anothers`: another session holds it, or it is reserved for one.
 create function ahead_of(p_group bigint, p_session text, p_epoch bigint, p_open text[], p_closed text[])
   returns table (of_stream bigint, reached bigint, ends bigint, status text, is_anothers boolean)
 language plpgsql stable security definer set search_path from current as $$
 declare
-  noticed bigint;  -- a value: of a column the server does not know how few generations are newer
+  noticed bigint;  -- a variable: from a column the planner cannot estimate how few generations are newer
 begin
   select g.after_generation into noticed from consumer_group g
    where g.group_id = p_group and g.deleted_at is null and is_session(p_group, p_session, p_epoch);

@@ -1,6 +1,7 @@
--- Nothing of ours is right in a snapshot that is older than a lock: who waited for one would not see what was committed
--- meanwhile. Programs of ours set read committed when they connect; anybody else's transaction is rejected here, by name,
--- before it changes a row that others judge by. The condition is the table's, so that nobody who is right calls anything.
+-- Functions here rely on snapshots taken after a lock: in an older snapshot, rows committed while waiting for the lock
+-- are invisible. Sublet's programs set read committed when they connect; other transactions are rejected here, by name,
+-- before they change a row that others rely on. The condition is the trigger's, so that correct transactions call no
+-- function.
 create function refuse_isolation() returns trigger language plpgsql as $$
 begin
   raise exception 'this transaction is at isolation level %, and what sublet promises of table % rests on read committed',

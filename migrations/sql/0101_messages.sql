@@ -7,13 +7,13 @@ create table space (
   filter text not null,
   shards integer not null check (shards between 1 and 4096),
   retention_s bigint check (retention_s > 0),          -- null: keep for ever
-  rollover_s bigint check (rollover_s > 0),            -- null: only when asked
+  rollover_s bigint check (rollover_s > 0),            -- null: only on command
   compression text not null default 'none' check (compression in ('none', 'lz4', 'zstd')),
   epoch_dimensions smallint check (epoch_dimensions between 1 and 8), -- of each epoch in it; null: no epoch was ever used
   frontier_move_count bigint not null default 0,       -- how often the lower frontier has moved
   lower_frontier jsonb,                                -- the least epochs that may still be published (epochs.sql)
   payload_location text,                               -- where payloads are moved to; null: they stay here
-  tier_after_s bigint check (tier_after_s > 0),        -- also those so old of an open generation; null: only of closed ones
+  tier_after_s bigint check (tier_after_s > 0),        -- also of open generations, if older; null: of closed ones
   payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
   lost_upper_frontier jsonb,                           -- the greatest epochs in streams whose rows are deleted
   filter_since bigint not null default 0,              -- the newest stream when it got its filter
@@ -28,12 +28,12 @@ create table generation (
   generation_id bigint generated always as identity primary key,
   space_id bigint not null references space,
   ordinal integer not null,                            -- 0, 1, 2, ... within the space
-  filter text not null,                                -- the space's when it was opened: what it was filled under
+  filter text not null,                                -- of the space when the generation was opened
   state text not null default 'open' check (state in ('open', 'closed', 'gone')),
   opened_at timestamptz not null default clock_timestamp(),
   closed_at timestamptz,
-  -- Null: open, or not looked at yet. False: it has messages, or its partition is still to be dropped. True: nothing of it
-  -- is left, and its rows may be deleted once every group is past them.
+  -- Null: open, or not checked yet. False: it has messages, or its partition is still to be dropped. True: its messages
+  -- are deleted, and its rows may be once every group is past them.
   is_past boolean,
   unique (space_id, ordinal)
 );
@@ -44,8 +44,8 @@ create index generation_unseen on generation (generation_id) where state = 'clos
 create index generation_gone on generation (generation_id) where state = 'gone' and is_past is not true;
 create index generation_past on generation (generation_id) where is_past;
 
--- Of each filter that generations were filled under, the newest one that had messages and whose rows are deleted, and its
--- newest stream: messages of no later one are gone without a row.
+-- For each filter of a generation, the newest generation that had messages and whose rows are deleted, and its newest
+-- stream: later ones still have their rows if they had messages.
 create table lost_generation (
   filter text primary key,
   generation_id bigint not null,
@@ -63,31 +63,32 @@ create table stream (
   head bigint not null default 0,                      -- the next offset to be written
   upper_frontier jsonb,                                -- the greatest epochs in it
   parents bigint[] not null default '{}',              -- streams closed in the same rollover with overlapping ranges
-  -- Up to here its payloads have been moved, or are too small for it; some behind it may have been, too. Null: none is outside.
+  -- Payloads up to here are moved, or too small to move; some after it may be moved, too. Null: none is remote.
   tiered_offset bigint,
-  -- A closed one whose payloads have not all been looked at to be moved out. A column of its own, which no append changes: an
-  -- index over the head would make each write to the indexes.
+  -- A closed stream whose payloads have not all been checked for tiering. A column of its own, which no append changes:
+  -- an index over the head would make each write to the indexes.
   is_to_tier boolean not null generated always as (state = 'closed' and coalesce(tiered_offset, 0) < head) stored,
-  seen_offset bigint not null default 0,               -- up to there blocks are looked at for compaction
-  is_compact boolean not null default false,           -- it is closed, and that was its end
+  seen_offset bigint not null default 0,               -- blocks up to there were checked for compaction
+  is_compact boolean not null default false,           -- it is closed, and checked to its end
   opened_at timestamptz not null default clock_timestamp(),
   closed_at timestamptz,
   check (hash_from < hash_to)
 ) with (fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000);
 create index stream_generation on stream (generation_id);
 create index stream_open on stream (stream_id) where state = 'open';
--- By its parents it is found when one of them is deleted.
+-- Finds the children of a stream when it is deleted.
 create index stream_parents on stream using gin (parents);
 create index stream_to_compact on stream (stream_id) where state = 'closed' and not is_compact;
 create index stream_to_tier on stream (space_id) where is_to_tier;
 
--- What has begun in each space: the greatest epochs of each stream, and, without a stream, of all whose rows are deleted.
+-- The epochs that have begun in each space: the greatest of each stream, and, without a stream, of all deleted ones.
 create view stream_upper_frontier as
   select space_id, stream_id, upper_frontier from stream
   union all
   select space_id, null, lost_upper_frontier from space;
 
--- Whether these are the epochs of a block as readers expect them: two antichains of up to 1000, all of as many numbers.
+-- Return whether it is a block's epochs as readers expect them: two antichains of up to 1000, all of the same
+-- dimensions.
 create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql immutable strict as $$
   select coalesce(
     jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
@@ -100,7 +101,7 @@ create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql im
          ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false)
 $$;
 
--- A block covers the offsets [end_offset - count, end_offset). Its row has no more, and nothing else, than readers expect. One
+-- A block covers the offsets [end_offset - count, end_offset). The checks admit only rows as readers expect them. One
 -- partition per generation, made by LIKE + ATTACH.
 create table block (
   generation_id bigint not null,
@@ -110,17 +111,17 @@ create table block (
   first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
   last_timestamp timestamptz not null,
   appended_at timestamptz not null default clock_timestamp(),
-  topics text[],                                       -- a skip index; null when there are more than a few
+  topics text[],                                       -- a skip index; null if there are more than 8
   lower_frontier jsonb,                                -- the space's, before this block
   epoch_bounds jsonb check (are_epoch_bounds(epoch_bounds)), -- {"least": antichain, "greatest": antichain} of those in it,
                                                        -- and whether it is "has_unset": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,
-  uri_bytes bigint check (uri_bytes <= 34603008),      -- of the payload that lies there
-  -- Of a block that was merged, a window by time of which holds the same messages for ever: where in it, counted from its first
-  -- message, those begin that were appended later than all before them, and when. The first begins at 0, the last was
-  -- appended at the time in the block's row. Null: it is of one time.
+  uri_bytes bigint check (uri_bytes <= 34603008),      -- of the remote payload
+  -- For a merged block, by which a time window has the same messages for ever: the offsets in it, from its first
+  -- message, at which messages begin that were appended later than all before them, and their times. The first offset
+  -- is 0, the last messages were appended at the time in the block's row. Null: all have one time.
   piece_starts integer[],
   piece_times timestamptz[],
   primary key (generation_id, stream_id, end_offset),
@@ -131,9 +132,9 @@ create table block (
 ) partition by list (generation_id);
 alter table block alter payload set storage external;
 
--- Make the table that holds the blocks of a generation, for nodes and operators, who make no other: by LIKE and ATTACH, which
--- wait for no reader and hold none up. Whoever has a right on all blocks has it on these by their own name, and it is
--- nobody's by the database's default privileges.
+-- Create the partition for the blocks of a generation, for nodes and operators, who can create no other table: by LIKE
+-- and ATTACH, which do not block readers or wait for them. It has the privileges of `block`, and not the database's
+-- default privileges.
 create function create_partition(p_generation bigint) returns void
 language plpgsql security definer set search_path from current as $$
 declare
@@ -160,9 +161,9 @@ begin
   end loop;
 end $$;
 
--- Planned anew at each call: a plan for any generation locks all of them, and a server has not so many locks.
+-- Planned for each call: a generic plan locks the partitions of all generations, and the lock table is limited.
 
--- The offset of the first message of a stream that was appended then or later; null if there is none.
+-- Return the offset of the first message of a stream that was appended at that time or later; null if there is none.
 create function offset_at_time(p_generation bigint, p_stream bigint, p_time timestamptz) returns bigint
 language plpgsql stable set plan_cache_mode = force_custom_plan as $$
 begin
@@ -174,7 +175,7 @@ begin
      order by b.end_offset limit 1);
 end $$;
 
--- When the message at an offset of a stream was appended; null if it is gone, or not there yet.
+-- Return when the message at an offset of a stream was appended; null if it is gone, or not there yet.
 create function appended_at(p_generation bigint, p_stream bigint, p_offset bigint) returns timestamptz
 language plpgsql stable set plan_cache_mode = force_custom_plan as $$
 begin

@@ -1,6 +1,6 @@
--- Nodes that lead, and the timeline of the database that they lead on.
+-- Leader nodes, and the timeline of the database.
 
--- Leader nodes that can be reached, under a lease of their own.
+-- Registered leader nodes, each under a lease of its own.
 create table node (
   name text primary key,
   incarnation text not null,
@@ -10,14 +10,14 @@ create table node (
   started_at timestamptz not null default clock_timestamp(),
   expires_at timestamptz not null,
   notify_endpoint text,                                -- where publishers' notifications reach it; null: it polls
-  -- How it listens. The endpoint may end in a key that lets in whoever has it, so that few may read it.
+  -- The driver of its notifications. The endpoint may end in a key that admits its bearer, so few users may read it.
   notify_driver text not null generated always as (split_part(coalesce(notify_endpoint, 'poll:'), ':', 1)) stored,
-  draining boolean not null default false              -- an operator's: lead nothing any more
+  draining boolean not null default false              -- set by an operator: lead nothing any more
 ) with (fillfactor = 50);
 
--- Which timeline of the database this is: a standby that is promoted begins another timeline, and what was committed last on
--- the one before may be missing on it. The control file lags behind, the name of the WAL file does not. Null where the
--- server does not report it.
+-- Return the database's timeline: promoting a standby begins another one, and the last commits of the one before may be
+-- missing on it. The control file lags behind, the name of the WAL file does not. Null if the server does not report
+-- it.
 create function timeline_now() returns text language plpgsql stable as $$
 begin
   return (select system_identifier::text from pg_control_system()) || '/' || left(pg_walfile_name(pg_current_wal_lsn()), 8);
@@ -34,18 +34,18 @@ create table leadership (
   address text not null,
   term bigint not null,
   expires_at timestamptz not null,
-  step_down_term bigint,                               -- an operator's: the term whose leader is to let go
-  previous_node text,                                  -- who led before this term; null: nobody
+  step_down_term bigint,                               -- set by an operator: the term whose leader is to step down
+  previous_node text,                                  -- the leader before this term; null: none
   previous_incarnation text,
   timeline text,                                       -- on which it was elected, and leads
   previous_timeline text
 ) with (fillfactor = 50);
 
--- What is added to the clock in whatever only grows: terms (and with them grant ids), session epochs, incarnations. What
--- was given in the part of the former timeline that is lost is so below all that is given on this one, whatever the
--- clocks are: 2^52 microseconds are 142 years. The number of a timeline is above that of every one that this database has
--- been on, as far as the server or the table knows: a copy that was restored into another server begins at 1 there. After
--- 2047 timelines the clock alone counts.
+-- Added to the clock in all increasing numbers: terms (and with them grant ids), session epochs, incarnations. So
+-- numbers drawn on the lost part of a former timeline are below all that are drawn on this one, whatever the clocks
+-- are: 2^52 microseconds are 142 years. A timeline's number is above that of every former timeline of this database, as
+-- far as the server or the table knows: a copy that was restored into another server begins at 1 there. After 2047
+-- timelines only the clock counts.
 create table timeline (
   one boolean primary key default true check (one),
   name text,
@@ -60,7 +60,7 @@ language sql stable security definer set search_path from current as $$
     from timeline t, timeline_now() as here
 $$;
 
--- The number of a timeline in what is drawn on it, from 0. Nothing is written.
+-- Return the timeline's number in drawn numbers, from 0. Writes nothing.
 create function timeline_number() returns integer
 language sql stable security definer set search_path from current as $$
   select least(greatest(number, 1), 2048) - 1 from current_timeline()

@@ -1,8 +1,8 @@
 -- Publishing by SQL: a message is a row of `outbox`, written in the caller's own transaction. The relay moves what has
 -- committed into the log, in the order of outbox_id.
 
--- Messages published by SQL that wait for the relay. What rolled back was never here. With the
--- transaction in front, the relay finds what has come since it looked last without walking over all that it removed.
+-- Messages published by SQL that wait for the relay; rolled-back rows are never visible. With the transaction first in
+-- the key, the relay finds new rows without scanning the index entries of those it removed.
 create table outbox (
   xact xid8 not null default pg_current_xact_id(),
   outbox_id bigint generated always as identity,
@@ -10,13 +10,13 @@ create table outbox (
   key bytea,
   value bytea,
   headers jsonb,                                       -- [["name", value], ...]; a value: text, null, {"base64": text}
-  "timestamp" timestamptz,                             -- the message's; null: at
+  "timestamp" timestamptz,                             -- of the message; null: at
   at timestamptz not null default clock_timestamp(),
   primary key (xact, outbox_id)
 ) with (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 alter table outbox alter value set storage external;
 
--- Rows that were not written by `publish`, and that could not be published, for the operator.
+-- Rows that were not written by `publish` and could not be published, for operators.
 create table outbox_rejected (
   outbox_id bigint primary key,
   topic text not null,
@@ -104,7 +104,7 @@ begin
   return nullif(checked, '[]');
 end $$;
 
--- What headers count for in a message's size, as in storage/sublet_storage/producer/batches/input_conversion.py.
+-- Return the headers' part of a message's size, as in storage/sublet_storage/producer/batches/input_conversion.py.
 create function headers_size(p_headers jsonb) returns bigint
 language sql immutable as $$
   select sum(length(pair ->> 0) + coalesce(octet_length(
@@ -113,7 +113,7 @@ language sql immutable as $$
     from jsonb_array_elements(p_headers) pair
 $$;
 
--- What headers count for in the limit of 16 KiB, in bytes, of all of a message together.
+-- Return the headers' bytes that count for the limit of 16 KiB for all headers of a message.
 create function headers_bytes(p_headers jsonb) returns bigint
 language sql immutable as $$
   select headers_size(p_headers) + sum(octet_length(convert_to(pair ->> 0, 'UTF8')) - length(pair ->> 0))
@@ -153,7 +153,7 @@ begin
   return id;
 end $$;
 
--- The door. Values and keys are bytes or text, each for itself; an untyped literal is text.
+-- Publish a message. Values and keys are each bytes or text; an untyped literal is text.
 create function publish(
   topic text, value bytea, key bytea default null, headers jsonb default null, "timestamp" timestamptz default null
 ) returns bigint language plpgsql security definer set search_path from current as $$

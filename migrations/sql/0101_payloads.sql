@@ -1,14 +1,14 @@
--- Remote payloads: the locations, and their objects that no block names.
+-- Remote payloads: the locations, and the objects that no block names.
 
--- The id in each location's marker. It is stored here first, so that whoever writes the marker, however
--- late, writes this one; and when it was seen there it is never written again.
+-- The id in each location's marker. It is stored here first, so that all writers of the marker write the same one; once
+-- it was seen there it is never written again.
 create table payload_location (
   prefix text primary key,                             -- the location without its options
   marker text not null,
   is_marked boolean not null default false
 );
 
--- Every location that payloads of a space may be at, with the id in its marker behind a #.
+-- Return every location that payloads of a space may be at, with the id in its marker after a #.
 create function payload_locations_of(p_space bigint) returns text[] language sql stable as $$
   select array(select location || '#' || coalesce(m.marker, '')
                  from space s cross join unnest(s.payload_locations) with ordinality as p (location, nth)
@@ -16,9 +16,9 @@ create function payload_locations_of(p_space bigint) returns text[] language sql
                 where s.space_id = p_space order by nth)
 $$;
 
--- Objects that no block names: not yet (somebody is writing them at this moment, or died at it), or not any more. A row
--- is there before its object is, and until it is gone. Who lets a block name the object takes the row away, in the same
--- transaction, unless it is orphaned: then the object is deleted after a grace, for the sake of backups, whose blocks may
+-- Objects that no block names: not yet (being written, or abandoned by a writer that died), or no longer. A row exists
+-- before its object does, and until it is deleted. The transaction that lets a block name the object deletes the row,
+-- unless it is orphaned: then the object is deleted after a grace period, for the sake of backups, whose blocks may
 -- name it.
 create table payload_object (
   uri text primary key,
@@ -27,7 +27,7 @@ create table payload_object (
   stream_id bigint not null,
   end_offset bigint not null,
   registered_at timestamptz not null default clock_timestamp(),
-  orphaned_at timestamptz,                             -- null: somebody is writing it; -infinity: no block ever named it
+  orphaned_at timestamptz,                             -- null: being written; -infinity: no block ever named it
   delete_failed_at timestamptz                         -- when it could not be deleted
 );
 create index payload_object_registered on payload_object (registered_at) where orphaned_at is null;

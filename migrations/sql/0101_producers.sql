@@ -1,32 +1,32 @@
--- Who publishes, and what is stored of it: one block in one call.
+-- Producers, and the append of a block in one call.
 
--- The last block of each (producer, stream): what makes a retried append be stored once.
+-- The last block of each (producer, stream), by which a retried append is stored once.
 create table producer (
   producer_id text not null,
   stream_id bigint not null,
   incarnation bigint not null,
   sequence bigint not null,
   end_offset bigint not null,
-  rejected jsonb not null default '{}',                -- {"incarnation:sequence": outcome} of late: a retry gets the same
+  rejected jsonb not null default '{}',                -- recent {"incarnation:sequence": outcome}, for retries
   updated_at timestamptz not null default clock_timestamp(),
   primary key (producer_id, stream_id)
 ) with (fillfactor = 50);
 
--- The advisory lock of a producer; negative, which is not so of our others. Who registers it holds the lock alone, and who
--- appends under its name shares it until the end of the transaction, before any other lock: so registering waits for what
--- is being written, and what is written later sees that it is fenced.
+-- Return the key of a producer's advisory lock; negative, unlike other keys. Registering takes the lock exclusively,
+-- and appends under its name share it until the end of the transaction, before any other lock: so registering waits for
+-- pending appends, and later ones see that they are fenced.
 create function producer_lock(p_producer text) returns bigint language sql immutable as $$
   select hashtextextended(p_producer, 0) | (1::bigint << 63)
 $$;
 
--- Whether a later incarnation of a named producer has begun. Who calls it under the producer's lock is answered for the time until it
--- lets go of it.
+-- Return whether a later incarnation of a named producer has begun. Under the producer's lock the answer holds until
+-- the lock is released.
 create function is_fenced(p_producer text, p_incarnation bigint) returns boolean language sql stable as $$
   select exists (select from producer p
                   where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation)
 $$;
 
--- Remember, for a retry, that a producer's block was not stored; so many blocks are not committed together.
+-- Record, for a retry, that a producer's block was not stored; the last 1000 are stored, more than commit at once.
 create function record_rejection(p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_outcome text)
 returns void language sql as $$
   update producer p
@@ -36,12 +36,12 @@ returns void language sql as $$
    where p.producer_id = p_producer and p.stream_id = p_stream
 $$;
 
--- How many levels a topic has.
+-- Return the number of levels of a topic.
 create function topic_levels(p_topic text) returns integer language sql immutable as $$
   select length(p_topic) - length(replace(p_topic, '/', '')) + 1
 $$;
--- Raise where a block's row cannot be right. Of its payload only the size and the header are checked: Arrow is decoded by
--- readers.
+-- Raise if a block's row cannot be valid. Of its payload only the size and the header are checked: readers decode
+-- Arrow.
 create function check_block(
   p_count integer, p_first timestamptz, p_last timestamptz, p_topics text[], p_payload bytea
 ) returns void language plpgsql immutable as $$
@@ -57,7 +57,7 @@ begin
     perform reject_message('payload of ' || coalesce(octet_length(p_payload)::text, 'no') || ' bytes',
       'an Arrow record batch has 16 to ' || most, 'Append the message that the block is encoded as, in several blocks if need be.');
   end if;
-  -- A message of Arrow begins with four bytes 0xff and the length of its metadata.
+  -- An Arrow message begins with four bytes 0xff and the length of its metadata.
   header := 8 + get_byte(p_payload, 4) + (get_byte(p_payload, 5) << 8) + (get_byte(p_payload, 6) << 16)
           + (get_byte(p_payload, 7)::bigint << 24);
   if substr(p_payload, 1, 4) <> '\xffffffff' or header > octet_length(p_payload) then
@@ -76,9 +76,9 @@ begin
   perform check_topic(t.topic) from unnest(p_topics) as t (topic);
 end $$;
 
--- What follows runs with its owner's rights, for publishers, who have none on the tables that they change.
+-- The following functions run with their owner's rights, for publishers, who have none on the tables that they change.
 
--- Raise where it is no name of a producer.
+-- Raise unless it is a valid producer name.
 create function check_producer(p_producer text) returns void language plpgsql immutable as $$
 begin
   if not coalesce(length(p_producer) between 1 and 512, false) then
@@ -87,8 +87,8 @@ begin
   end if;
 end $$;
 
--- Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on. With one given:
--- that it is registered, on another timeline of the database, where the registration may be missing.
+-- Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on. With
+-- p_incarnation: register that one, after a failover to another timeline, where its registration may be missing.
 create function register_producer(p_producer text, p_incarnation bigint default null) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
@@ -113,14 +113,14 @@ begin
   return drawn;
 end $$;
 
--- One block in one round trip, in the caller's transaction. `outcome` is exactly one of
+-- Append one block in one round trip, in the caller's transaction. `outcome` is exactly one of
 --   appended   it lies at [end_offset - p_count, end_offset)
 --   duplicate  this (producer, incarnation, sequence) is stored already, ending at end_offset (null: it is older than the last)
 --   closed     the stream takes no more; nothing was written, and the messages belong to its children
 --   fenced     a newer incarnation of the producer has begun; nothing was written
 --   completed  it has an epoch that is not at or after those that the producer may still publish; nothing was written
 --   expired    it has epochs, and the producer holds no capability (any more); nothing was written
--- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome it doubts.
+-- The (producer, stream) row is locked first, so that a retry waits for the attempt whose outcome is unknown.
 -- stream_id 0 in `producer` is the registration of a named producer: the incarnation that may write anywhere.
 create function append_block(
   p_producer text, p_incarnation bigint, p_sequence bigint, p_stream bigint, p_count integer,
@@ -134,7 +134,7 @@ declare
   greatest bigint;                                     -- of epochs of one number, which need no sets
   is_behind boolean;
 begin
-  -- In one expression what is right in all blocks of ours; what is not so is looked at one by one.
+  -- One expression checks what valid blocks have; only otherwise each value is checked by itself.
   if (p_count between 1 and 100000 and octet_length(p_payload) between 16 and 34603008
       and substr(p_payload, 1, 4) = '\xffffffff' and get_byte(p_payload, 7) = 0
       and 8 + get_byte(p_payload, 4) + get_byte(p_payload, 5) * 256 + get_byte(p_payload, 6) * 65536 <= octet_length(p_payload)
@@ -163,14 +163,14 @@ begin
       return;
     end if;
     if known.incarnation = p_incarnation and known.sequence >= p_sequence then
-      -- A block that was rejected may lie before one that was stored with it.
+      -- A rejected block may come before one that was stored with it.
       outcome := coalesce(known.rejected ->> format('%s:%s', p_incarnation, p_sequence), 'duplicate');
       end_offset := case when known.sequence = p_sequence then known.end_offset end;
       return;
     end if;
   end if;
   if p_epochs is not null then
-    -- Nobody takes it away meanwhile: for that one would need the producer's lock.
+    -- It cannot be taken away meanwhile: that needs the producer's lock.
     select c.least into least from capability c join stream s using (space_id)
      where s.stream_id = p_stream and c.producer_id = p_producer and c.incarnation = p_incarnation and c.expired_at is null;
     if not found then

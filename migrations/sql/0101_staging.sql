@@ -1,11 +1,11 @@
--- Writes that many processes prepare and one publishes, all of it and only once: a Spark write, whose tasks stage blocks
--- and whose driver's commit appends them.
+-- Writes that many processes stage and one publishes, atomically and once: a Spark write, whose tasks stage blocks and
+-- whose driver's commit appends them.
 
--- Blocks on their way. Not logged: a crash of the server loses them, the commit notices, and the batch is written again.
+-- Staged blocks. Unlogged: a crash of the server loses them, the commit detects that, and the batch is written again.
 create unlogged table staged_block (
   sink text not null,
   batch bigint not null,
-  attempt uuid not null,                               -- at a task: what a commit does not name is not published
+  attempt uuid not null,                               -- of a task: published only if a commit names it
   ordinal integer not null,
   stream_id bigint not null,                           -- open when it was routed there
   count integer not null check (count between 1 and 100000),
@@ -20,21 +20,21 @@ create unlogged table staged_block (
 alter table staged_block alter payload set storage external;
 create index staged_block_age on staged_block (staged_at);
 
--- The newest batch that each sink has published: what makes one that is done again be stored once.
+-- The newest batch that each sink has published, by which a repeated batch is stored once.
 create table sink_batch (
   sink text primary key,
   batch bigint not null,
   messages bigint not null,                            -- in that batch
-  single boolean not null,                             -- nobody comes back under this name: it is forgotten after a day
+  single boolean not null,                             -- the name is used once: it is deleted after a day
   at timestamptz not null default clock_timestamp()
 ) with (fillfactor = 50);
 create index sink_batch_single on sink_batch (at) where single;
 
--- What follows runs with its owner's rights, for sinks. Who stages may insert, and read nothing: the name of an attempt is
--- random, so that whoever has it has what was staged under it.
+-- The following functions run with their owner's rights, for sinks. Staging needs the right to insert only: the name of
+-- an attempt is random, so that only processes that know it can read what was staged under it.
 
--- The batch is recorded, and its sink's row locked; null, unless it or a later one is there: the newest, and how many messages
--- that has.
+-- Record the batch and lock its sink's row; return null, or the newest batch and its number of messages if this or a
+-- later one is recorded already.
 create function enter_sink_batch(
   p_sink text, p_batch bigint, p_messages bigint, p_single boolean, out newest bigint, out message_count bigint
 ) language plpgsql security definer set search_path from current as $$
@@ -47,8 +47,8 @@ begin
   end if;
 end $$;
 
--- The streams that these attempts have staged for, locked in the order in which appends lock them, that are closed; also those
--- that are past, whose rows are deleted.
+-- Lock the streams that these attempts have staged for, in the order in which appends lock them, and return the closed
+-- ones; also those that are past, whose rows are deleted.
 create function lock_staged_streams(p_sink text, p_batch bigint, p_attempts uuid[]) returns setof bigint
 language plpgsql security definer set search_path from current as $$
 begin
@@ -62,7 +62,7 @@ begin
     select stream_id from staged left join locked using (stream_id) where locked.state is distinct from 'open';
 end $$;
 
--- What an attempt has staged for these streams, some at a time behind an ordinal.
+-- Return up to 64 blocks that an attempt has staged for these streams, after an ordinal.
 create function read_staged_blocks(p_sink text, p_batch bigint, p_attempt uuid, p_streams bigint[], p_after integer)
   returns table (codec smallint, payload bytea, stream_id bigint, count integer, ordinal integer)
 language sql stable security definer set search_path from current as $$
@@ -78,13 +78,13 @@ language sql security definer set search_path from current as $$
    where b.sink = p_sink and b.batch = p_batch and b.attempt = p_attempt and b.stream_id = any(p_streams)
 $$;
 
--- What is staged for this batch, and for earlier ones of its sink, is forgotten.
+-- Delete what is staged for this batch, and for earlier ones of its sink.
 create function discard_staged_blocks(p_sink text, p_batch bigint) returns void
 language sql security definer set search_path from current as $$
   delete from staged_block b where b.sink = p_sink and b.batch <= p_batch
 $$;
 
--- Append what these attempts have staged, in their order, to streams that are open; where each ends and by how much it grew.
+-- Append what these attempts have staged, in their order, to open streams; return the head and the growth of each.
 create function append_staged_blocks(p_sink text, p_batch bigint, p_attempts uuid[])
   returns table (of_stream bigint, ends bigint, total bigint)
 language plpgsql security definer set search_path from current as $$

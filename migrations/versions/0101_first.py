@@ -1,6 +1,6 @@
 """The first schema, by topic in `sql/0101_*.sql`.
 
-What had a number before it was never released, and is refused by name: no script leads from there to here.
+Earlier revisions were never released, and are rejected by name: no script upgrades them.
 """
 
 from pathlib import Path
@@ -16,7 +16,7 @@ depends_on = None
 
 SQL = Path(__file__).parent.parent / "sql"
 TOPICS = ("messages", "epochs", "producers", "nodes", "groups", "outbox", "staging", "payloads", "access", "isolation")
-"""In the order of what refers to what."""
+"""In the order of their references."""
 
 DROP_ALL = """
 do $$
@@ -39,7 +39,7 @@ begin
 end $$
 """
 
-# A detach that is pending counts as done: queries do not see such a partition any more.
+# A pending detach counts as done: queries do not see such a partition any more.
 DETACHED = """
 generation g join space p using (space_id) join pg_class t on t.oid = to_regclass('block_' || g.generation_id)
  where g.state = 'gone' and p.payload_locations <> '{}'
@@ -47,8 +47,8 @@ generation g join space p using (space_id) join pg_class t on t.oid = to_regclas
 
 
 AS_OWNER = "select set_config('search_path', quote_ident(current_schema()) || ', pg_temp', true)"
-"""Functions that run with their owner's rights have the search_path of this moment. pg_temp stands last in it: tables
-that a caller made for itself must not stand in for ours."""
+"""Functions that run with their owner's rights have the search_path set here. pg_temp is last in it: a caller's
+temporary tables must not shadow ours."""
 
 
 def upgrade() -> None:
@@ -58,9 +58,9 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Drop everything in the schema but alembic's own table: partitions made since, too. Refused while payloads lie
-    outside, which nobody could delete then."""
-    _run("lock table space, payload_object, block in access exclusive mode")  # in the order of whoever moves payloads
+    """Drop everything in the schema but alembic's own table, partitions made since included. Refused while payloads are
+    remote, which nothing could delete afterwards."""
+    _run("lock table space, payload_object, block in access exclusive mode")  # in the order of moving payloads
     outside, waiting = _count("block where uri is not null"), _count("payload_object")
     detached = _count(DETACHED)
     if outside or waiting or detached:
@@ -83,5 +83,5 @@ def _count(what: str) -> int:
 
 
 def _run(text: str) -> None:
-    """Straight to psycopg: many statements, and percent signs that are no placeholders."""
+    """Execute by psycopg itself: many statements, and percent signs that are no placeholders."""
     op.get_bind().connection.driver_connection.execute(text)

@@ -1,4 +1,4 @@
-"""Leaders that hold an advisory lock, by which others find out that they are gone before their leases run out."""
+"""Adds the advisory locks of leaders, by which others detect their end before their leases expire."""
 
 from alembic import op
 
@@ -8,7 +8,8 @@ branch_labels = None
 depends_on = None
 
 compatible_from = "0101"
-"""A leader of that release leaves another's key in the row that it claims: a key counts with its own incarnation."""
+"""A leader of the release before leaves another's key in the row that it claims: a key counts only with its own
+incarnation."""
 
 
 def upgrade() -> None:

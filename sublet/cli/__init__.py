@@ -1,7 +1,7 @@
 """The command line `sublet`.
 
 Answers go to stdout, as text for people or, with `--json`, as one object per command and one per line for messages.
-Progress, prose and errors go to stderr. `base.command` gives every command the same options and ends (exit codes,
+Progress, prose and errors go to stderr. `base.command` gives every command the common options and endings (exit codes,
 signals, one sentence per error); `base.output` writes; each other folder is one group of commands.
 
 What a command needs is imported when it runs: `sublet --help` must not wait for Arrow and gRPC.
@@ -14,7 +14,7 @@ import sys
 
 
 def main() -> None:
-    """The entry point of `sublet`. Ctrl-C is clean from the first moment, also while libraries are loaded."""
+    """Run `sublet`. Ctrl-C ends it cleanly from the beginning, also while libraries are loaded."""
     try:
         _main()
     except KeyboardInterrupt:

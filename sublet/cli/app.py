@@ -40,7 +40,7 @@ _MODULES = {
     "nodes": "nodes.list_nodes",
     "access": "access.rules",
 }
-"""Where each command is; its module is loaded when it is asked for."""
+"""The module of each command; it is loaded when the command is used."""
 
 
 def _command(name: str) -> Any:
@@ -67,7 +67,7 @@ def _top(
         bool, typer.Option("--json", help="Show it in JSON; of a command it is an option behind it.")
     ] = False,
 ) -> None:
-    """Options before the command; the text of the help is `_HELP`."""
+    """Handle the options before the command; the text of the help is `_HELP`."""
     if version:
         typer.echo(dumps({"version": __version__}) if json else f"sublet {__version__}")
         raise typer.Exit

@@ -1,7 +1,7 @@
 """The Spark application of the demo: `python -m sublet.demo.application DIRECTORY TASKS SECONDS_PER_MESSAGE`.
 
-Its tasks share one group, on the database of SUBLET_DATABASE_URL. It drains them and ends when its standard
-input is closed.
+Its tasks share one group, on the database of SUBLET_DATABASE_URL. It drains them and ends when its standard input is
+closed.
 """
 
 from __future__ import annotations

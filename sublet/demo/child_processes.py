@@ -1,7 +1,8 @@
-"""Starts the demo's processes apart from the terminal's Ctrl-C, and ends them with all that they have started.
+"""Starts and ends the demo's processes, with all processes that they have started.
 
-Each leads a session of its own, so that Ctrl-C reaches the demo alone, which then ends them in order. Who belongs to a
-session is read from /proc: Spark's Java and its Python workers change their process groups, but not their session.
+Each leads a session of its own, apart from the terminal's, so that Ctrl-C reaches the demo alone, which then ends them
+in order. The processes of a session are read from /proc: Spark's Java and its Python workers change their process
+groups, but not their session.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 GRACE_S = 10.0
-"""What they have for ending by themselves; then they are killed."""
+"""How long they have to end by themselves before they are killed."""
 
 
 class ChildProcesses:
@@ -55,16 +56,16 @@ class ChildProcesses:
         return self._started[name]
 
     def kill(self, name: str) -> None:
-        """kill -9 it and all that it has started, and wait."""
+        """Kill it and all that it has started with SIGKILL, and wait."""
         _kill(self._started[name])
         self._started[name].wait()
 
     def tail_log(self, name: str, lines: int = 30) -> str:
-        """Return the end of its output."""
+        """Return the last `lines` lines of its output."""
         return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
 
     def stop(self) -> None:
-        """Ask them to end, the last one first, so that consumers find a leader to hand over to.
+        """Terminate them, the last one first, so that consumers find a leader to hand over to.
 
         What has not ended within `GRACE_S` is killed, with its workers. Ctrl-C in the meantime changes nothing.
         """
@@ -89,7 +90,7 @@ def _kill(leader: subprocess.Popen[str]) -> None:
 
 
 def _alive(leader: subprocess.Popen[str]) -> list[int]:
-    """Return who lives of its session. It has to be reaped here, or it would stay a zombie."""
+    """Return the live processes of its session. It has to be reaped here, or it would stay a zombie."""
     leader.poll()
     return [pid for pid, session in _sessions() if session == leader.pid]
 
@@ -99,7 +100,7 @@ def _is_over(leader: subprocess.Popen[str]) -> bool:
 
 
 def _sessions() -> Iterator[tuple[int, int]]:
-    """Yield (process, session) of all that live."""
+    """Yield (process, session) of all live processes."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):

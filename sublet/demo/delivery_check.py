@@ -1,6 +1,6 @@
-"""Checks the demo's deliveries: tasks' records against the source, and repeats against the history.
+"""Checks the demo's deliveries: tasks' records against the source and the history.
 
-Also checked is that the kills were in the middle of the run.
+It also checks that the kills were in the middle of the run.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import pyarrow as pa
 from sublet_storage.groups.model.records import HistoryRecord
 
 KILLS_BETWEEN = 0.3, 0.7
-"""A kill before or after that would not be in the middle of the work, and would show little."""
+"""A kill before or after that would not be in the middle of the work, and would prove little."""
 
 
 @dataclass(frozen=True, slots=True)
 class KillRecord:
-    """What was killed, and the share of all messages that was durably consumed right before."""
+    """The killed process, and the share of all messages that was durably consumed right before."""
 
     what: str
     consumed_share: float
 
     @property
     def is_mid_run(self) -> bool:
-        """It was in the middle of the work."""
+        """Return whether it was in the middle of the work."""
         least, most = KILLS_BETWEEN
         return least <= self.consumed_share <= most
 
@@ -63,18 +63,19 @@ class DeliveryCheckResult:
 
     @property
     def is_ok(self) -> bool:
-        """Nothing lost, nothing out of place, every repeat explained, totals as in the file, kills when promised."""
+        """Return whether nothing was lost or misplaced, every repeat is explained, totals match, and the kills were in
+        time."""
         entire = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.mistimed_kills
         return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and entire
 
     @property
     def mistimed_kills(self) -> list[KillRecord]:
-        """Kills that were not in the middle of the work."""
+        """Return the kills that were not in the middle of the work."""
         return [kill for kill in self.kills if not kill.is_mid_run]
 
 
 def read_delivered_batches(directory: Path) -> list[DeliveryRecord]:
-    """Every record; the last line of a process that was killed may be torn, and then its batch was not reported."""
+    """Return all records; the last line of a killed process may be torn, and then its batch was not reported."""
     attempts = []
     for file in sorted(directory.glob("*.jsonl")):
         for line in file.read_text().splitlines(keepends=True):
@@ -99,7 +100,7 @@ def check_deliveries(
     history: list[HistoryRecord],
     kills: Sequence[KillRecord] = (),
 ) -> DeliveryCheckResult:
-    """Compare as a multiset, by (stream, offset) and by source row."""
+    """Compare deliveries and source as multisets, by (stream, offset) and by source row; return the result."""
     findings = DeliveryCheckResult(source.num_rows, kills=tuple(kills))
     grants, row_at = _deliveries(attempts)
     wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
@@ -117,7 +118,7 @@ def check_deliveries(
 def _deliveries(
     attempts: Iterable[DeliveryRecord],
 ) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], set[int]]]:
-    """Per position: the grants under which it was delivered, and the source rows that were seen there."""
+    """Return, by position, the grants under which it was delivered, and the source rows delivered there."""
     grants: dict[tuple[int, int], list[int]] = defaultdict(list)
     rows: dict[tuple[int, int], set[int]] = defaultdict(set)
     for attempt in attempts:
@@ -133,7 +134,8 @@ def _explain(
     attempts: list[DeliveryRecord],
     history: list[HistoryRecord],
 ) -> None:
-    """A repeat is explained inside [position at the forced move, highest offset that the loser delivered]."""
+    """Count repeats, and explain those inside [position at the forced move, highest offset that the loser
+    delivered]."""
     highest: dict[tuple[int, int], int] = {}
     for attempt in attempts:
         key = (attempt.stream, attempt.grant)

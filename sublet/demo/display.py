@@ -1,4 +1,4 @@
-"""Prints the demo: bars and lines while it runs, tables at its end; prose goes to standard error."""
+"""Prints the demo: progress while it runs, tables at its end; prose goes to stderr."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PLAIN_INTERVAL_S = 5.0
 
 
 class DemoDisplay:
-    """Bars on a terminal, a line now and then elsewhere."""
+    """Shows progress: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
         self.console = _console(stderr=True)
@@ -28,16 +28,16 @@ class DemoDisplay:
 
     @property
     def seconds(self) -> float:
-        """Since the demo began."""
+        """Return the seconds since the demo began."""
         return time.monotonic() - self._began
 
     def print_line(self, text: str) -> None:
-        """A line with the time."""
+        """Print a line with the time."""
         self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
 
     @contextmanager
     def bars(self, total: int) -> Iterator[None]:
-        """Show `published` and `consumed` while inside."""
+        """Show bars of `published` and `consumed` while inside."""
         columns = (
             TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
         )  # fmt: skip
@@ -48,7 +48,7 @@ class DemoDisplay:
         self._progress = None
 
     def update(self, published: int, consumed: int) -> None:
-        """How far it is."""
+        """Update the counts of messages."""
         if self._progress is not None:
             self._progress.update(self._bars["published"], completed=published)
             self._progress.update(self._bars["consumed"], completed=consumed)
@@ -59,7 +59,7 @@ class DemoDisplay:
     def print_result(
         self, findings: DeliveryCheckResult, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]
     ) -> None:
-        """The tables, and the verdict."""
+        """Print the tables and the verdict."""
         out = _console(stderr=False)
         out.print(_holdings(holdings))
         out.print(_totals(findings))
@@ -79,7 +79,7 @@ class DemoDisplay:
 
 
 def _console(stderr: bool) -> Console:
-    """Elsewhere than on a terminal lines are as long as they are, and tables as wide."""
+    """Return a console; elsewhere than on a terminal lines and tables are not wrapped."""
     if Console(stderr=stderr).is_terminal:
         return Console(stderr=stderr, highlight=False)
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=120)
@@ -93,7 +93,7 @@ def _repeat(one: dict[str, Any]) -> str:
 
 
 def _wrong(findings: DeliveryCheckResult) -> str:
-    """Return what keeps the findings from being sound."""
+    """Return the reasons why the result is not ok."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
     least, most = KILLS_BETWEEN

@@ -20,8 +20,8 @@ COLUMNS = ("carrier", "flight", "tailnum", "origin", "dest", "distance")
 
 
 def load() -> pa.Table:
-    """Columns `row` (0, 1, ... as in the file), those of `COLUMNS`, `hour` (of planned departure, since 1970),
-    and `topic`, `key`, `value` as published.
+    """Return the flights: columns `row` (0, 1, ... as in the file), those of `COLUMNS`, `hour` (of planned departure,
+    since 1970), and `topic`, `key`, `value` as published.
 
     The key is the tail number, null where the file has none; the value is a line of CSV that begins with the row.
     """
@@ -41,7 +41,7 @@ def load() -> pa.Table:
 
 
 def rows_of(values: pa.ChunkedArray) -> list[int]:
-    """Return the source rows that these values were made of."""
+    """Return the source rows of these values."""
     first = pc.list_element(pc.split_pattern(pc.cast(values, pa.string()), ",", max_splits=1), 0)
     return list(pc.cast(first, pa.int64()).to_pylist())
 

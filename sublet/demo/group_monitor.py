@@ -14,7 +14,7 @@ from sublet_storage.groups.status.overview_model import GroupOverview, StreamVie
 
 
 class DemoGroupMonitor:
-    """A look at the group; nothing is changed but that the group is created."""
+    """Reads the group; it changes nothing but creates the group."""
 
     def __init__(self, url: str) -> None:
         self._subscription = Subscription.parse(SUBSCRIPTION)
@@ -30,11 +30,11 @@ class DemoGroupMonitor:
         self._connection.close()
 
     def read(self) -> GroupOverview:
-        """Return the group now."""
+        """Return the present overview of the group."""
         return describe_group(self._connection, self._subscription)
 
     def history(self) -> list[HistoryRecord]:
-        """Return what happened to its lendings, oldest first."""
+        """Return the history of its lendings, oldest first."""
         return list(self._groups.history(self._group.group_id))
 
 
@@ -44,12 +44,12 @@ def list_holders(seen: GroupOverview) -> set[str]:
 
 
 def count_consumed(seen: GroupOverview) -> int:
-    """Messages that are durably consumed."""
+    """Return the number of messages that are durably consumed."""
     return sum(line.position for line in seen.streams)
 
 
 def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
-    """Return the agent with the most left to do, and its streams that have something left; none: ("", [])."""
+    """Return the agent with the highest lag, and its streams that have some; ("", []) if there is none."""
     left: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
     for line in _held(seen):

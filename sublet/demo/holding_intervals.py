@@ -1,4 +1,4 @@
-"""Who held which stream from when to when, computed from the history of grants."""
+"""Which agent held which stream from when to when, computed from the history of grants."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ def process_of(agent: str) -> int | None:
 
 
 def worker_of(agent: str) -> str:
-    """Return how the demo calls an agent's process."""
+    """Return the demo's name of an agent's process."""
     process = process_of(agent)
     return f"worker {process}" if process else agent or "nobody"
 
 
 def holding_intervals(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, Any]]:
-    """By stream and time, in seconds since `began_us`. `moved_from`: the holder before, where there was one."""
+    """Return the holdings by stream and time, in seconds since `began_us`. `moved_from`: the previous holder, if
+    any."""
     lines: list[dict[str, Any]] = []
     current: dict[int, dict[str, Any]] = {}
     for record in history:
@@ -64,7 +65,7 @@ def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
 
 
 def _how(record: HistoryRecord) -> str:
-    """Describe how a holding ended."""
+    """Return how a holding ended."""
     if record.is_forced:
         return f"taken away: {record.reason}"
     if record.event == "finish":

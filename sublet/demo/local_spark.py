@@ -21,13 +21,13 @@ _SETTINGS = {
     "spark.log.level": "ERROR",
 }
 _ATTEMPTS = 1000
-"""A task that was killed is started again, however often."""
+"""Maximum number of failures of a task: a killed task is restarted without a limit."""
 
 
 def local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
-    """Return a SparkSession with that many task slots in one JVM; Java comes from `java_home(cache_dir)`.
+    """Return a SparkSession with `slots` task slots in one JVM; Java comes from `java_home(cache_dir)`.
 
-    Raises `Unavailable` where there is no Spark, or no Java and none can be had.
+    Raises `Unavailable` if there is no Spark, or no Java and none can be installed.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise Unavailable("pyspark is not installed. Run `pip install 'sublet[spark]'`.")

@@ -1,4 +1,4 @@
-"""Runs the demo: starts Postgres, nodes, Spark and the publisher, kills a worker and the leader, and waits."""
+"""Runs the demo: starts Postgres, nodes, Spark and the publisher, and kills two processes."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from sublet_storage.producer import Publisher
 TASKS = 4
 NODES = ("demo-1", "demo-2")
 PUBLISH_S = 30.0
-"""Over which the flights are published, so that consumption overlaps it."""
+"""Seconds over which the flights are published, so that consumption overlaps it."""
 SECONDS_PER_MESSAGE = 0.0004
-"""What the tasks pretend that a message takes: four of them need about 35 s for all."""
+"""Simulated work per message: four tasks need about 35 s for all."""
 KILL_WORKER_AT, KILL_LEADER_AT = 0.33, 0.5
 """When to kill: not before that share is consumed, and as soon as there is a worker to kill;
-`delivery_check.KILLS_BETWEEN` is what counts."""
+`delivery_check.KILLS_BETWEEN` decides the verdict."""
 LIMIT_S = 170.0
 
 
@@ -63,14 +63,14 @@ def run_demo(as_json: bool, keep: str | None) -> int:
 
 
 def _temporary() -> Path:
-    """Return a directory that Postgres's user can enter too, should it be another."""
+    """Return a temporary directory that Postgres's user can enter, should it be another."""
     home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
     home.chmod(0o755)
     return home
 
 
 def _empty(directory: Path) -> Path:
-    """Make it if need be. Raises `UsageError` if something is in it, or if it cannot be made."""
+    """Create the directory if needed. Raises `UsageError` if it is not empty, or cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         found = sorted(entry.name for entry in directory.iterdir())
@@ -89,7 +89,7 @@ def _empty(directory: Path) -> Path:
 
 @dataclass(slots=True)
 class _Stage:
-    """One performance."""
+    """One run of the demo."""
 
     url: str
     home: Path
@@ -126,11 +126,11 @@ class _Stage:
         self._report(findings, history, as_json)
         return 0 if findings.is_ok else 1
 
-    # --- the play ---------------------------------------------------------------------------------------------------
+    # --- the run ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _publishing(self, source: pa.Table) -> Iterator[None]:
-        """Publish meanwhile; no more of it afterwards."""
+        """Publish in the background while inside, and stop afterwards."""
         over = threading.Event()
         publisher = threading.Thread(target=self._publish, args=(source, over), name="publisher", daemon=True)
         publisher.start()
@@ -141,7 +141,7 @@ class _Stage:
             publisher.join(5.0)
 
     def _publish(self, source: pa.Table, over: threading.Event) -> None:
-        """All flights in the file's order, a tenth of a second's worth at a time."""
+        """Publish all flights in the file's order, a tenth of a second's worth at a time."""
         published = source.select(["topic", "key", "value"])
         step = max(1, round(source.num_rows / PUBLISH_S / 10))
         try:
@@ -158,7 +158,7 @@ class _Stage:
             self.failure = error
 
     def _watch(self, sight: DemoGroupMonitor, total: int) -> None:
-        """Show how far it is, and kill at the right moments."""
+        """Show the progress, and kill at the right moments."""
         acts: list[tuple[float, str, Callable[[GroupOverview], bool]]] = [
             (KILL_WORKER_AT, "worker", self._kill_worker),
             (KILL_LEADER_AT, "leader", self._kill_leader),
@@ -178,7 +178,7 @@ class _Stage:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, seen: GroupOverview) -> bool:
-        """Kill the Python worker whose streams have the most left."""
+        """Kill the Python worker whose streams have the highest lag."""
         agent, streams = find_busiest(seen)
         process = process_of(agent)
         if process is None:
@@ -200,7 +200,7 @@ class _Stage:
         return True
 
     def _until(self, fact: Callable[[], bool], what: str) -> None:
-        """Wait for a fact, unless the application dies, the publisher fails or the time is over."""
+        """Wait until the fact is true. Raises if the application dies, the publisher fails or the time is over."""
         while not fact():
             if self.failure is not None:
                 raise self.failure

@@ -1,4 +1,4 @@
-"""Reports what became of a kill: who leads now, and who has the dead worker's streams."""
+"""Reports what a kill led to: the new leader, and the new holders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from sublet_storage.groups.status.overview_model import GroupOverview
 
 
 class TakeoverReporter:
-    """`say` is called with each turn once. Nothing is queried here: `update` gets every view of the group."""
+    """Reports takeovers: `say` is called once with each step. It reads nothing: `update` gets every view of the
+    group."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -18,11 +19,11 @@ class TakeoverReporter:
         self._orphans: frozenset[int] = frozenset()
 
     def on_kill(self, agent: str, streams: Iterable[int]) -> None:
-        """This agent's process is gone, which had these streams."""
+        """Record that this agent's process was killed, which had these streams."""
         self._dead, self._orphans = agent, frozenset(streams)
 
     def update(self, seen: GroupOverview) -> None:
-        """Report what is new."""
+        """Report the changes in this view of the group."""
         self._report_leader(seen)
         self._report_streams(seen)
 

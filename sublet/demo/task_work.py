@@ -1,4 +1,4 @@
-"""The work of a task on a batch: record it, then work on it for a while."""
+"""The work of a task on a batch: records it, then simulates work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sublet.demo.flights import rows_of
 
 
 def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> None:
-    """Write down every message that is delivered, in this process's own file, before progress can be reported."""
+    """Record every delivered message in this process's own file, before progress can be reported."""
     line = {
         "stream": batch.stream_id,
         "grant_id": batch.grant_id,

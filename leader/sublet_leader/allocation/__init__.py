@@ -1,13 +1,14 @@
-"""Allocation strategies: which member should hold which streams, and the moves that get there.
+"""Allocation strategies: which member should hold which streams.
 
 A **strategy** takes an `AllocationInput` and returns an `AllocationPlan`: what to grant and what to revoke now. It is
-pure and stateless; the leader calls it whenever something has changed, and once in a while anyway. So a plan need not
-be complete: what is revoked becomes free when its holder has released it, and is granted by a later plan. Because it
-depends on rows, members and loads alone, every law of the sharing is tested without a leader.
+pure and stateless; the leader calls it whenever something has changed, and periodically. So a plan need not be
+complete: a revoked stream becomes free when its holder has released it, and is granted by a later plan. Because a
+strategy depends on rows, members and loads alone, its properties are tested without a leader.
 
-`strategy` has the interface, `even` and `load` are built in, `strategies` finds one by name, also those that other
-packages have installed under the entry point group `sublet.allocation`. `quotas` computes how many streams each member
-should hold, `member_loads` which member has the most room. `docs/allocation.md` is the page for users.
+`strategy` has the interface; `even_strategy` and `load_strategy` are built in; `strategy_registry` finds a strategy by
+name, also those that other packages have installed under the entry point group `sublet.allocation`. `quotas` computes
+how many streams each member should hold, `member_loads` which member has the most room. `docs/allocation.md` is the
+page for users.
 """
 
 from sublet_leader.allocation.even_strategy import EvenStrategy

@@ -22,16 +22,16 @@ from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan
 
 
 class EvenStrategy:
-    """Even by the number of streams per weight."""
+    """Strategy `even`: the same number of streams per weight for each member."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """Return the next grants and revokes."""
+        """Return what to grant and what to revoke now."""
         weights, last = situation.weights, situation.last_holders
         if not weights:
             return AllocationPlan()
         free, holdings = sorted(set(situation.free_streams)), situation.streams_by_member()
         counts = {borrower: len(streams) for borrower, streams in holdings.items()}
-        # Streams on their way count into the shares: else a plan made meanwhile would revoke once more.
+        # Streams being revoked count into the shares: otherwise a plan made meanwhile would revoke once more.
         total = sum(counts.values()) + len(free) + len(set(situation.moving_streams))
         share = compute_quotas(total, weights, counts, Counter(last[s] for s in free if s in last))
         return AllocationPlan(
@@ -41,7 +41,7 @@ class EvenStrategy:
 
 
 def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]) -> tuple[int, ...]:
-    """Return the surplus above each share, as far as it may move: the highest (newest) streams first."""
+    """Return the streams above each borrower's share, as far as they may move, the highest (newest) first."""
     revokes: list[int] = []
     for borrower, streams in holdings.items():
         surplus = len(streams) - share[borrower]
@@ -57,8 +57,8 @@ def _grants(
     weights: Mapping[str, float],
     last: Mapping[int, str],
 ) -> tuple[tuple[int, str], ...]:
-    """Assign to the last holder, where it is below its share; else to the member below its share with the fewest per
-    weight."""
+    """Return (stream, borrower) for each free stream: its last holder if that is below its share, else the member below
+    its share with the fewest streams per weight."""
     if not free:
         return ()
     count = dict(counts)

@@ -1,27 +1,28 @@
-"""`load`: each member's load per weight even, with few moves and none of them back.
+"""`load`: balances load per weight with few moves, and never moves a stream back.
 
-**What a stream costs** is counted in thousandths of an average stream: its bytes per second, plus up to one more
-average stream while it is behind, plus a tenth for being there at all. Streams of which nothing is known count as the
-mean of the others; if nothing is known of any, all cost the same, and it is the number of streams that is evened. A
-member's **level** is what its streams cost, per weight; the **mean** is that of all streams over all weights.
+**Cost of a stream**, in thousandths of an average stream: its bytes per second, plus up to one more average stream
+while it is behind, plus a tenth for its presence. Streams without a known load count as the mean of the others; if no
+load is known, all cost the same, and the number of streams is balanced. A member's **level** is the cost of its streams
+per weight; the **mean** is that of all streams over all weights.
 
-**Grants**: the heaviest free stream first, to the member that will then have the lowest level; home to its last holder
-while that leaves it at two thirds of the mean or below. No member holds nothing while there are streams for all: the
-last ones are reserved for those that would. No member is granted more than twice its even share of the streams and one.
+**Grants**: the heaviest free stream first, to the member that will then have the lowest level; to its last holder while
+that leaves it at two thirds of the mean or below. No member is left without a stream while there are enough streams for
+all: the last ones are reserved for idle members. No member is granted more than twice its even share of the streams and
+one.
 
-**Revokes**: all in one budget of a tenth of the streams held, at least one, in which those still on their way are
-counted. First for the level, the heaviest streams first, where one is more than a quarter above the mean (it gives
-until it is at the mean) or one is more than a quarter below (the ones above the mean give to it). For the level a
-stream moves only if its new holder, with it, stays a fifth below the level that the giver had with it; and a giver is
-left alone if the streams that could go make up less than a tenth of what it has. Then, the lightest first, for those
-that hold nothing while another holds two, and from those above the bound by count. The last stream of a member stays.
+**Revokes**: all within one budget of a tenth of the streams held, at least one, in which streams already being revoked
+are counted. First by level, the heaviest streams first, where a member is more than a quarter above the mean (it gives
+until it is at the mean) or more than a quarter below (members above the mean give to it). By level, a stream moves only
+if its new holder, with it, stays a fifth below the level that the giver had with it; and a giver is left alone if the
+streams that could go make up less than a tenth of its load. Then, the lightest first, for members without a stream
+while another holds two, and from those above the bound by count. The last stream of a member stays.
 
-**Why it ends**: a move for the level replaces two levels by two that are lower than the higher one. So the levels,
-sorted from the top, fall with each move in the order of the dictionary, and no sharing comes twice; measurements that
-are a tenth too high or too low do not change that, because one fifth is more than they can bridge. For the same reason
-a stream on its way is not given back to its last holder, unless that one is now far below all others. This holds for
-the moves as they are planned; streams that come free one by one may be placed otherwise, by the same rule. That this
-ends as well is not proven but tested (`tests/property/test_load_laws.py`).
+**Termination**: a move by level replaces two levels by two that are lower than the higher one. So the levels, sorted
+from the top, decrease lexicographically with each move, and no assignment recurs; measurements that are a tenth too
+high or too low do not change that, because the gap is a fifth. For the same reason a stream being revoked is not given
+back to its last holder, unless that is now far below all others. This holds for the moves as they are planned; streams
+that become free one by one may be placed otherwise, by the same rule. That this terminates as well is not proven but
+tested (`tests/property/test_load_laws.py`).
 
 Near-linear in streams plus borrowers. Costs are integers, so that the order of the arguments never matters.
 """
@@ -37,29 +38,29 @@ from sublet_leader.allocation.quotas import compute_quotas
 from sublet_leader.allocation.strategy import AllocationInput, AllocationPlan, StreamLoad
 
 UNEVEN = 0.25
-"""How far above or below the mean a level must be before anything moves for it."""
+"""How far above or below the mean a level must be before streams move because of it."""
 GAP = 0.8
-"""The new holder's level, with the stream, is at most so much of what the old one's was."""
+"""Maximum level of the new holder, with the stream, as a fraction of the old holder's."""
 WORTH = 0.1
-"""The least part of a member's load that must be able to go."""
+"""Minimum fraction of a member's load that must be able to move."""
 HOME = 2 / 3
-"""Up to this part of the mean the last holder gets its streams back."""
+"""Fraction of the mean up to which the last holder gets its streams back."""
 BUDGET = 10
-"""The fraction of streams, one in this many, that may be on their way."""
+"""At most one in this many streams may be in the process of moving."""
 
 _AVERAGE = 1000
 _PRESENCE = 100
 _FAR_BEHIND = 10_000
-"""Messages: a stream so far behind counts for half an average stream more."""
+"""Messages: a stream this far behind counts for half an average stream more."""
 _MAX_BYTES_PER_S = 1e15
-"""Beyond what anybody can consume: a figure above it is capped."""
+"""More than any consumer can consume: a higher figure is capped."""
 
 
 class LoadStrategy:
-    """Even by observed load per weight, damped."""
+    """Strategy `load`: balances the observed load per weight, damped."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """Return the next grants and revokes."""
+        """Return what to grant and what to revoke now."""
         if not situation.weights:
             return AllocationPlan()
         holdings, free, moving = (
@@ -71,21 +72,21 @@ class LoadStrategy:
         costs = _costs(streams, situation.loads)
         bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
         sharing = _Sharing(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
-        # Streams on their way have no holder, but will have: so their places are taken, and only not granted.
+        # Streams being revoked have no holder yet, but will: so their places are taken, and only not granted.
         holders = sharing.assign(free | moving)
         relief = _Relief(sharing, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
         return AllocationPlan(grants=tuple((s, holders[s]) for s in sorted(free)), revokes=relief.revokes(situation))
 
 
 class _Sharing:
-    """The levels, and where streams would go."""
+    """Assigns free and moving streams to members, and tracks the resulting levels."""
 
     def __init__(self, situation: AllocationInput, levels: MemberLoads, costs: Mapping[int, int]) -> None:
         self.levels, self.costs = levels, costs
         self._situation = situation
 
     def assign(self, streams: Collection[int]) -> dict[int, str]:
-        """Return a member for each, the heaviest first; the levels rise accordingly."""
+        """Return a member for each stream, the heaviest stream first; the levels rise accordingly."""
         levels, homes = self.levels, self._homes(streams)
         holders = {}
         waiting = len(streams)
@@ -102,7 +103,7 @@ class _Sharing:
         return holders
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
-        """Return the members that had them last, or are losing them now."""
+        """Return {stream: the member that had it last, or is losing it now}."""
         last, held, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
         if not last and not held:
             return {}
@@ -120,7 +121,8 @@ class _Sharing:
         return home if home and not self.levels.count[home] else self._checked_member(self.levels.find_idle_member())
 
     def _home_or_elsewhere(self, home: str, cost: int) -> str:
-        """Home while that is well below the mean, or far below all others; else where it fits best."""
+        """Return `home` while it is well below the mean, or far below all others; else the member that would have the
+        lowest level."""
         levels = self.levels
         if levels.count_surplus(home) < 0 and levels.load_of(home, cost) <= HOME * levels.mean:
             return home
@@ -132,7 +134,7 @@ class _Sharing:
 
 
 class _Relief:
-    """Which streams to take back, and where they would go then."""
+    """Selects the streams to revoke."""
 
     def __init__(self, sharing: _Sharing, holdings: Mapping[str, list[int]], budget: int) -> None:
         self._levels, self._costs = sharing.levels, sharing.costs
@@ -140,7 +142,7 @@ class _Relief:
         self._taken: set[int] = set()
 
     def revokes(self, situation: AllocationInput) -> tuple[int, ...]:
-        """As many as the budget allows, the most urgent first."""
+        """Return the streams to revoke, ascending: as many as the budget allows, the most urgent chosen first."""
         if self._budget > 0:
             revocable = situation.revocable_streams()
             movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
@@ -160,11 +162,11 @@ class _Relief:
         return heaviest_first([s for s in streams if s not in self._taken], self._costs)
 
     def _level(self, movable: Mapping[str, list[int]]) -> None:
-        """From the full to the roomy, as long as that is a clear gain."""
+        """Move streams from members with a high level to those with a low one, as long as that is a clear gain."""
         levels = self._levels
         low = {b for b in movable if levels.load_of(b) < (1 - UNEVEN) * levels.mean}
         brink = (1 if low else 1 + UNEVEN) * levels.mean
-        # Those that are merely above the mean give to the low only, and not to members slightly below them.
+        # Members that are only a little above the mean give to those in `low` only, not to members slightly below them.
         full = {b for b in movable if levels.load_of(b) > (1 + UNEVEN) * levels.mean}
         candidates = [
             (-self._costs[s], -s, giver)
@@ -186,7 +188,7 @@ class _Relief:
                     self._move(-minus_id, giver, taker)
 
     def _worth_it(self, giver: str) -> bool:
-        """Whether what could go, be it later, is a fair part of what it has."""
+        """Return whether the streams that could move, now or later, are a fair part of the giver's load."""
         levels = self._levels
         taker = levels.find_least_loaded(1, avoid=giver)
         if taker is None or levels.count[giver] < 2:
@@ -198,7 +200,7 @@ class _Relief:
         return could_go >= WORTH * levels.load[giver]
 
     def _feed(self, movable: Mapping[str, list[int]]) -> None:
-        """A stream for each that has none, while another has two: the lightest of the fullest."""
+        """Move a stream to each member without one while another has two: the lightest of the most loaded."""
         levels = self._levels
         if not levels.idle_count or sum(levels.count.values()) < len(levels.count):
             return
@@ -215,7 +217,7 @@ class _Relief:
                 heapq.heappush(givers, (-levels.load_of(giver), giver))
 
     def _thin(self, movable: Mapping[str, list[int]]) -> None:
-        """Revoke from members far above their share by count: the lightest go, to where they fit best."""
+        """Move streams from members far above their share by count: the lightest, to where they fit best."""
         for giver in sorted(movable):
             if self._levels.count_surplus(giver) > 0:
                 left = self._lightest_last(movable[giver])
@@ -227,14 +229,14 @@ class _Relief:
 
 
 def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
-    """Return those of equal cost by their ids."""
+    """Return the streams by descending cost; those of equal cost by id."""
     ordered = sorted(streams)
     ordered.sort(key=costs.__getitem__, reverse=True)
     return ordered
 
 
 def _costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int, int]:
-    """In thousandths of an average stream; each at least what its presence costs."""
+    """Return the cost of each stream in thousandths of an average stream; each at least that of its presence."""
     rates = {s: min(each.bytes_per_s, _MAX_BYTES_PER_S) for s in streams if (each := _usable(load.get(s)))}
     if not rates:
         return dict.fromkeys(streams, _AVERAGE)

@@ -1,8 +1,8 @@
 """The load of each member, and which has the most room.
 
 A member's **level** is its load per weight. Members are kept in one heap per class of weights (within a class they
-differ by less than a factor of two), so that both questions, "who is the lowest" and "who would be the lowest with this
-stream", are answered in logarithmic time: the answer is the best of the lowest of each class.
+differ by less than a factor of two), so that both queries, the lowest member and the member that would be the lowest
+with a given stream, take logarithmic time: the answer is the best of the lowest of each class.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 
 _LIGHTEST = 1e-6
-"""Weights are relative to the greatest; what is less than this counts as this."""
+"""Weights are relative to the greatest; a lower weight counts as this."""
 
 _Entry = tuple[float, float, str, int]
 """(level, -weight, borrower, load); stale once the borrower has another load, or no room by count."""
@@ -21,7 +21,7 @@ _Entry = tuple[float, float, str, int]
 class MemberLoads:
     """Counts and loads of the members, as they are and as a plan would make them. Every cost is at least 1.
 
-    `bounds`: how many streams each may hold, at least 1. `costs`: of all streams that are to be shared.
+    `bounds`: maximum number of streams of each member, at least 1. `costs`: of all streams that are to be shared.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class MemberLoads:
         self.load = {borrower: sum(map(costs.__getitem__, streams)) for borrower, streams in holdings.items()}
         self.count = {borrower: len(streams) for borrower, streams in holdings.items()}
         self.mean = sum(costs.values()) / math.fsum(self._weights.values())
-        """The level that all would have if loads could be split."""
+        """The level that all members would have if loads could be split."""
         classes: dict[int, list[_Entry]] = {}
         self._heap = {b: classes.setdefault(math.frexp(weight)[1], []) for b, weight in self._weights.items()}
         for borrower, heap in self._heap.items():
@@ -48,37 +48,38 @@ class MemberLoads:
         self._empty = [(-self._weights[b], b) for b, count in self.count.items() if not count]
         heapq.heapify(self._empty)
         self.idle_count = len(self._empty)
-        """How many members hold nothing."""
+        """Number of members without a stream."""
 
     def load_of(self, borrower: str, more: int = 0) -> float:
-        """Load per weight, with that much more."""
+        """Return the member's load per weight, with `more` added to the load."""
         return (self.load[borrower] + more) / self._weights[borrower]
 
     def count_surplus(self, borrower: str) -> int:
-        """Return how many more it holds than it may; 0 or less: there is room for so many."""
+        """Return by how many streams the member exceeds its bound; 0 or less: it has room for that many more."""
         return self.count[borrower] - self._bounds[borrower]
 
     def add(self, borrower: str, cost: int) -> None:
-        """It gets a stream."""
+        """Add a stream of that cost to the member."""
         self.idle_count -= not self.count[borrower]
         self.load[borrower] += cost
         self.count[borrower] += 1
         self._changed(borrower)
 
     def remove(self, borrower: str, cost: int) -> None:
-        """It loses one of several streams."""
+        """Remove a stream of that cost from a member that has several."""
         self.load[borrower] -= cost
         self.count[borrower] -= 1
         self._changed(borrower)
 
     def find_idle_member(self) -> str | None:
-        """Return, of the members that hold nothing, the one with the greatest weight."""
+        """Return the member with the greatest weight of those that hold nothing; None if there is none."""
         while self._empty and self.count[self._empty[0][1]]:
             heapq.heappop(self._empty)
         return self._empty[0][1] if self._empty else None
 
     def add_to_least_loaded(self, cost: int) -> str | None:
-        """To the roomiest; who that is. Shorter where all weights are of one class: this is what takes the time."""
+        """Add the cost to the member with the most room; return it, None if none has room. Takes a shortcut where all
+        weights are of one class, as this is the hot path."""
         if len(self._heaps) > 1:
             if borrower := self.find_least_loaded(cost):
                 self.add(borrower, cost)
@@ -90,12 +91,12 @@ class MemberLoads:
         self.idle_count -= not load
         self.load[borrower] = load = load + cost
         self.count[borrower] += 1
-        # The entry may be out of room now; then it is thrown away when it is looked at.
+        # The entry may be out of room now; then it is dropped when it is next read.
         heapq.heapreplace(self._heaps[0], (load / -minus, minus, borrower, load))
         return borrower
 
     def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
-        """Return, of those with room by count, the one whose level would be the lowest with a stream of that cost."""
+        """Return the member with room by count that would have the lowest level with a stream of that cost."""
         if len(self._heaps) == 1:
             head = self._head(self._heaps[0], avoid)
             return head[2] if head else None
@@ -104,7 +105,7 @@ class MemberLoads:
         return min(fits)[2] if fits else None
 
     def _head(self, heap: list[_Entry], avoid: str | None) -> _Entry | None:
-        """Return the lowest that is not `avoid`; what is stale is thrown away on the way to it."""
+        """Return the lowest entry that is not `avoid`'s, and drop stale entries before it."""
         load, count, bounds = self.load, self.count, self._bounds
         while heap:
             _, _, borrower, then = heap[0]

@@ -17,8 +17,8 @@ def compute_quotas(
 ) -> dict[str, int]:
     """Return how many of `total` streams each borrower should hold: largest remainder, the sum is exactly `total`.
 
-    Equal remainders are decided by `counts` (who holds more than its rounded-down share keeps it), then by `homing`
-    (who would, if the free streams came that had been its own), then by the id. Weights are finite and above 0.
+    Equal remainders are decided by `counts` (a borrower above its rounded-down share keeps its streams), then by
+    `homing` (free streams that were last held by each borrower), then by the id. Weights are finite and above 0.
     """
     if not weights:
         return {}
@@ -40,7 +40,7 @@ def compute_quotas(
 
 
 def _integers(weights: Mapping[str, float]) -> dict[str, int]:
-    """Return the weights as integers in the same proportions, exactly."""
+    """Return the weights as integers in exactly the same proportions."""
     ratios = {borrower: weight.as_integer_ratio() for borrower, weight in weights.items()}
     # The denominators of floats are powers of two: the largest is a multiple of all others.
     common = max(denominator for _, denominator in ratios.values())

@@ -12,7 +12,7 @@ from sublet_protocol.domain.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class StreamLoad:
-    """The load of a stream on its holder, as observed lately; it should be smoothed over some seconds.
+    """The load of a stream on its holder, as observed recently; it should be smoothed over some seconds.
 
     `bytes_per_s`: consumed by its holder. `lag`: messages behind the head, below 0 where unknown.
     """
@@ -29,20 +29,20 @@ class AllocationPlan:
     revokes: tuple[int, ...] = ()
 
     def __bool__(self) -> bool:
-        """True where there is anything to do."""
+        """Return whether there is anything to do."""
         return bool(self.grants or self.revokes)
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationInput:
-    """One group, now. Making one raises `UsageError` where its parts contradict each other.
+    """The input for one group, now. The constructor raises `UsageError` if its parts contradict each other.
 
     `holders`: stream -> its borrower; streams of borrowers without a weight (leaving, not yet back) are left out of
     account. `free_streams`: streams that may be granted now. `weights`: the members, each above 0. `movable_streams`:
     what may be revoked now (None: everything held). `moving_streams`: streams already being revoked: no longer their
     holder's, not free yet; they may still be listed in `holders`. `last_holders`: free stream -> the member that is the
-    best place for it, because it or its process had it last. `loads`: stream -> what is known of its load; it may lack
-    streams."""
+    best place for it, because it or its process had it last. `loads`: stream -> its load, as far as it is known.
+    """
 
     holders: Mapping[int, str]
     free_streams: Collection[int]
@@ -68,7 +68,7 @@ class AllocationInput:
                 )
 
     def streams_by_member(self) -> dict[str, list[int]]:
-        """Member -> the streams it holds and is not already losing. Every member is listed."""
+        """Return {member: streams it holds and is not already losing}; every member is listed."""
         holdings: dict[str, list[int]] = {borrower: [] for borrower in self.weights}
         moving = set(self.moving_streams)
         for stream_id, borrower in self.holders.items():
@@ -82,15 +82,15 @@ class AllocationInput:
 
 
 class AllocationStrategy(Protocol):
-    """Decides who should hold what. Pure and deterministic: equal input, in whatever order, gives the same plan."""
+    """Decides which member should hold which stream. Pure and deterministic: the order of the input does not matter."""
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
-        """Return the next grants and revokes."""
+        """Return what to grant and what to revoke now."""
         ...
 
 
 def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> AllocationPlan:
-    """Return the plan itself, if it can be carried out; raises `UsageError` that names what is wrong with it.
+    """Return the plan, if it can be carried out; raises `UsageError` that names what is wrong with it.
 
     It may leave streams free and surpluses where they are, but only grant what is free, to a member, once, and only
     revoke what is held, may move and is not already moving, once.

@@ -1,7 +1,7 @@
 """Finds strategies by name: the built-in ones, and those of installed packages.
 
-The built-in ones are no entry points of ours: they must be there also where sublet runs from a source tree whose
-installed metadata is older than it.
+The built-in ones are not registered as entry points: they must be available also where sublet runs from a source tree
+whose installed metadata is out of date.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sublet_leader.allocation.strategy import AllocationStrategy
 from sublet_protocol.domain.errors import InvalidSetting
 
 ENTRY_POINTS = "sublet.allocation"
-"""The group of entry points: each names a class, or another callable without arguments, that makes a
+"""The group of entry points: each names a class, or another callable without arguments, that returns an
 `AllocationStrategy`."""
 
 BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
@@ -25,9 +25,9 @@ BUILT_IN: Mapping[str, Callable[[], AllocationStrategy]] = MappingProxyType(
 
 
 def load_strategy(name: str) -> AllocationStrategy:
-    """Return a strategy of that name; the built-in names cannot be taken by others.
+    """Return the strategy of that name; other packages cannot replace a built-in one.
 
-    Raises `InvalidSetting` if there is none, if two distributions bring one, or if it cannot be loaded.
+    Raises `InvalidSetting` if there is none, if two distributions provide one, or if it cannot be loaded.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]()

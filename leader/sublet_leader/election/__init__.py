@@ -1,7 +1,7 @@
-"""Leader election: the leaderships that a node has claimed, and until when it may trust each.
+"""Leader election: the leaderships that a node has claimed, and their trust windows.
 
-`Election.decide(event, now) -> Outcome`; `now` and all other times are seconds of the node's monotonic clock. The shell
-makes the attempts that an outcome names and answers each with an event, also when it failed.
+`Election.decide(event, now) -> ElectionOutcome`; `now` and all other times are seconds of the node's monotonic clock.
+The shell makes the attempts that an outcome names and answers each with an event, also when it failed.
 
 The database counts `lease_duration_s` of a claim or renewal from when it received it, which is some time after the
 attempt *started*: so the trust window is attempt started + lease - margin, however long the answer took. The database's
@@ -12,7 +12,8 @@ leadership held elsewhere is claimed before its lease runs out where that leader
 that has lost its own lock, and has not got it back in a moment, may be succeeded at any time: it is silent until it has
 the lock again, or has renewed its leases without one.
 
-Losing a leadership is no error: a notice reports it, and as long as the node campaigns it claims it again.
+Losing a leadership is no error: it is reported as `LeadershipLost`, and as long as the node campaigns it claims it
+again.
 """
 
 from sublet_leader.election.events import (

@@ -12,7 +12,7 @@ from sublet_storage.groups.model.records import LeaderLock, Leadership
 
 @dataclass(frozen=True, slots=True)
 class StartCampaign:
-    """This node should lead, if no other node does. Repeated while waiting, it brings the next claim forward."""
+    """This node should lead if no other node does. Repeated while waiting, it brings the next claim forward."""
 
     leadership_id: int
 
@@ -26,7 +26,7 @@ class Resign:
 
 @dataclass(frozen=True, slots=True)
 class ResignAll:
-    """The node is drained or shut down: everything it leads in one release."""
+    """The node is drained or shut down: release everything it leads in one statement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class LockAcquired:
 
 @dataclass(frozen=True, slots=True)
 class LockLost:
-    """The connection that held this node's own lock has ended: at that time it was still seen to be there."""
+    """The connection that held this node's own lock has ended: at that time it was last seen open."""
 
     at: float
 
@@ -82,8 +82,8 @@ Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | R
 
 @dataclass(frozen=True, slots=True)
 class LeadershipAcquired:
-    """This node leads under `term`: load the rows and begin. Until `deposed_until` a leader before it may believe that
-    it leads, too."""
+    """This node leads under `term`: load the rows and begin. Until `deposed_until` the previous leader may still act as
+    the leader."""
 
     leadership_id: int
     term: int
@@ -112,11 +112,12 @@ Notice = LeadershipAcquired | LeadershipHeldElsewhere | LeadershipLost
 
 @dataclass(frozen=True, slots=True)
 class ElectionOutcome:
-    """What to attempt now, and what became true.
+    """The attempts to make now, and the changes of leadership.
 
     `claims`: leadership ids, one claim each; `rivals`: of those, the leaders whose locks were found free. `renew` and
-    `release`: {leadership id: term}, one statement each, nothing to do where empty. `wake_at`: come back with a `Tick`
-    no later than this; None: nothing to wait for."""
+    `release`: {leadership id: term}, one statement each, nothing to do where empty. `wake_at`: when to send the next
+    `Tick`, at the latest; None: no timer is pending.
+    """
 
     claims: tuple[int, ...] = ()
     rivals: Mapping[int, LeaderLock] = field(default_factory=dict)

@@ -1,7 +1,7 @@
-"""Which leaders' locks were found free twice, as a pure machine.
+"""Finds leaders' locks that were free in two checks, as a pure machine.
 
 A lock is free for a moment where its leader's connection was cut, and all are after a restart of the database. So one
-look is not enough: two have to find it free, some time apart, over one connection that is not young itself.
+check is not enough: two must find it free, some time apart, over one connection that is itself old enough.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from sublet_leader.settings import LeaderSettings
 
 @dataclass(frozen=True, slots=True)
 class LocksChecked:
-    """One look at leaders' locks, over a connection that was opened at `connected_at`: which were `free` at some time
+    """One check of leaders' locks, over a connection that was opened at `connected_at`: which were `free` at some time
     between `sent_at` and `answered_at`."""
 
     connected_at: float
@@ -23,7 +23,7 @@ class LocksChecked:
 
 
 class LockWatch:
-    """Tracks the locks that were free in the last look of this connection."""
+    """Tracks the locks that were free in the last check of this connection."""
 
     def __init__(self, settings: LeaderSettings) -> None:
         self._settings = settings
@@ -31,7 +31,8 @@ class LockWatch:
         self._free_since: dict[int, float] = {}
 
     def check(self, look: LocksChecked) -> frozenset[int]:
-        """Return the keys of the locks that have been free long enough; each once, then it begins anew."""
+        """Return the keys of the locks that have been free long enough, each once; a later report needs two checks
+        again."""
         if look.connected_at != self._connected_at:
             self._connected_at, self._free_since = look.connected_at, {}
         if look.sent_at < look.connected_at + self._settings.lock_watch_age_s:

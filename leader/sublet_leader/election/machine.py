@@ -34,8 +34,8 @@ from sublet_storage.groups.model.records import LeaderLock
 
 @dataclass(slots=True)
 class _Record:
-    """What the node remembers of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the
-    lock of the node that leads, on standby; `lock_key`, which this node has declared or may have, while led."""
+    """The state of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the lock of the
+    node that leads, on standby; `lock_key`, which this node has declared or may have, while led."""
 
     leadership_id: int
     status: ElectionStatus = ElectionStatus.ABSENT
@@ -48,14 +48,14 @@ class _Record:
 
 
 class Election:
-    """The claims of one node incarnation. Give it every answer, and a `Tick` at `wake_at`."""
+    """The claims of one node incarnation. Pass every answer to `decide`, and a `Tick` at `wake_at`."""
 
     def __init__(self, settings: LeaderSettings, incarnation: str) -> None:
         self._settings = settings
         self._incarnation = incarnation
         self._records: dict[int, _Record] = {}
         self._led: dict[int, int] = {}
-        self._timers: list[tuple[float, int]] = []  # a heap; a record's newest wake_at is the one that counts
+        self._timers: list[tuple[float, int]] = []  # a heap; only a record's newest wake_at counts
         self._renewing: tuple[dict[int, int], int | None] | None = None  # the batch in flight, and the key it declares
         self._renew_at = math.inf
         self._claims: list[int] = []
@@ -68,39 +68,39 @@ class Election:
         self._notices: list[Notice] = []
 
     def trusted_term(self, leadership_id: int, now: float) -> int | None:
-        """Return the term under which this node may act as the leader at this moment; None: it may not."""
+        """Return the term under which this node may act as the leader now; None if it may not."""
         term = self._led.get(leadership_id)
         return term if term is not None and now < self._records[leadership_id].trusted_until else None
 
     def is_silent(self, leadership_id: int, now: float) -> bool:
-        """Whether this node must not answer anybody as the leader, though it may write: its lock is gone, and by that
-        another may lead at any moment."""
+        """Return whether this node must not answer as the leader, though it may write: it has lost its lock, so another
+        node may lead at any moment."""
         record = self._records.get(leadership_id)
         return now >= self._silent_from and record is not None and record.lock_key is not None
 
     def rival_keys(self) -> tuple[int, ...]:
-        """Return the keys of the locks to look at, on any thread: of the leaders that this node would succeed."""
+        """Return the keys of the locks to check: of the leaders that this node would succeed. Thread-safe."""
         return tuple(self._rivals)
 
     def leaderships(self) -> dict[int, int]:
-        """Return {leadership: term} of all that this node leads, to be trusted or not."""
+        """Return {leadership: term} of all that this node leads, inside or outside the trust window."""
         return dict(self._led)
 
     def is_busy(self) -> bool:
-        """Whether any leadership is led, campaigned for or under way."""
+        """Return whether any leadership is led, campaigned for or under way."""
         return bool(self._records)
 
     def status(self, leadership_id: int) -> ElectionStatus:
-        """Return where this leadership stands, for the admin's eyes."""
+        """Return the status of this leadership, for operators."""
         record = self._records.get(leadership_id)
         return record.status if record else ElectionStatus.ABSENT
 
     def statuses(self) -> tuple[ElectionStatus, ...]:
-        """Return the status of each leadership of this node, on any thread."""
+        """Return the status of each leadership of this node. Thread-safe."""
         return tuple(record.status for record in tuple(self._records.values()))
 
     def decide(self, event: Event, now: float) -> ElectionOutcome:
-        """Return what to do about the event, and then about what has become due: an answer may come just in time."""
+        """Handle the event, then the timers that are due, as an answer may come just in time; return the outcome."""
         self._dispatch(event, now)
         self._run_timers(now)
         renew = self._renew(now)
@@ -196,14 +196,15 @@ class Election:
             self._happen(record, ElectionEventKind.RELEASED if event.is_done else ElectionEventKind.RELEASE_FAILED, now)
 
     def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Record]:
-        """Return the records that wait for this answer: one about an earlier term does not concern a later."""
+        """Return the records that wait for this answer; an answer for an earlier term does not apply to a later one."""
         records = ((self._records.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in records if e is not None and e.term == term and e.status in waiting]
 
     def _happen(
         self, record: _Record, kind: ElectionEventKind, now: float, answer: ClaimCompleted | None = None
     ) -> None:
-        """One step of the table: the next status, then the action. A pair that it does not have is our own mistake."""
+        """Make one step of the table: set the next status, then run the action. Raises for a pair that the table lacks,
+        which is a bug."""
         row = TRANSITIONS[record.status]
         if kind not in row:
             raise AssertionError(f"the table says that this cannot happen to {record}: {kind.value} at {now:.3f}")
@@ -305,7 +306,7 @@ class Election:
             )
 
     def _next_timer(self) -> _Record | None:
-        """Return the record whose time comes first; drops timers that were set anew since."""
+        """Return the record with the earliest timer; drops timers that were replaced since."""
         while self._timers:
             at, leadership_id = self._timers[0]
             record = self._records.get(leadership_id)

@@ -1,16 +1,16 @@
-"""The life of one node's claim on one leadership, as data.
+"""The state transitions of one node's claim on one leadership, as data.
 
     absent -> claiming -> led -> releasing -> absent
               |  ^  ^      |
               v  |  |      v
             waiting  returning
 
-A leadership that is over on this node, for whatever reason, is *released* before it is claimed again: the node's state
+A leadership that is over on this node, for any reason, is *released* before it is claimed again: the node's state
 of a term may be out of date, so it never leads twice under one. `returning` is a release under way whose leadership is
 campaigned for again. A release of a term that has a successor does nothing.
 
-The table has what may happen. Answers that are not (or no longer) waited for are dropped before the look-up, and a
-timer runs only where a time was set: a pair that is missing would be a mistake of the machine's own, and raises.
+The table lists every valid pair. Answers that are not (or no longer) waited for are dropped before the look-up, and a
+timer runs only where a time was set: a pair that is missing is a bug of the machine, and raises.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enum import Enum
 
 
 class ElectionStatus(Enum):
-    """What is true of one leadership on this node."""
+    """The status of one leadership on this node."""
 
     ABSENT = "absent"  # not campaigned for, nothing under way; the machine has no state of it
     CLAIMING = "claiming"  # campaigned for, and a claim is under way
@@ -31,7 +31,7 @@ class ElectionStatus(Enum):
 
 
 class ElectionEventKind(Enum):
-    """What can happen to it."""
+    """The events of one leadership."""
 
     CAMPAIGN = "campaign"
     RESIGN = "resign"
@@ -49,7 +49,7 @@ class ElectionEventKind(Enum):
 
 
 class Action(Enum):
-    """What the machine does; the value is the name of its method."""
+    """The actions of the machine; each value is the name of a method."""
 
     IGNORE = "_ignore"
     CLAIM = "_claim"

@@ -1,4 +1,4 @@
-"""Limits a node's concurrent feed requests; what exceeds the limit is rejected with a time to retry."""
+"""Limits a node's concurrent feed requests; rejects the rest with a time to retry."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sublet_protocol.domain.errors import Unavailable
 
 
 class NodeBusy(Unavailable):
-    """The node has as much to do as it takes on."""
+    """Raised when the node is at its limit of concurrent requests."""
 
     def __init__(self, what: str, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
@@ -16,7 +16,7 @@ class NodeBusy(Unavailable):
 
 
 class AdmissionLimiter:
-    """Bounds the requests and bytes inside. Thread-safe."""
+    """Limits the concurrent requests and their bytes. Thread-safe."""
 
     def __init__(self, what: str, requests: int, size: int, retry_after_ms: int) -> None:
         self._what, self._requests, self._size, self._retry_after_ms = what, requests, size, retry_after_ms
@@ -24,7 +24,8 @@ class AdmissionLimiter:
         self.inside = self.bytes_inside = 0
 
     def acquire(self, size: int = 0) -> None:
-        """Enter. Raises `NodeBusy` where there is no room; a caller that got in calls `release` once."""
+        """Admit a request of `size` bytes, for which the caller then calls `release` once. Raises `NodeBusy` if there
+        is no room."""
         with self._lock:
             if self.inside >= self._requests or self.bytes_inside + size > self._size:
                 room = f"{self.inside} {self._what} of {self.bytes_inside} bytes are under way"
@@ -33,7 +34,7 @@ class AdmissionLimiter:
             self.bytes_inside += size
 
     def release(self, size: int = 0) -> None:
-        """The request is over."""
+        """End an admitted request of `size` bytes."""
         with self._lock:
             self.inside -= 1
             self.bytes_inside -= size

@@ -1,6 +1,7 @@
 """Checks the batches that clients without access to the database publish.
 
-A few compressed bytes can stand for gigabytes, and so can a run or a dictionary: a batch is plain, in the one schema.
+A few compressed bytes can expand to gigabytes, and so can run-end or dictionary encoding: only plain batches of the one
+schema are accepted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""A few threads with a connection each: what a feed asks of the database, without holding up the node's event loop.
+"""Threads that run a feed's database work off the node's event loop.
 
-No pool that is shared: a client must be refused at once where the database is away, and a node that stops breaks off
-what is under way."""
+Each has a connection of its own, with no shared pool: a client must be rejected at once where the database is
+unavailable, and a node that stops cancels the work in progress.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 STATEMENT_TIMEOUT_S = 30.0
 LOCK_TIMEOUT_S = 5.0
 RECEIVE_TIMEOUT_S = 45.0
-"""A server that gives no answer for so long is taken for lost."""
+"""A server that sends no answer for this long is considered lost."""
 
 _T = TypeVar("_T")
 Work = Callable[[BoundedConnection], _T]
 
 
 class DatabaseThreads:
-    """A connection is its thread's own, opened when it is needed, and thrown away when something went wrong on it."""
+    """Threads with one connection each, opened on demand and discarded after an error."""
 
     def __init__(self, url: str, threads: int, name: str) -> None:
         self._url, self._name = url, name
@@ -37,15 +38,15 @@ class DatabaseThreads:
         self._connections: list[ReconnectingConnection] = []
 
     def submit(self, work: Work[_T]) -> Future[_T]:
-        """Do it when a thread is free. Raises what the work raises, `DatabaseUnreachable` for a lost database."""
+        """Run `work` when a thread is free. Raises what the work raises, `DatabaseUnreachable` for a lost database."""
         return self._executor.submit(self._call, work)
 
     async def run(self, work: Work[_T]) -> _T:
-        """Do it, and wait for it; it goes on when the waiting is cancelled."""
+        """Run `work` and wait for it; the work continues when the waiting is cancelled."""
         return await asyncio.wrap_future(self.submit(work))
 
     def close(self) -> None:
-        """Begin nothing more, wait no longer for the database, and hang up."""
+        """Start no more work, stop waiting for the database, and close the connections."""
         for each in tuple(self._connections):
             each.stop_waiting()
         self._executor.shutdown(cancel_futures=True)

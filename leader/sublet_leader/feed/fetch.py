@@ -1,7 +1,7 @@
 """Fetches pages for group members without access to the database, on the pool's threads.
 
-A page is for a granted stream, and bears what `sublet_storage.log.fetch` reads. It may end before the block does:
-positions are per message, so the next one goes on there.
+A page is for a granted stream, and contains what `sublet_storage.log.fetch` reads. It may end before the block does:
+positions are per message, so the next page continues there.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 
 PAGE_BYTES = 8 << 20
-"""A page is cut off behind so much. Larger than what `READ_BYTES` of compressed messages mostly come to, as what is cut
-off is read again."""
+"""A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
+cut off is read again."""
 
 
 def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, and what is wanted of it."""
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range."""
     if caller.principal is not None and not any(
         filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group)
         for group, filter in groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
@@ -48,7 +48,7 @@ def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids:
 
 
 def fetch_page(conn: BoundedConnection, wanted: FetchRequest) -> FetchedPage | PageGone:
-    """Return what follows in the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
+    """Return the next page of the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
     `ValueTooLarge` for a message that cannot be sent."""
     check_granted_here(conn, wanted.stream_id, wanted.grant_id)
     try:
@@ -71,5 +71,5 @@ def fetch_page(conn: BoundedConnection, wanted: FetchRequest) -> FetchedPage | P
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
-    """Return {stream: (head, closed)} of those that exist."""
+    """Return {stream: (head, closed)} of the streams that exist."""
     return {id: (head.head, head.is_closed) for id, head in message_log.read_heads(conn, stream_ids).items()}

@@ -1,8 +1,8 @@
-"""Polls the heads of all streams that feeds follow on this node, once for all of them.
+"""Polls the heads of all streams that feeds follow on this node, once for all.
 
-It polls often while something comes, and seldom while nothing does. `note_heads` takes heads that are known already:
-then no waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Nothing
-depends on either. A head below one that was known before the poll began is passed on too: its waiter verifies it.
+It polls often while heads move, and seldom while they do not. `note_heads` takes heads that are known already: then no
+waiter needs the next poll. `poll_soon` is a hint that a stream has grown, and the next poll comes soon. Correctness
+depends on neither. A head below one that was known before the poll began is passed on too: its waiter verifies it.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ log = logging.getLogger(__name__)
 BACKOFF_INITIAL_S = 0.005
 BACKOFF_MAX_S = 0.1
 GROWTH = 1.5
-"""Between two looks while nothing comes."""
+"""Between two polls while no head moves."""
 
 TROUBLED_PAUSE_S = 1.0
-"""After a look that failed."""
+"""After a poll that failed."""
 
 Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
-"""Answers on which timeline the database is, if that is known, and where the streams end."""
+"""Returns the timeline of the database, None if unknown, and the heads of the streams."""
 
 
 class HeadWaiter:
-    """A waiter for new heads of some streams. It keeps the newest of each, and no more."""
+    """Waits for new heads of some streams, and keeps the newest of each."""
 
     def __init__(self, poller: FeedHeadPoller) -> None:
         self._poller = poller
@@ -40,16 +40,16 @@ class HeadWaiter:
         self.watched: frozenset[int] = frozenset()
 
     def set_streams(self, stream_ids: Iterable[int]) -> None:
-        """Wait for heads of these streams, and of no others any more."""
+        """Wait for heads of these streams only."""
         self._poller.register(self, frozenset(stream_ids))
 
     def update_heads(self, heads: Mapping[int, HeadState]) -> None:
-        """Take new heads."""
+        """Store new heads and wake the waiter."""
         self._new_heads.update(heads)
         self._wakeup.set()
 
     async def wait_for_heads(self, timeout_s: float) -> dict[int, HeadState]:
-        """Wait for new heads, at most `timeout_s`; empty if there are none."""
+        """Wait for new heads, at most `timeout_s`; return them, empty if there are none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._wakeup.wait()
@@ -61,7 +61,7 @@ class HeadWaiter:
 class FeedHeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
 
-    `timeline`: of the database, when it looked last, if that is known. `looks`: how often it has looked.
+    `timeline`: of the database at the last poll, None if unknown. `looks`: number of polls.
     """
 
     def __init__(self, look: Look) -> None:
@@ -76,12 +76,12 @@ class FeedHeadPoller:
         self.looks = 0
 
     def add_waiter(self) -> HeadWaiter:
-        """Return a new waiter, which waits for nothing yet."""
+        """Return a new waiter, which follows no stream yet."""
         return HeadWaiter(self)
 
     def register(self, waiter: HeadWaiter, stream_ids: frozenset[int]) -> None:
-        """See `HeadWaiter.set_streams`. Heads of new ones among these are looked up soon, and count as new: what
-        was known of them before may be of a timeline that is past, and of another stream."""
+        """Set the waiter's streams (see `HeadWaiter.set_streams`). Added streams are polled soon and count as new:
+        heads known before may be of a former timeline, and of another stream."""
         for stream_id in waiter.watched - stream_ids:
             self._waiters[stream_id].discard(waiter)
             if not self._waiters[stream_id]:
@@ -98,17 +98,17 @@ class FeedHeadPoller:
             self._task = self._loop.create_task(self._run())
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
-        """Streams are known to end there by now; from any thread. What is older than what is known changes nothing."""
+        """Record known heads of streams, from any thread; heads older than the known ones are ignored."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: no waiter is left
             self._loop.call_soon_threadsafe(self._note, dict(heads))
 
     def poll_soon(self, stream_id: int) -> None:
-        """Poll soon: the stream is reported to have grown. On the loop."""
+        """Poll soon, as the stream is reported to have grown. On the loop."""
         if stream_id in self._waiters:
             self._hurried.set()
 
     async def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -150,7 +150,7 @@ class FeedHeadPoller:
         return None
 
     def _notify(self, heads: Mapping[int, HeadState], before: Mapping[int, HeadState] = MappingProxyType({})) -> bool:
-        """Pass heads that are newer than known to the waiters of these streams, and those lower than `before`; return
+        """Pass heads that are newer than known, and those lower than `before`, to the waiters of these streams; return
         whether there were any."""
         by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():

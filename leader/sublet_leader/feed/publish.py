@@ -1,4 +1,4 @@
-"""Stores batches of clients without access to the database, each in one transaction, on the pool's threads."""
+"""Stores batches of clients without access to the database, each in one transaction."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
 ATTEMPTS = 10
-"""How many rollovers in a row a batch is routed after."""
+"""Maximum number of rollovers in a row after which a batch is routed again."""
 
 PRODUCER = "feed/"
 """Prefix of the producers' ids, so that none can fence a publisher that has access to the database."""
 
 
 class FeedPublisher:
-    """Keeps the routes that all batches go by, with the timeline of the database on which they were read, until a
-    stream turns out to be closed. Any thread may call."""
+    """Caches the routes of all batches, with the database timeline on which they were read, until a stream turns out to
+    be closed. Thread-safe."""
 
     def __init__(self) -> None:
         self._routes: tuple[str | None, RoutingTable] | None = None
@@ -36,7 +36,7 @@ class FeedPublisher:
     def store(
         self, conn: psycopg.Connection[Any], request: feed.FeedPublishRequest, caller: Caller
     ) -> tuple[BatchStoreResult, int]:
-        """Return what became of the batch, and how many messages it has. Raises what is wrong with it,
+        """Store the batch; return its outcome and its number of messages. Raises what is wrong with it,
         `PermissionDenied`, `ProducerFenced`, `BatchNumberConflict`."""
         messages = decode_batch(request.messages)
         check_topics(caller, messages)
@@ -54,7 +54,8 @@ class FeedPublisher:
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
     def _current_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
-        """Return the routes; those of another timeline may lead to streams that are missing, or another's, on this."""
+        """Return the routes, read anew after a change of timeline: old ones may lead to streams that are missing or
+        reused."""
         here, known = timeline_of(conn), self._routes
         if known is None or known[0] != here:
             known = self._routes = here, RoutingTable.load(conn)
@@ -62,8 +63,8 @@ class FeedPublisher:
 
 
 def producer_id(caller: Caller, name: str) -> str:
-    """Return the producer's id: where callers are known, nobody can act as another's producer. A slash in a principal
-    is written otherwise: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
+    """Return the producer's id, which includes the principal where callers are known, so that none can use another's. A
+    slash in a principal is escaped: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
     if caller.principal is None:
         return f"{PRODUCER}{name}"
     return f"{PRODUCER}{caller.principal.replace('%', '%25').replace('/', '%2F')}/{name}"
@@ -78,7 +79,7 @@ def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
 
 
 def to_publish_result(stored: BatchStoreResult) -> feed.PublishResult:
-    """Return it as the client gets it."""
+    """Return the result in the client's form."""
     if stored.spans is None:
         return feed.PublishResult(None, stored.is_duplicate)
     parts = [

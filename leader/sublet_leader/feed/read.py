@@ -1,7 +1,8 @@
-"""Reads for clients without access to the database: `History` and `Follow`, one coroutine each.
+"""Reads for clients without access to the database: `History` and `Follow`.
 
-A reader's entire state is how far it has come, and the client has that too: it goes on from there after a broken call,
-at this node or another. The next page is read when the one before has been taken, so that a slow client costs a page.
+Each is one coroutine. A reader's entire state is its position, and the client has that too: it continues from there
+after a broken call, at this node or another. The next page is read when the one before has been taken, so that a slow
+client costs a page.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from sublet_protocol.messages.feed import HEARTBEAT_INTERVAL_S, FeedPage, FeedRe
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, TailPage, TailStart
 
 READ_BYTES = 512 * 1024
-"""What one read of a stream brings at most, if that is a block or more."""
+"""Maximum bytes of one read of a stream, if that is a block or more."""
 
 PAGE_BYTES = 4 << 20
 """A larger block is sent as several pages."""
@@ -31,14 +32,14 @@ MAX_PAGE_BYTES = 48 << 20
 """A single message above that cannot be sent."""
 
 TAKEN_WITHIN_S = 600.0
-"""A client that takes no page for so long is let go; it comes again when it likes."""
+"""A client that takes no page for this long is disconnected; it can reconnect at any time."""
 
 _T = TypeVar("_T")
 Write = Callable[[FeedPage], Awaitable[None]]
 
 
 class ClientStalled(Exception):
-    """The client took no page for too long."""
+    """Raised when the client took no page for too long."""
 
 
 class FeedReadCall:
@@ -56,7 +57,7 @@ class FeedReadCall:
         self._write_page = write
 
     async def history(self) -> None:
-        """What is there, to the ends that the streams have now."""
+        """Send the stored messages, up to the present heads of the streams."""
         reading = await self._begin()
         await self._mark(reading)
         while not reading.is_caught_up and (turn := reading.readable_cursors()):
@@ -66,7 +67,7 @@ class FeedReadCall:
             reading.raise_read_error()
 
     async def follow(self) -> None:
-        """What is there, and then what comes; until it is cancelled."""
+        """Send the stored messages, then new ones, until the call is cancelled."""
         waiter = self._watch.add_waiter()
         try:
             reading = await self._begin()
@@ -92,8 +93,8 @@ class FeedReadCall:
         reading.raise_read_error()
 
     async def _wait_for_heads(self, waiter: HeadWaiter, reading: MultiStreamReader) -> dict[int, Any]:
-        """Wait for new messages, however long that takes, with a keep-alive now and then. None where there is nothing
-        to wait for."""
+        """Wait for new messages without a time limit, with a keep-alive at intervals; return the new heads, empty where
+        there is no stream to wait for."""
         waiter.set_streams(reading.open_streams)
         while not (new_heads := await waiter.wait_for_heads(self._hello_s)):
             reading.check_timeline(self._watch.timeline)
@@ -115,7 +116,7 @@ class FeedReadCall:
             await self._write(page)
 
     def _pages(self, step: TailPage) -> list[FeedPage]:
-        """On the pool's thread: encoding takes as long as reading."""
+        """Encode the pages of one read. Runs on the pool's thread, as encoding takes as long as reading."""
         named = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
         if step.gone is not None:
             return [named(start=step.start, position=step.position, is_gone=True, oldest_offset=step.gone.oldest)]
@@ -129,7 +130,7 @@ class FeedReadCall:
         return [*pages, named(start=start, position=step.position)] if start < step.position else pages
 
     async def _patiently(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
-        """Wait for the database; meanwhile the client gets a keep-alive."""
+        """Run `work` on the database, and send the client keep-alives meanwhile."""
         future = asyncio.ensure_future(self._pool.run(work))
         try:
             while not (await asyncio.wait({future}, timeout=self._hello_s))[0]:
@@ -147,7 +148,7 @@ class FeedReadCall:
 
 
 def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
-    """Return it as the log's reader takes it."""
+    """Return the starting position in the form of the log's reader."""
     if isinstance(begin, Bookmark):
         return begin
     match begin.policy:
@@ -160,7 +161,7 @@ def to_tail_start(begin: StartingPosition | Bookmark) -> TailStart:
 
 
 def encode(table: pa.Table) -> bytes:
-    """Return an Arrow IPC stream."""
+    """Return the table as an Arrow IPC stream."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
@@ -169,7 +170,7 @@ def encode(table: pa.Table) -> bytes:
 
 
 def split_table(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Table]:
-    """In halves, until each can be sent. Raises `ValueTooLarge` for a message that cannot."""
+    """Yield the table, halved until each part can be sent. Raises `ValueTooLarge` for a message that cannot."""
     if table.nbytes <= page_bytes:
         yield table
     elif table.num_rows > 1:

@@ -1,8 +1,8 @@
-"""The gRPC service `Feed`: publishing and reading for clients without access to the database.
+"""The gRPC service `Feed`: publishing and reading for clients without database access.
 
-A node has no state of a client that matters: what was published is in the log and in its producer's row, and how far a
-reader has come is the reader's own. Whatever a client can make much of is bounded; what exceeds the bounds is rejected
-with a time to retry.
+A node has no client state that matters: published messages are in the log and in their producer's row, and a reader's
+position is its own. All resources that a client can use are bounded; requests above the bounds are rejected with a time
+to retry.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ class FeedLimits:
 
 
 class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
-    """Made, used and closed on one event loop; `note_heads` may be called from any thread.
+    """The service `Feed`. Made, used and closed on one event loop; `note_heads` may be called from any thread.
 
     `on_stored` is called, on the loop, with the new heads after something was published here: {stream: head}.
-    `batches`, `readers` and `reads` know how much of each is under way (`inside`).
+    `batches`, `readers` and `reads` count the requests under way (`inside`).
     """
 
     def __init__(
@@ -114,11 +114,11 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         sublet_pb2_grpc.add_FeedServicer_to_server(self, server)
 
     def note_heads(self, heads: Mapping[int, int]) -> None:
-        """Take known heads of streams: their readers are woken at once."""
+        """Record known heads of streams and wake their readers."""
         self.watch.note_heads(heads)
 
     async def close(self) -> None:
-        """After the gRPC server was stopped: let go of the database."""
+        """Close the database connections, after the gRPC server was stopped."""
         await self.watch.close()
         pools = (self._writing, self._reading, self._watching)
         await asyncio.gather(*(run_with_timeout("closing the feed's connections", pool.close) for pool in pools))
@@ -126,7 +126,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
     # --- the service ---
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Store a batch, once."""
+        """Store a batch exactly once."""
         try:
             batch = feed.decode_publish(request)
             stored, count = await asyncio.wrap_future(self._submit(batch))
@@ -138,15 +138,15 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         return feed.encode_published(to_publish_result(stored), count)
 
     async def History(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
-        """Page after page of what is there."""
+        """Send the stored messages, page by page."""
         await self._serve(request, context, FeedReadCall.history)
 
     async def Follow(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
-        """The same, and then what comes."""
+        """Send the stored messages, and then new ones."""
         await self._serve(request, context, FeedReadCall.follow)
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Serve a page of a granted stream."""
+        """Return a page of a granted stream."""
         caller = self._gate.caller()
 
         def fetch(conn: BoundedConnection, wanted: feed_fetch.FetchRequest) -> Any:
@@ -158,7 +158,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         )
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Return where streams end."""
+        """Return the heads of streams."""
         caller = self._gate.caller()
 
         def read(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
@@ -169,7 +169,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         )
 
     async def SessionEpoch(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
-        """Return a number above all that were drawn before for that name, which is not another principal's."""
+        """Return an epoch above all that were drawn before for that session name. Rejects a name of another
+        principal."""
 
         caller = self._gate.caller()
 
@@ -195,7 +196,8 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         work: Callable[[BoundedConnection, _Asked], _Found],
         encode: Callable[[_Found], Any],
     ) -> Any:
-        """Return a call of a member. It counts until its work is over, also where the client has gone."""
+        """Handle a member's call and return its answer. It counts until its work is over, also where the client has
+        gone."""
         try:
             asked = decode(request)
             self.reads.acquire()
@@ -208,7 +210,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         return encode(found)
 
     def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
-        """It counts until it is over, also where the client has gone."""
+        """Submit a batch, which counts until it is over, also where the client has gone."""
         size, caller = len(batch.messages), self._gate.caller()
         self.batches.acquire(size)
         future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller))

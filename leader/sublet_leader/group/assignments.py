@@ -1,4 +1,4 @@
-"""The assignments of one group: which stream is granted to which borrower, by the table."""
+"""The assignments of one group: which stream is granted to which borrower."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class AssignmentManager:
     def apply_event(
         self, assignment: StreamAssignment, kind: AssignmentEventKind, now: float, position: int = 0
     ) -> None:
-        """Take the table's step. A pair that it does not have is our own mistake, and raises."""
+        """Make one step of the table. Raises for a pair that the table lacks, which is a bug."""
         row = TRANSITIONS[assignment.status]
         if kind not in row:
             transition = f"{kind.value} at {now:.3f} ({position=})"
@@ -82,19 +82,19 @@ class AssignmentManager:
             entry.assignment if entry else None,
             self._members.unconfirmed.get((stream_id, grant_id)),
         ):
-            # Id 0 is no grant, but a grant that is not written yet: no borrower can know of it.
+            # Id 0 is no grant, but a grant that is not written yet: no borrower has received it.
             if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
                 return found
         return StreamAssignment(stream_id, borrower_id, agent, 0.0, GrantStatus.ABSENT, grant_id)
 
     def begin_grant(self, entry: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
-        """Decide that the member gets the stream; the row is still to be written."""
+        """Begin to grant the stream to the member; the row is still to be written."""
         stream_id = entry.lending.stream_id
         entry.assignment = StreamAssignment(stream_id, member.borrower_id, member.agent, now, grant_id=grant_id)
         member.streams.add(stream_id)
 
     def confirm(self, agent: str, borrower_id: str, stream_id: int, grant_id: int) -> None:
-        """The borrower does not have the stream under that grant."""
+        """Record that the borrower does not have the stream under that grant."""
         entry, member = self._streams.get(stream_id), self._members.get(borrower_id)
         if member is not None:
             member.taken.discard((stream_id, grant_id))
@@ -103,7 +103,7 @@ class AssignmentManager:
             entry.promised_until = float("-inf")
 
     def reclaim(self, entry: StreamEntry, member: Member, held: HeldGrant, now: float) -> None:
-        """Another borrower of the same agent goes on under the same grant; a revoke under way goes on as well."""
+        """Move the grant to another borrower of the same agent; a revoke under way continues."""
         before = entry.assignment
         self.detach(entry)
         self.begin_grant(entry, member, now, grant_id=held.grant_id)
@@ -117,8 +117,8 @@ class AssignmentManager:
             self.revoke((held.stream_id,), before.reason, now, before.deadline)
 
     def detach(self, entry: StreamEntry) -> None:
-        """Forget the assignment, and its grant if that only waits to be written (again); whatever is being written for
-        the stream goes on."""
+        """Drop the assignment, and its grant if that only waits to be written (again); writes in flight for the stream
+        continue."""
         assignment, entry.assignment = entry.assignment, None
         if assignment is not None:
             self._streams.drop_waiting_grant(entry)
@@ -130,9 +130,9 @@ class AssignmentManager:
                 member.streams.discard(assignment.stream_id)
 
     def force_release(self, entry: StreamEntry, reason: str, now: float, keep_s: float | None = None) -> None:
-        """End the grant without final progress, also one that was not reclaimed. One that was never written is ended
-        when its answer comes, and one whose end is being written already is left to that. Nothing is written before the
-        time promised to the holder is over: until then it is in force, for the next leader too.
+        """End the grant without final progress, also one that was not reclaimed. A grant that is not written yet ends
+        when its answer comes; one whose end is being written is left alone. Nothing is written before the promise to
+        the holder has expired: until then the grant is in force, for the next leader too.
 
         `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
@@ -152,8 +152,8 @@ class AssignmentManager:
             self._releasing.add(row.stream_id)
 
     def evict(self, member: Member, reason: str, now: float, keep_s: float | None = None) -> None:
-        """Forget the borrower, and end every grant of it without final progress. It does not come back under its id:
-        a grant that is still on its way to it is over."""
+        """Drop the borrower, and end all its grants without final progress. Its id is not admitted again: a grant that
+        is still on its way to it is over."""
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
@@ -161,7 +161,7 @@ class AssignmentManager:
         self._members.mark_replaced(member.borrower_id, now)
 
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
-        """A borrower that was fenced has confirmed: what is taken from it need not wait."""
+        """Write the pending releases of a fenced borrower at once, as it has confirmed."""
         for entry in self._pending_releases():
             pending = entry.pending_release
             if pending is not None and (pending.agent, pending.borrower_id) == (agent, borrower_id):
@@ -178,7 +178,7 @@ class AssignmentManager:
         self._streams.enqueue(pending_release.change)
 
     def _promised_until(self, entry: StreamEntry) -> float:
-        """Return until when its holder may begin calls on it, as far as leaders have promised."""
+        """Return until when its holder may begin calls on it, by the promises of this and former leaders."""
         member = self._members.get(entry.assignment.borrower_id) if entry.assignment else None
         if member is None:
             return entry.promised_until
@@ -190,36 +190,37 @@ class AssignmentManager:
         return self.without(member, now)
 
     def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
-        """Return what was taken from the borrower by force, or has a deadline that is nearer than a promise lasts."""
+        """Return (stream, grant id) of what was taken from the borrower by force, or ends before a promise would
+        expire."""
         granted = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
         ending = {(a.stream_id, a.grant_id) for a in granted if a and now >= a.deadline - self._settings.promise_s}
         return tuple(sorted(member.taken | ending))
 
-    # --- what comes in ----------------------------------------------------------------------------------------------
+    # --- messages and commands --------------------------------------------------------------------------------------
 
     def revoke(self, stream_ids: Iterable[int], reason: str, now: float, deadline: float = _NEVER) -> None:
-        """Revoke streams; at the deadline without final progress."""
+        """Revoke streams, at the deadline without final progress."""
         for stream_id in stream_ids:
             entry = self._streams.get(stream_id)
             if entry is not None and entry.assignment is not None:
-                # Repeated, it is not put off: else it could be repeated so often that it is never forced.
+                # Repeating a revoke does not extend its deadline: otherwise a forced release could be put off for ever.
                 entry.assignment.reason, entry.assignment.deadline = reason, min(deadline, entry.assignment.deadline)
                 if entry.assignment.grant_id and entry.assignment.status is not GrantStatus.REVOKING:
                     self._streams.enqueue(RecordHistory(stream_id, entry.assignment.grant_id, "revoke", reason))
                 self.apply_event(entry.assignment, AssignmentEventKind.REVOKE, now)
 
     def record_read_error(self, assignment: StreamAssignment, read_error: str) -> None:
-        """Record that its holder cannot read on, or, with an empty error, that it can again: once in the history."""
+        """Record a change of the holder's read error in the history; an empty error means that it can read again."""
         if read_error != assignment.read_error and not assignment.is_final_queued:
             assignment.read_error = read_error
             event, reason = (UNREADABLE, read_error) if read_error else (READABLE, "it can be read again")
             self._streams.enqueue(RecordHistory(assignment.stream_id, assignment.grant_id, event, reason))
 
     def apply_final_progress(self, member: Member, streams: Iterable[StreamProgress], now: float) -> None:
-        """A disconnect names every stream the borrower has; those it does not name it never had, least of all those
-        whose grant is not written yet.
+        """Apply the progress of a disconnect, which names every stream that the borrower has; it never had the others,
+        such as those whose grant is not written yet.
 
-        One that is not final was left in the middle of a batch: what follows its position may be seen twice.
+        Progress that is not final ended in the middle of a batch: messages after its position may be seen twice.
         """
         named = {(p.stream_id, p.grant_id): p for p in streams}
         for stream_id in tuple(member.streams):
@@ -246,7 +247,7 @@ class AssignmentManager:
     # --- answers of the database ------------------------------------------------------------------------------------
 
     def grant_written(self, entry: StreamEntry, change: GrantStream | ReclaimStream, applied: bool, now: float) -> None:
-        """A grant is written, or was refused. If its borrower has gone meanwhile, the stream goes back."""
+        """Handle a written or rejected grant. If its borrower has gone meanwhile, end the grant."""
         assignment = entry.assignment
         if not applied:
             entry.retry_at = now + self._settings.resend_interval_s
@@ -267,7 +268,7 @@ class AssignmentManager:
         self.apply_event(assignment, AssignmentEventKind.GRANT_WRITTEN, now)
 
     def progress_written(self, entry: StreamEntry, change: AdvancePosition, applied: bool, now: float) -> None:
-        """Progress is durable, or finished the stream, or came under a grant that is over."""
+        """Handle written progress: it is durable, has finished the stream, or came under a grant that is over."""
         assignment = entry.assignment
         if assignment is None or assignment.grant_id != change.grant_id:
             return
@@ -279,7 +280,7 @@ class AssignmentManager:
             self.apply_event(assignment, AssignmentEventKind.SAVED, now, entry.lending.position)
 
     def end_written(self, entry: StreamEntry, change: ReleaseStream | ForceRelease, applied: bool, now: float) -> None:
-        """The grant is over, with final progress or without; or it was over before."""
+        """Handle the written end of a grant, with or without final progress; not `applied`: it was over before."""
         assignment = entry.assignment
         if applied:
             entry.promised_until = float("-inf")
@@ -289,7 +290,7 @@ class AssignmentManager:
     # --- time and balance -------------------------------------------------------------------------------------------
 
     def resend(self, now: float) -> None:
-        """Send again what was not answered, and end at its deadline what was to be taken back by force."""
+        """Resend what was not answered, and end at its deadline what is to be taken by force."""
         for waiting in self._pending_releases():
             if waiting.pending_release is not None and now >= waiting.pending_release.at:
                 self._write_in_time(waiting, waiting.pending_release)
@@ -319,7 +320,7 @@ class AssignmentManager:
         return balanced.retry_at
 
     def strategy_errors(self) -> list[str]:
-        """Return the strategy's errors since the last call, for people."""
+        """Return the strategy's errors since the last call, for operators."""
         problems, self._balance.strategy_errors = self._balance.strategy_errors, []
         return problems
 
@@ -343,7 +344,7 @@ class AssignmentManager:
         return self._group.options.session_expiry_s if entry.lending.session_epoch else 0.0
 
     def _entry(self, assignment: StreamAssignment) -> StreamEntry:
-        """Return the entry of a stream that is granted or about to be: it stays as long as that is so."""
+        """Return the entry of a stream that is granted or about to be: it exists as long as that is so."""
         entry = self._streams.get(assignment.stream_id)
         assert entry is not None
         return entry
@@ -351,7 +352,7 @@ class AssignmentManager:
     # --- actions of the table ---------------------------------------------------------------------------------------
 
     def _ignore(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Do nothing: the table gives it no effect."""
+        """Do nothing: the table's action for an event without effect."""
 
     def _send_grant(self, assignment: StreamAssignment, now: float, position: int) -> None:
         row = self._entry(assignment).lending
@@ -378,7 +379,7 @@ class AssignmentManager:
         )
 
     def _send_revoke(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """Send it once the grant is written and until final progress has come."""
+        """Send a revoke, if the grant is written and no final progress has come."""
         assignment.resend_at = now + self._settings.resend_interval_s
         if assignment.grant_id and not assignment.is_final_queued:
             self._waiting.add(assignment.stream_id)
@@ -388,7 +389,7 @@ class AssignmentManager:
             )
 
     def _send_revoked(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """The row is out of its hands; the assignment stays until the borrower confirms."""
+        """Send `Revoked` after the grant's end was written; the assignment stays until the borrower confirms."""
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             finished = entry.lending.status is LendingStatus.FINISHED
@@ -399,7 +400,7 @@ class AssignmentManager:
         self._send_revoked_message(assignment, now)
 
     def _await_confirmation(self, assignment: StreamAssignment, is_taken: bool) -> None:
-        """Keep the assignment until its borrower confirms; one that leaves anyway is asked nothing more."""
+        """Keep the assignment until its borrower confirms; a disconnecting borrower need not."""
         member, key = self._members.get(assignment.borrower_id), (assignment.stream_id, assignment.grant_id)
         if member is not None and is_taken:
             member.taken.add(key)
@@ -413,7 +414,7 @@ class AssignmentManager:
             self._send(a.agent, Revoked(a.borrower_id, self._term, a.stream_id, a.grant_id, a.revoked_reason))
 
     def _send_lost(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """The row is not its own any more; one that is not ours to begin with is answered, and not kept."""
+        """Send `Revoked` for a lost grant; an assignment that this leader does not have is answered, and not kept."""
         entry = self._streams.get(assignment.stream_id)
         if entry is not None and entry.assignment is assignment:
             is_taken = not assignment.is_final_queued
@@ -424,9 +425,9 @@ class AssignmentManager:
         self._send_revoked_message(assignment, now)
 
     def _is_ending(self, assignment: StreamAssignment) -> bool:
-        """Whether the grant's end is being written. Until it is, its borrower may not be notified: it would drop the
-        stream and with it the progress that it has not reported, and the next leader, to whom the grant is in force,
-        would never get that."""
+        """Return whether the grant's end is being written. Until it is written, its borrower must not be notified: it
+        would drop the stream with its unreported progress, which the next leader, to whom the grant is in force, would
+        never receive."""
         entry = self._streams.get(assignment.stream_id)
         return entry is not None and entry.lending.grant_id == assignment.grant_id and entry.is_ending
 
@@ -471,7 +472,7 @@ class AssignmentManager:
             self._break_off(assignment, reason, self._keep_s(self._entry(assignment)))
 
     def _write_not_held(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        """The borrower does not have it, so the row's position is exact."""
+        """Write the row's position as final: it is exact, as the borrower does not have the stream."""
         assignment.reason = assignment.reason or "its borrower does not have it"
         self._write_final(assignment, now, self._entry(assignment).lending.position)
 
@@ -484,7 +485,8 @@ class AssignmentManager:
 
 
 def _give_back(entry: StreamEntry, change: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
-    """End a grant whose borrower was lost while it was written. A new one was never sent: its position is exact."""
+    """Return the change that ends a grant whose borrower was lost while it was written. A new one was never sent: its
+    position is exact."""
     row = entry.lending
     if isinstance(change, GrantStream):
         return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)

@@ -26,14 +26,14 @@ class WritesCommitted:
 
 @dataclass(frozen=True, slots=True)
 class WritesNotCommitted:
-    """The transaction certainly did not happen: these changes are still to be written."""
+    """The transaction certainly did not commit: these changes are still to be written."""
 
     changes: tuple[LendingChange, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ForcedRevokeRequested:
-    """An operator, a drain or a reset takes these streams back, whatever their holders do, by the deadline."""
+    """An operator, a drain or a reset takes these streams back by the deadline, with or without final progress."""
 
     stream_ids: tuple[int, ...]
     reason: str
@@ -65,11 +65,12 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
-    """`changes` and `sync_streams` are to be committed under the term; `sends` are (agent, message) and may go at once.
+    """The result of one event. `changes` and `sync_streams` are to be committed under the term; `sends` are (agent,
+    message) and may go at once.
 
-    `stop_reason`: why this leader is over ("idle", "deposed"); the node forgets it, and releases the claim if it still
-    has it. `invariant_violations`: for people. `history`: events for watchers that are in no commit: members come and
-    go.
+    `stop_reason`: why this leader is over ("idle", "deposed"); the node drops it, and releases the claim if it still
+    has it. `invariant_violations`: for operators. `history`: events for watchers that are in no commit: members that
+    join or leave.
     """
 
     changes: tuple[LendingChange, ...] = ()

@@ -68,7 +68,7 @@ MAX_REASON_CHARS = 500
 
 @dataclass(slots=True)
 class _OutcomeBuilder:
-    """An outcome in the making."""
+    """The parts of an outcome while an event is handled."""
 
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
     stop: str | None = None
@@ -79,7 +79,7 @@ class GroupLeader:
     """Leads one group under one term, from the rows loaded after the claim was committed.
 
     Held streams are reserved for their borrowers to reclaim until the grace period ends; the others are free.
-    `deposed_until`: until then a leader before may go on answering their pings.
+    `deposed_until`: until then the previous leader may still answer their pings.
     """
 
     def __init__(
@@ -104,10 +104,10 @@ class GroupLeader:
             group, self.streams, self.members, self._assignments, settings, self._end_as_fenced
         )
 
-    # --- the one door -----------------------------------------------------------------------------------------------
+    # --- entry point --------------------------------------------------------------------------------------------------
 
     def decide(self, event: Event, now: float) -> GroupOutcome:
-        """Answer one event."""
+        """Handle one event and return the outcome."""
         self._out = _OutcomeBuilder()
         match event:
             case BorrowerMessageReceived():
@@ -144,7 +144,7 @@ class GroupLeader:
         self._out.sends.append((agent, message))
 
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
-        """Add an event for watchers; what is written is sent when it is committed."""
+        """Add an event for watchers that is in no commit; written changes are announced when they are committed."""
         line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
         self._out.history.append(line)
 
@@ -183,8 +183,8 @@ class GroupLeader:
                 assert_never(message)
 
     def _known(self, agent: str, borrower_id: str, term: int | None, now: float) -> bool:
-        """Whether the borrower is known and the term is ours (None: a ping, which has none); if not, it is
-        invalidated."""
+        """Return whether the borrower is a member and the term is this leader's (None: a ping, which has none); if not,
+        invalidate it."""
         member = self._member(agent, borrower_id)
         if member is None or term not in (None, self.term):
             self._send(
@@ -195,7 +195,7 @@ class GroupLeader:
         return True
 
     def _member(self, agent: str, borrower_id: str) -> Member | None:
-        """Return the borrower, if it is this agent's: no agent may send for another's."""
+        """Return the borrower, None unless it is this agent's: no agent may send for another's."""
         member = self.members.get(borrower_id)
         return member if member is not None and member.agent == agent else None
 
@@ -236,7 +236,7 @@ class GroupLeader:
             self._note(LEAVE, predecessor.borrower_id, agent, predecessor.session, f"succeeded by {member.borrower_id}")
 
     def _is_later(self, held: HeldGrant, agent: str, number: int) -> bool:
-        """Whether the grant has gone on to a later borrower of that agent: this message is older than its reclaim."""
+        """Return whether a later borrower of that agent has the grant: then this message is older than its reclaim."""
         entry = self.streams.get(held.stream_id)
         if entry is None or entry.assignment is None or entry.lending.grant_id != held.grant_id:
             return False
@@ -244,7 +244,7 @@ class GroupLeader:
         return holder is not None and holder.borrower_number > number
 
     def _reclaim(self, member: Member, held: HeldGrant, now: float) -> None:
-        """Confirm what the borrower's predecessor held, if it still is its agent's: same stream, same grant id."""
+        """Confirm a grant of the borrower's predecessor, if the agent still holds it: same stream, same grant id."""
         entry = self.streams.get(held.stream_id)
         if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
             return
@@ -309,7 +309,7 @@ class GroupLeader:
         self._disconnect_borrowers(member.borrower_id, now)
 
     def _disconnect_borrowers(self, borrower_id: str, now: float) -> None:
-        """Confirm to a departing borrower with nothing left to write that all is durable."""
+        """Confirm to a disconnecting borrower that all its progress is durable, once nothing is left to write."""
         member = self.members.get(borrower_id)
         if member is not None and member.is_disconnecting and not member.streams:
             self._send(member.agent, Invalidate(borrower_id, self.term, BorrowerEndReason.DONE))
@@ -344,12 +344,12 @@ class GroupLeader:
         self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
-        """Take streams back: the group is paused."""
+        """Take streams back, as the group is paused."""
         reason = format_pause(self.desired_state.pause_reason)
         self._assignments.revoke(stream_ids, reason, now, now + self.settings.revoke_deadline_s)
 
     def _announce(self, epochs: tuple[GroupFrontier, ...], now: float) -> None:
-        """Send it to consumers at once, in the answer to their last ping, which is sent again."""
+        """Send the frontiers to members at once, in a repeated answer to their last ping."""
         self.epochs = epochs
         for member in self.members:
             if member.last_ping_sent_at is not None:
@@ -385,8 +385,8 @@ class GroupLeader:
     def _end_as_invalid(
         self, entry: StreamEntry, change: ReclaimStream | AdvancePosition | ReleaseStream, problem: str, now: float
     ) -> None:
-        """End the borrower that has sent what cannot be, with the reason; its streams go to others. The grant is in
-        force still; where its borrower has gone meanwhile, or waits for its end, that is still to be written."""
+        """End the borrower that has sent invalid progress, with the reason, and free its streams. The grant is still in
+        force; where its borrower has gone meanwhile, or waits for its end, that end is still to be written."""
         held = entry.assignment
         from_holder = held is not None and held.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
         if held is None and not entry.is_ending:
@@ -411,12 +411,12 @@ class GroupLeader:
         if held is not None and held.grant_id and row.grant_id > held.grant_id and entry.in_flight is None:
             self._assignments.apply_event(
                 held, AssignmentEventKind.LOST, now
-            )  # the renewal blocked or skipped it under its holder
+            )  # the stream sync blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)
             return
         if row.is_closed and row.status is LendingStatus.HELD and row.position >= row.head and not entry.queue:
-            # Its holder reported the end before the stream was closed: there is no more progress to come.
+            # Its holder reported the end before the stream was closed: no more progress will come.
             self.streams.enqueue(AdvancePosition(row.stream_id, row.grant_id, row.position))
         if entry.is_quiet:
             self.schedule.note_stream_freed(now)
@@ -452,11 +452,11 @@ class GroupLeader:
         self.schedule.note_membership_change(now)
 
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:
-        """Nothing is reserved for its session: that has lost the right to it."""
+        """Evict a member without the right to be one; nothing is reserved for its session."""
         if (member := self.members.get(denied.borrower_id)) is not None:
             self._evict(member, BorrowerEndReason.DENIED, denied.reason, now, keep_s=0.0)
 
-    # --- who gets what ----------------------------------------------------------------------------------------------
+    # --- allocation ---------------------------------------------------------------------------------------------------
 
     def _allocate(self, now: float) -> None:
         if self.desired_state.pause_reason is not None:
@@ -464,16 +464,16 @@ class GroupLeader:
         self.schedule.rebalance_by(self._assignments.rebalance(now))
 
     def knows_borrower(self, borrower_id: str) -> bool:
-        """True for members, and for a while for those that left."""
+        """Return whether the borrower is a member, or was one recently."""
         return self.members.get(borrower_id) is not None or self.members.is_former(borrower_id)
 
     def invalidations(self, detail: str) -> tuple[tuple[str, ToBorrower], ...]:
-        """Return the message to every member when this leader is over: look for the next one, which keeps your
+        """Return the message that sends every member to the next leader when this one is over; they keep their
         streams."""
         return tuple(
             (m.agent, Invalidate(m.borrower_id, self.term, BorrowerEndReason.RETRY, detail)) for m in self.members
         )
 
     def pending_changes(self) -> tuple[LendingChange, ...]:
-        """Entries that are not written yet: a graceful stop waits for them."""
+        """Return the changes that are not written yet, for which a graceful stop waits."""
         return tuple(e for s in self.streams for e in ((s.in_flight,) if s.in_flight else ()) + tuple(s.queue))

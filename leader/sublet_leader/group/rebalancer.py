@@ -1,7 +1,8 @@
 """Rebalances a group: returns reserved streams to their sessions, and calls the strategy for all others.
 
-A stream that is reserved for a session goes to that session alone, if it is there, and else waits until it is reserved
-no longer. A strategy that breaks the rules of its interface is replaced by `even` for the rest of this leader's life.
+A stream that is reserved for a session goes to that session alone, if it is connected, and else waits until the
+reservation ends. A strategy that breaks the rules of its interface is replaced by `even` for the rest of this leader's
+term.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class _View:
-    """The group as the strategy is to see it. `again_at`: when something that cannot move now may."""
+    """The group as the strategy gets it. `again_at`: when streams that cannot move now may."""
 
     held: dict[int, str] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
@@ -45,9 +46,9 @@ class _View:
 
 @dataclass(frozen=True, slots=True)
 class RebalanceResult:
-    """`reclaimed`: (stream, borrower) of streams that go back to the session they were reserved for.
-    `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: rebalance again at
-    that time."""
+    """The plan of one rebalance. `reclaimed`: (stream, borrower) of streams that go back to the session they were
+    reserved for. `expired_reservations`: reserved streams whose session has not come back in time. `retry_at`: when to
+    rebalance again."""
 
     plan: AllocationPlan
     reclaimed: tuple[tuple[int, str], ...]
@@ -56,7 +57,7 @@ class RebalanceResult:
 
 
 class Rebalancer:
-    """Calls the strategy named `strategy`; `strategy_errors` has what was wrong with it, for people."""
+    """Calls the strategy named `strategy`; `strategy_errors` collects its errors for operators."""
 
     def __init__(self, streams: StreamTable, members: Members, strategy: str, settings: LeaderSettings) -> None:
         self._streams, self._members, self._settings = streams, members, settings
@@ -68,7 +69,7 @@ class Rebalancer:
             self.strategy_errors.append(f"{problem} Until this leader is over its streams are shared out evenly.")
 
     def plan(self, now: float) -> RebalanceResult:
-        """Return what to grant and revoke at this moment."""
+        """Return what to grant and what to revoke at this moment."""
         view = self._look(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)

@@ -8,8 +8,8 @@ _NEVER = float("inf")
 
 
 class GroupTimers:
-    """Due times, each taken once. Joins and leaves are debounced: the allocation runs when they have been quiet for the
-    debounce time, or at its cap; a stream that became free is given away at once unless that is pending."""
+    """Due times, each taken once. Joins and leaves are debounced: the rebalance runs when they have been quiet for the
+    debounce time, or at its cap; a stream that became free is granted at once unless that is pending."""
 
     def __init__(self, settings: LeaderSettings, now: float, deposed_until: float = -_NEVER) -> None:
         self._settings = settings
@@ -23,23 +23,23 @@ class GroupTimers:
         self._idle_since: float | None = now
 
     def note_membership_change(self, now: float) -> None:
-        """A member joined or left."""
+        """Record that a member joined or left."""
         if self._changing_since is None:
             self._changing_since = now
         cap = self._changing_since + self._settings.rebalance_debounce_max_s
         self._allocate_at = min(now + self._settings.rebalance_debounce_s, cap)
 
     def note_stream_freed(self, at: float) -> None:
-        """A stream can be granted from then on."""
+        """Record that a stream can be granted from that time on."""
         if self._changing_since is None:
             self._allocate_at = min(self._allocate_at, at)
 
     def rebalance_by(self, at: float) -> None:
-        """Look again at that time: something could not move yet."""
+        """Rebalance at that time at the latest: something could not move yet."""
         self._allocate_at = min(self._allocate_at, at)
 
     def take_rebalance_due(self, now: float) -> bool:
-        """True once the allocation is due."""
+        """Return whether the rebalance is due; True once."""
         if now >= self._reallocate_at:
             self._allocate_at = min(self._allocate_at, now)
         if now < self._allocate_at:
@@ -49,32 +49,32 @@ class GroupTimers:
         return True
 
     def sync_soon(self, now: float) -> None:
-        """Streams are reported to have changed. However often, it costs one look per debounce."""
+        """Schedule a stream sync, at most one per debounce time."""
         self._renew_at = min(self._renew_at, max(now, self._renewed_at + self._settings.rebalance_debounce_s))
 
     def take_sync_due(self, now: float) -> bool:
-        """True once the streams are to be renewed."""
+        """Return whether the stream sync is due; True once."""
         if now < self._renew_at:
             return False
         self._renewed_at, self._renew_at = now, now + self._settings.stream_sync_interval_s
         return True
 
     def take_grace_due(self, now: float) -> bool:
-        """True once, when borrowers of the last leader's time had long enough to come back."""
+        """Return whether the grace period for borrowers of the previous leader has ended; True once."""
         if now < self._grace_end:
             return False
         self._grace_end = _NEVER
         return True
 
     def take_sweep_due(self, now: float) -> bool:
-        """True when resends and evictions are to be looked at."""
+        """Return whether resends and evictions are to be checked."""
         if now < self._sweep_at:
             return False
         self._sweep_at = now + self._settings.resend_interval_s / 2
         return True
 
     def is_idle_timeout(self, idle: bool, now: float) -> bool:
-        """True when there has been no member, and nothing to write, for the idle time."""
+        """Return whether there has been no member, and nothing to write, for the idle time."""
         if not idle:
             self._idle_since = None
         elif self._idle_since is None:

@@ -1,8 +1,8 @@
-"""Session fencing: of two processes under one name the newer stays, and gets what the older held.
+"""Session fencing: of two processes with one session name the newer wins.
 
-The session's epoch decides which of them is the newer. A leader knows the newest that it has let in, also when that has
-left. Its successor knows epochs from the members and from the rows, and goes on to reject the older where there are
-any.
+It gets what the older one held. The session's epoch decides which of them is the newer. A leader remembers the newest
+epoch that it has admitted, also when that process has left. Its successor reads epochs from the members and from the
+rows, and continues to reject older processes where there are any.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from sublet_protocol.messages.borrower_leader import LeaderWanted
 from sublet_storage.groups.model.records import Group, LendingStatus
 
 MAX_REMEMBERED = 10_000
-"""Names whose newest process is remembered; of more, the one that was let in the longest time ago is forgotten."""
+"""Maximum number of names whose newest epoch is remembered; beyond it, the one admitted the longest time ago is
+dropped."""
 
 
 class SessionFencing:
-    """Called before a borrower is let in. `end(agent, borrower, term, name)` ends one that is fenced."""
+    """Checks each borrower before it is admitted. `end(agent, borrower, term, name)` ends one that is fenced."""
 
     def __init__(
         self,
@@ -34,11 +35,12 @@ class SessionFencing:
     ) -> None:
         self._streams, self._members, self._assignments, self._end = streams, members, assignments, end
         self._let_in: dict[str, int] = {}
-        # Long enough for the newer process to be given what the older is deprived of.
+        # Long enough for the newer process to be granted what is taken from the older.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
 
     def admit(self, agent: str, wanted: LeaderWanted, term: int, now: float) -> bool:
-        """Turn a process away whose name has a newer bearer; end the older bearers of its own name."""
+        """Return whether the borrower may join; if a newer process has its session name, end it. Evicts older processes
+        of the name."""
         if wanted.session is None or not wanted.session_epoch:
             return True
         newest = self._newest(wanted.session)
@@ -57,7 +59,7 @@ class SessionFencing:
             del self._let_in[next(iter(self._let_in))]
 
     def _newest(self, session: str) -> int:
-        """Return the highest epoch that is known of the name; 0: none is."""
+        """Return the highest known epoch of the name; 0 if there is none."""
         bearer = self._members.find_by_session(session)
         held = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]
         return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])

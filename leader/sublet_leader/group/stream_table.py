@@ -1,4 +1,4 @@
-"""The streams of one group and their pending changes: at most one in flight per stream, in order."""
+"""The streams of one group and their pending changes: at most one in flight per stream."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from sublet_storage.groups.model.records import (
 )
 
 BUSY_RETRY_S = 0.1
-"""After which a change is written again whose row a user's transaction held locked."""
+"""After which a change is retried whose row a user's transaction held locked."""
 
 
 @dataclass(slots=True)
 class StreamAssignment:
     """A stream granted, or about to be, to a borrower. `grant_id` is 0 until the grant is written; `reason`: why it is
-    to end, once that is decided; `delivered_end`: up to where it was delivered and given up, by its holder's final
-    progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: up to before which offset it cannot
-    be decoded; `is_beyond_head`: it was found to end before what was read of it."""
+    to end, once that is decided; `delivered_end`: the offset up to which it was delivered, by its holder's final
+    progress; `read_error`: why its holder cannot read on, if it cannot; `poison`: the offset before which it cannot be
+    decoded; `is_beyond_head`: it was found to end before what was read of it."""
 
     stream_id: int
     borrower_id: str
@@ -57,7 +57,7 @@ class StreamAssignment:
 
 @dataclass(frozen=True, slots=True)
 class LastHolder:
-    """Who had a stream."""
+    """The last holder of a stream."""
 
     borrower_id: str
     agent: str
@@ -66,7 +66,7 @@ class LastHolder:
 
 @dataclass(frozen=True, slots=True)
 class DeferredForceRelease:
-    """The end of a grant without final progress, to be written when the time promised to its holder is over."""
+    """The end of a grant without final progress, to be written when the promise to its holder has expired."""
 
     change: ForceRelease
     at: float
@@ -95,12 +95,12 @@ class StreamEntry:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing is being written and it has no holder."""
+        """Return whether nothing is being written and it has no holder."""
         return self.assignment is None and self.in_flight is None and not self.queue
 
     @property
     def is_ending(self) -> bool:
-        """The end of its grant is being written, or is to be."""
+        """Return whether the end of its grant is being written, or is queued."""
         ends = any(isinstance(change, ReleaseStream | ForceRelease) for change in (self.in_flight, *self.queue))
         return ends or self.pending_release is not None
 
@@ -124,7 +124,7 @@ class StreamTable:
             self.update_row(row, now)
 
     def unreadable_count(self) -> int:
-        """Return how many have a holder who cannot read on."""
+        """Return the number of streams that their holders cannot read."""
         granted = [
             entry.assignment for entry in tuple(self._streams.values())
         ]  # in one step: metrics read it from another thread
@@ -137,7 +137,7 @@ class StreamTable:
         return len(self._streams)
 
     def get(self, stream_id: int) -> StreamEntry | None:
-        """Return the stream's entry; None once it is finished, or if it never was ours."""
+        """Return the stream's entry; None once it is finished, or if it never was in the group."""
         return self._streams.get(stream_id)
 
     def assigned_stream_ids(self) -> list[int]:
@@ -149,10 +149,10 @@ class StreamTable:
         return [self._streams[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
 
     def is_grantable(self, entry: StreamEntry, now: float) -> bool:
-        """Whether it is free for certain, and every parent consumed: one without an entry is finished or never was the
-        group's.
+        """Return whether it is certainly free or reserved, and every parent consumed: a parent without an entry is
+        finished or never was the group's.
 
-        Reserved ones are among them: they are for one session.
+        Reserved streams are included: they may be granted to their session.
         """
         if entry.promised_until > now:
             return False
@@ -161,7 +161,7 @@ class StreamTable:
         return row.status in (LendingStatus.FREE, LendingStatus.RESERVED) and entry.is_quiet and not held_back
 
     def enqueue(self, change: LendingChange) -> None:
-        """Queue a change; progress that has not left yet is replaced by what comes after it."""
+        """Queue a change; it replaces progress that is still queued before it."""
         entry = self._streams[change.stream_id]
         last = entry.queue[-1] if entry.queue else None
         if (
@@ -191,7 +191,7 @@ class StreamTable:
         return tuple(taken)
 
     def complete(self, result: LendingChangeResult, now: float) -> StreamEntry | None:
-        """Record the row of an answer; return the entry, or None where the change is to be written again."""
+        """Record the row of an answer; return the entry, None if the change is to be retried or the stream is gone."""
         entry = self._streams.get(result.change.stream_id)
         if entry is None:
             return None
@@ -213,8 +213,8 @@ class StreamTable:
         return entry
 
     def put_back(self, change: LendingChange, retry_at: float) -> StreamEntry:
-        """The change was certainly not written: it is the next again, unless it is a grant that no borrower can take
-        any more. Return the stream."""
+        """Requeue a change that was certainly not written, unless it is a grant that no borrower can take any more;
+        return the entry."""
         entry = self._streams[change.stream_id]
         entry.in_flight, entry.retry_at = None, retry_at
         if not self._is_unwanted(entry, change):
@@ -231,20 +231,20 @@ class StreamTable:
 
     @staticmethod
     def _is_unwanted(entry: StreamEntry, change: LendingChange) -> bool:
-        """Whether the grant is for a borrower that is gone by now: not to be tried again."""
+        """Return whether the grant is for a borrower that is gone by now: not to be retried."""
         held = entry.assignment
         return isinstance(change, GrantStream) and (held is None or held.borrower_id != change.borrower_id)
 
     def retry_at(self) -> float:
-        """When the earliest change that has to wait may be taken again."""
+        """Return when the earliest change that has to wait may be taken again."""
         if not self._ready:
             return float("inf")
         waiting = (s.retry_at for s in map(self._streams.get, self._ready) if s and s.queue and s.in_flight is None)
         return min(waiting, default=float("inf"))
 
     def update_row(self, row: Lending, now: float) -> StreamEntry | None:
-        """Take a row that a stream sync reported: new, closed by now, or finished. Return the entry, None once it is
-        finished."""
+        """Store a row that a stream sync reported: new, closed by now, or finished. Return the entry, None if it is new
+        and finished."""
         entry = self._streams.get(row.stream_id)
         if entry is None:
             if row.status is LendingStatus.FINISHED:
@@ -258,9 +258,9 @@ class StreamTable:
     def _promised_until(self, row: Lending, now: float) -> float:
         """Return until when a former holder may begin calls on it, by the promise of a former leader or group."""
         lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
-        if is_of_former_timeline(row.grant_id, self._term):  # its leader may not know yet, and have granted it last
+        if is_of_former_timeline(row.grant_id, self._term):  # that timeline's leader may have granted it, unknown here
             return now + lease_s + promise_s
-        if row.status is LendingStatus.HELD:  # a leader before may have answered its ping till now, or may yet
+        if row.status is LendingStatus.HELD:  # the previous leader may have answered its ping till now, or may yet
             return max(now, self._deposed_until) + promise_s
         if row.session is None and row.reserved_s:  # or till its lease was over, though who took it had ended that
             since = now + min(row.reserved_s, 0.0)  # above 0 where the database's clock was set back
@@ -268,7 +268,7 @@ class StreamTable:
         return float("-inf")
 
     def _see(self, entry: StreamEntry, row: Lending, now: float) -> None:
-        """The row as it was read just now."""
+        """Store the row as it was just read."""
         before = entry.lending.session
         if row.grant_id != entry.lending.grant_id:
             entry.pending_release = None
@@ -280,14 +280,14 @@ class StreamTable:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)
 
     def _forget_name(self, session: str, stream_id: int) -> None:
-        """Drop names that have nothing here: they come and go as long as a leader leads."""
+        """Drop names without a stream here, as new names keep coming during a leader's term."""
         streams = self._by_session.get(session, set())
         streams.discard(stream_id)
         if not streams:
             self._by_session.pop(session, None)
 
     def drop_finished(self, entry: StreamEntry) -> bool:
-        """Forget a stream that is consumed to its end; True if it was."""
+        """Remove a stream that is consumed to its end; return whether it was."""
         if entry.lending.status is not LendingStatus.FINISHED or entry.in_flight is not None or entry.queue:
             return False
         self._streams.pop(entry.lending.stream_id, None)

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from sublet_leader.allocation import StreamLoad
 
 HALF_LIFE_S = 30.0
-"""After so long an observation counts half: long enough that a pause in a batch is no change of load."""
+"""Half-life of an observation: long enough that a pause in a batch is no change of load."""
 
 
 @dataclass(slots=True)
 class ThroughputMeter:
-    """One stream's throughput; it outlives grants, so that a stream that has moved is known."""
+    """Measures one stream's throughput; it outlives grants, so that a stream that has moved has a known load."""
 
     _grant_id: int = 0
     _size: int = 0
@@ -22,7 +22,7 @@ class ThroughputMeter:
     _lag: int = -1
 
     def record(self, grant_id: int, size: int, lag: int | None, now: float) -> None:
-        """The holder under that grant has consumed `size` bytes in all by now, and saw `lag` messages before it."""
+        """Record that the holder under that grant has consumed `size` bytes in total, with a lag of `lag` messages."""
         if lag is not None:
             self._lag = lag
         if grant_id != self._grant_id or size < self._size:
@@ -37,5 +37,5 @@ class ThroughputMeter:
         self._size, self._at = size, now
 
     def load(self) -> StreamLoad | None:
-        """Return what is known; None before two reports under one grant."""
+        """Return the load; None before two reports under one grant."""
         return None if self._rate is None else StreamLoad(self._rate, self._lag)

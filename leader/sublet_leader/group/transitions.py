@@ -1,4 +1,4 @@
-"""The life of an assignment (stream, borrower, grant id), as the leader sees it.
+"""The state transitions of an assignment (stream, borrower, grant id), as the leader sees it.
 
     absent -> granting -> granted -> revoking -> revoked -> absent
 
@@ -6,8 +6,8 @@
 grant, and its loss: the row is free again and may be granted under the next grant id while `revoked` is still sent to
 the last borrower, until it confirms.
 
-The table has what may happen, with every message that a borrower may send. A pair that is missing is one that only the
-leader itself could cause: it would be a broken invariant, and raises.
+The table lists every message that a borrower may send. A pair that is missing can only be caused by the leader itself:
+it is a broken invariant, and raises.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class GrantStatus(Enum):
-    """What is true of an assignment."""
+    """The status of an assignment."""
 
     GRANTING = "granting"  # being written, or written and the borrower has not answered yet
     GRANTED = "granted"  # the borrower has reported progress under this grant
@@ -26,7 +26,7 @@ class GrantStatus(Enum):
 
 
 class AssignmentEventKind(Enum):
-    """What can happen to an assignment."""
+    """The events of an assignment."""
 
     GRANT_WRITTEN = "grant written"
     GRANT_REFUSED = "grant refused"
@@ -43,7 +43,7 @@ class AssignmentEventKind(Enum):
 
 
 class Action(Enum):
-    """What the leader does; the value is the name of its method."""
+    """The actions of the leader; each value is the name of a method."""
 
     IGNORE = "_ignore"
     SEND_GRANT = "_send_grant"
@@ -63,7 +63,7 @@ Transition = tuple[GrantStatus, Action]
 
 
 def _row(**steps: Transition) -> dict[AssignmentEventKind, Transition]:
-    """Return what may happen in one status."""
+    """Return the transitions out of one status."""
     return {AssignmentEventKind[name]: step for name, step in steps.items()}
 
 

@@ -1,7 +1,7 @@
 """Events of a group, for its history and for watchers.
 
-Most are lines of history as a commit has written them. Members come and go in their leader's memory, and so does a
-leader: those lines are in no table, and have the time of the node's clock when they are sent.
+Most are history records as a commit has written them. Joins and leaves of members, and leader changes, are only in a
+leader's memory: those records are in no table, and have the time of the node's clock when they are sent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sublet_storage.groups.model.records import HistoryRecord
 
 JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
-"""What becomes of members."""
+"""Events of members."""
 STEP_DOWN = "step_down"
 """A leader is over; the next one begins with a takeover."""
 
@@ -25,7 +25,7 @@ def transient_record(
     agent: str | None = None,
     session: str | None = None,
 ) -> HistoryRecord:
-    """Return a line that is in no table, and so without a time."""
+    """Return a record that is in no table, and so has no time."""
     return HistoryRecord(
         0,
         group_id,
@@ -45,7 +45,7 @@ def transient_record(
 
 @dataclass(frozen=True, slots=True)
 class GroupWatchEvent:
-    """A line about the group of that subscription, true by now."""
+    """An event of the group of that subscription that has happened."""
 
     subscription: str
     record: HistoryRecord

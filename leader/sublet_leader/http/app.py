@@ -1,6 +1,6 @@
-"""The HTTP port of one node: which path is answered by what, and the files of the page.
+"""The HTTP port of one node: its routes, and the files of the page.
 
-The page is files of this package, as they are. Nothing of it comes from elsewhere, and nothing is built.
+The page's files are part of this package and served unchanged. There are no external resources, and no build step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sublet_protocol.gate.gate import AccessGate
 class HttpPort:
     """Listens at once, and answers that the node is starting until `attach_node`. Raises `InvalidSetting`.
 
-    `counted` is called with what happens.
+    `counted` is to be called with the node's events.
     """
 
     def __init__(self, options: HttpOptions, database_url: str) -> None:
@@ -50,23 +50,23 @@ class HttpPort:
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """Return the URL of the port."""
         return f"http{'s' if self._has_tls else ''}://{self._server.where}/"
 
     def advertised(self, node: ListenAddress) -> str | None:
-        """Where others find it: at the host of the node's main port if it is on all addresses. None: nobody knows. With
-        `https://` if it has TLS."""
+        """Return the URL for others: at the host of the node's main port if it listens on all addresses, `https://` if
+        it has TLS; None if that host is unknown."""
         where = self._server.where
         host = node.host if is_wildcard(where.host) else where.host
         scheme = "https://" if self._has_tls else ""
         return None if is_wildcard(host) else f"{scheme}{ListenAddress(host, where.port)}"
 
     def start(self) -> None:
-        """Answer, be it that nothing is known yet."""
+        """Start to answer; until `attach_node`, that the node is starting."""
         self._server.start()
 
     def attach_node(self, facts: NodeView, gate: AccessGate) -> None:
-        """From now on it answers for this node, and whoever the gate lets in."""
+        """Answer for this node from now on, for callers that the gate admits."""
         self._reading = HttpDatabasePool(self._url, facts.health)
         self._registry.register(NodeCollector(facts, self._reading, self._settings))
         ProcessCollector(registry=self._registry)
@@ -109,7 +109,7 @@ class HttpPort:
         ]
 
     def close(self) -> None:
-        """Answer no more."""
+        """Stop answering."""
         self._server.close()
         if self._lag_history is not None:
             self._lag_history.close()
@@ -139,7 +139,7 @@ _TYPES = {
 
 
 class StaticFiles:
-    """All files are read once, so that no path can lead elsewhere."""
+    """Serves the page's files. All are read once, so that no path can lead elsewhere."""
 
     def __init__(self) -> None:
         self._files = {
@@ -149,11 +149,11 @@ class StaticFiles:
         }
 
     async def serve_index(self, request: Request) -> Response:
-        """The page itself."""
+        """Return the page itself."""
         return self._serve("index.html")
 
     async def serve_file(self, request: Request) -> Response:
-        """What the page needs. Raises `NotFound`."""
+        """Return a file of the page. Raises `NotFound`."""
         return self._serve(request.path_params["name"])
 
     def _serve(self, name: str) -> Response:

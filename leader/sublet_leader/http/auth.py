@@ -1,10 +1,10 @@
-"""Who may see or change something over HTTP: the same principals, tokens and rights as over gRPC.
+"""Authorization over HTTP: the same principals, tokens and rights as over gRPC.
 
-Where the node does not ask who calls, anybody may see all, and whoever sends the node's admin token may act. A token
-comes in the header `Authorization: Bearer`, which no other site's page can make a browser send. A certificate a browser
-shows for pages of other sites too; but an action's body has to be declared as JSON, and that it sends for another site
-only where we allowed it, which we do not. So nothing is done in somebody's name behind his back. The audit log has what
-was asked for, by whom and from where, and what came of it.
+Where the node does not authenticate callers, all can read everything, and callers with the node's admin token may act.
+A token comes in the header `Authorization: Bearer`, which no other site's page can make a browser send. A certificate a
+browser sends for pages of other sites too; but an action's body has to be declared as JSON, which a browser sends for
+another site only where we allowed it, and we do not. So no site can act in a user's name. The audit log records each
+request, its caller and address, and its outcome.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_coun
 log = logging.getLogger(__name__)
 
 Action = Callable[[JsonBody], Response]
-"""Does what the body says; may block."""
+"""Executes what the body requests; may block."""
 Endpoint = Callable[[Request], Any]
 """Answers a request; a plain function may block."""
 Guarded = Callable[[Request], Awaitable[Response]]
 
 
 def caller_of(request: Request) -> Caller:
-    """Return who has sent a request that a guard has let through."""
+    """Return the caller of a request that a guard has admitted."""
     caller: Caller = request.state.caller
     return caller
 
 
 class RequestGuard:
-    """Lets requests through to what answers them. `admin_token`: where the gate is off, whoever has it may act."""
+    """Admits requests to endpoints. `admin_token`: where the gate is off, callers that send it may act."""
 
     def __init__(self, gate: AccessGate, admin_token: Secret | None) -> None:
         self._gate, self._token = gate, admin_token
         self._quiet = LogThrottle()
 
     def knows(self, answer: Endpoint) -> Guarded:
-        """The endpoint, for whoever is known; it asks for the rights on what it shows."""
+        """Return the endpoint for all known callers; it checks itself the rights on what it shows."""
 
         async def guarded(request: Request) -> Response:
             await self._identify(request)
@@ -62,7 +62,7 @@ class RequestGuard:
         return guarded
 
     def watches(self, answer: Endpoint) -> Guarded:
-        """The endpoint, for whoever may watch some group."""
+        """Return the endpoint for callers that may watch some group."""
 
         async def guarded(request: Request) -> Response:
             caller = await self._identify(request)
@@ -73,7 +73,7 @@ class RequestGuard:
         return guarded
 
     def watches_all(self, answer: Endpoint) -> Guarded:
-        """The endpoint, for whoever may watch all groups."""
+        """Return the endpoint for callers that may watch all groups."""
 
         async def guarded(request: Request) -> Response:
             (await self._identify(request)).check(Right.WATCH)
@@ -82,7 +82,7 @@ class RequestGuard:
         return guarded
 
     def operates(self, act: Action) -> Guarded:
-        """The action, for whoever may operate the group that it is on; all groups, where it is on none."""
+        """Return the action for callers that may operate its group; all groups, if it has none."""
 
         async def guarded(request: Request) -> Response:
             if not self._gate.is_on and (refused := self._check_admin_token(request)) is not None:
@@ -109,7 +109,7 @@ class RequestGuard:
         return caller
 
     def _check_admin_token(self, request: Request) -> Response | None:
-        """Return the refusal; None for whoever has the token."""
+        """Return the refusal; None if the request has the token."""
         if self._token is None:
             hint = "start it with --auth required and give operate, or with SUBLET_ADMIN_TOKEN, to allow actions."
             return error_response(403, f"this node is read only: {hint}")
@@ -137,7 +137,7 @@ async def _answer(answer: Endpoint, request: Request) -> Response:
 
 
 async def _respond(act: Action, request: Request, caller: Caller, body: JsonBody) -> Response:
-    """Fill `body`, and do what it says."""
+    """Read the body into `body`, check the caller's right, and execute the action."""
     try:
         body.update(await read_json_object(request))
         if caller.principal is not None:
@@ -173,5 +173,5 @@ def _action(request: Request) -> str:
 
 
 def _client(request: Request) -> str:
-    """The address it came from, which is a proxy's where one stands before the port."""
+    """Return the address of the client, which is a proxy's if one is in front of the port."""
     return "" if request.client is None else request.client.host

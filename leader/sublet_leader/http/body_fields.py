@@ -1,4 +1,4 @@
-"""Reads a body and its fields: each is there in its kind, or an error names it. What is not known is refused."""
+"""Parses the fields of a JSON body: an error names a field of the wrong type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TARGETS = "earliest, latest, current, or one of offset, time, shift, epoch and 
 
 
 async def read_json_object(request: Request) -> JsonBody:
-    """Return the body, an object of JSON. Raises `UsageError`, and `HTTPException` for one that takes too long."""
+    """Return the body, a JSON object. Raises `UsageError`, and `HTTPException` for one that takes too long."""
     if request.headers.get("Content-Type", "").partition(";")[0].strip().lower() != "application/json":
         raise UsageError("the body must be JSON: send it with Content-Type: application/json.")
     try:
@@ -38,18 +38,18 @@ async def read_json_object(request: Request) -> JsonBody:
 
 
 def reject_unknown_fields(body: JsonBody, *names: str) -> None:
-    """Raise `UsageError` for a field of another name: a mistyped one must not be passed over."""
+    """Raise `UsageError` for an unknown field: a mistyped name must not be ignored."""
     if unknown := set(body) - set(names):
         raise UsageError(f"the body has {min(unknown)!r:.60}: it takes {', '.join(names)}.")
 
 
 def read_subscription(body: JsonBody) -> Subscription:
-    """The group it is about. Raises `UsageError`."""
+    """Return the group's subscription. Raises `UsageError`."""
     return Subscription.parse(read_text(body, "subscription"))
 
 
 def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
-    """Raises `UsageError`."""
+    """Return a text field. Raises `UsageError`."""
     found = body.get(name, default)
     if not isinstance(found, str):
         raise UsageError(f"the body must have {name!r}, a text.")
@@ -57,7 +57,7 @@ def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
 
 
 def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
-    """Raises `UsageError`."""
+    """Return a boolean field. Raises `UsageError`."""
     found = body.get(name, default)
     if not isinstance(found, bool):
         raise UsageError(f"{name!r} is {found!r:.60}: it must be true or false.")
@@ -65,7 +65,7 @@ def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
 
 
 def read_number(body: JsonBody, name: str, default: float | None = None) -> float:
-    """Raises `UsageError`."""
+    """Return a number field. Raises `UsageError`."""
     found = body.get(name, default)
     if isinstance(found, bool) or not isinstance(found, int | float):
         raise UsageError(f"{name!r} is {found!r:.60}: it must be a number.")
@@ -76,7 +76,7 @@ def read_number(body: JsonBody, name: str, default: float | None = None) -> floa
 
 
 def read_stream_ids(body: JsonBody) -> Collection[int]:
-    """The streams that are named, none for all. Raises `UsageError`."""
+    """Return the listed stream ids, empty for all. Raises `UsageError`."""
     found = body.get("streams", [])
     if not isinstance(found, list) or not all(_is_integer(each) and 0 < each <= LARGEST for each in found):
         raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {LARGEST}.")
@@ -84,7 +84,7 @@ def read_stream_ids(body: JsonBody) -> Collection[int]:
 
 
 def read_reset_target(body: JsonBody) -> ResetTarget:
-    """Where to go on from, `to`: a word, or an object of one field. Raises `UsageError`."""
+    """Return the reset target of `to`: a word, or an object of one field. Raises `UsageError`."""
     match body.get("to"):
         case "earliest":
             return ResetTarget.earliest()

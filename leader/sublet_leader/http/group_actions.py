@@ -1,6 +1,6 @@
-"""What may be done to groups over HTTP: created, deleted, paused, resumed, weighed, reset, led by another node.
+"""Actions on groups over HTTP: create, delete, pause, resume, weight, reset, step down.
 
-The functions take the body; `RequestGuard` lets nobody here who has no right to.
+The functions take the body; `RequestGuard` has checked the caller's right.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _OPTIONS = (
 
 
 class GroupActionsApi:
-    """The functions behind the paths below `/api/v1/group/`. What they raise becomes a status."""
+    """The functions behind the paths below `/api/v1/group/`. Their errors become HTTP statuses."""
 
     def __init__(self, url: str, gate: AccessGate) -> None:
         self._url, self._gate = url, gate
 
     def create(self, body: JsonBody) -> Response:
-        """As `sublet groups create`: {"subscription"} and options, named as in the answer."""
+        """Create a group as `sublet groups create` does: {"subscription"} and options, named as in the answer."""
         of.reject_unknown_fields(body, "subscription", *_OPTIONS)
         wanted, strategy = of.read_subscription(body), of.read_text(body, "strategy", "even")
         load_strategy(strategy)
@@ -72,24 +72,25 @@ class GroupActionsApi:
         return json_response({**named, **options_to_json(group.options)})
 
     def delete(self, body: JsonBody) -> Response:
-        """As `sublet groups delete`: {"subscription"}."""
+        """Delete a group as `sublet groups delete` does: {"subscription"}."""
         of.reject_unknown_fields(body, "subscription")
         wanted = of.read_subscription(body)
         deleted = admin.delete_group(self._url, wanted)
         return json_response({"subscription": str(wanted), "group_id": deleted, "deleted": True})
 
     def pause(self, body: JsonBody) -> Response:
-        """As `sublet groups pause`: {"subscription", "reason"}."""
+        """Pause a group as `sublet groups pause` does: {"subscription", "reason"}."""
         of.reject_unknown_fields(body, "subscription", "reason")
         return self._send_command(body, PauseGroup(of.read_text(body, "reason", "")))
 
     def resume(self, body: JsonBody) -> Response:
-        """As `sublet groups resume`: {"subscription"}."""
+        """Resume a group as `sublet groups resume` does: {"subscription"}."""
         of.reject_unknown_fields(body, "subscription")
         return self._send_command(body, ResumeGroup())
 
     def weight(self, body: JsonBody) -> Response:
-        """As `sublet groups weight`: {"subscription", "session", "weight"}; null: its own."""
+        """Set a weight as `sublet groups weight` does: {"subscription", "session", "weight"}; null: the session's
+        own."""
         of.reject_unknown_fields(body, "subscription", "session", "weight")
         if "weight" not in body:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
@@ -97,7 +98,7 @@ class GroupActionsApi:
         return self._send_command(body, SetSessionWeight(of.read_text(body, "session"), weight))
 
     def reset(self, body: JsonBody) -> Response:
-        """As `sublet groups reset`: {"subscription", "to", "streams", "dry_run", "force"}."""
+        """Reset a group as `sublet groups reset` does: {"subscription", "to", "streams", "dry_run", "force"}."""
         of.reject_unknown_fields(body, "subscription", "to", "streams", "dry_run", "force")
         wanted, target, streams = (
             of.read_subscription(body),
@@ -116,7 +117,7 @@ class GroupActionsApi:
         return json_response({**named, "streams": [asdict(move) for move in moves]})
 
     def step_down(self, body: JsonBody) -> Response:
-        """Its leader is to move to another node, if there is one: {"subscription"}."""
+        """Move the group's leader to another node, if there is one: {"subscription"}."""
         of.reject_unknown_fields(body, "subscription")
         wanted = of.read_subscription(body)
         with connect(self._url, application_name="sublet http") as connection:

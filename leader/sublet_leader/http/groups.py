@@ -1,4 +1,4 @@
-"""`/api/v1/groups` and `/api/v1/group`: groups as the database has them, on any node, led by it or not."""
+"""`/api/v1/groups` and `/api/v1/group`: groups from the database, on any node."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class GroupsApi:
         self._facts, self._reading, self._lag_history = facts, reading, lag_history
 
     def groups(self, request: Request) -> Response:
-        """A page of groups, with how far behind each was."""
+        """Return a page of groups with their lag history."""
         limit, offset = of.read_integer(request, "limit", 50, MOST_GROUPS), of.read_integer(request, "offset", 0, 10**9)
         sort = GroupSort(of.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
         descending = of.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
@@ -53,7 +53,7 @@ class GroupsApi:
         )
 
     def group(self, request: Request) -> Response:
-        """One group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
+        """Return one group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
         wanted = _read_watched(request)
         with self._reading.connection() as connection:
             overview = describe_group(connection, wanted)
@@ -65,7 +65,8 @@ class GroupsApi:
         return json_response({**details_to_json(overview, connected), **reported})
 
     def history(self, request: Request) -> Response:
-        """What happened to a group since the answer whose `next` is `after`, oldest first. Raises `NotFound`."""
+        """Return the history of a group after the record `after`, the `next` of an earlier answer, oldest first. Raises
+        `NotFound`."""
         wanted = _read_watched(request)
         after, limit = of.read_text(request, "after", ""), of.read_integer(request, "limit", 100, MOST_LINES)
         with self._reading.connection() as connection:
@@ -78,14 +79,14 @@ class GroupsApi:
 
 
 def _read_watched(request: Request) -> Subscription:
-    """Return the group that is asked for. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
+    """Return the requested group. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
     wanted = Subscription.parse(of.read_text(request, "subscription"))
     caller_of(request).check(Right.WATCH, wanted.filter, wanted.group)
     return wanted
 
 
 def _visible_to(caller: Caller) -> Callable[[str, TopicFilter], bool] | None:
-    """Return which groups the caller may watch; None: all."""
+    """Return a filter of the groups that the caller may watch; None: all."""
     if caller.may(Right.WATCH):
         return None
     return lambda name, filter: caller.may(Right.WATCH, filter, name)

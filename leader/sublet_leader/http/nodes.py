@@ -19,13 +19,13 @@ from sublet_storage.node_directory import list_nodes, live_nodes
 
 
 class NodesApi:
-    """The functions behind the paths. `actions`: whether who has the token may act here."""
+    """The functions behind the paths. `actions`: whether callers with the token may act here."""
 
     def __init__(self, facts: NodeView, reading: HttpDatabasePool, actions: bool) -> None:
         self._facts, self._reading, self._actions = facts, reading, actions
 
     def node(self, request: Request) -> Response:
-        """What this node knows of itself."""
+        """Return this node's own state."""
         facts, health = self._facts, self._facts.health()
         return json_response(
             {
@@ -46,20 +46,20 @@ class NodesApi:
         )
 
     def nodes(self, request: Request) -> Response:
-        """The directory, with what each leads."""
+        """Return the registered nodes, and the groups that each leads."""
         with self._reading.connection() as connection:
             entries, led = node_directory.list_nodes(connection), node_directory.count_led_groups(connection)
         return json_response({"nodes": [node_directory.node_to_json(entry, led) for entry in entries]})
 
 
 class NodeActionsApi:
-    """What may be done to nodes."""
+    """The actions on nodes."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def drain(self, body: JsonBody) -> Response:
-        """As `sublet nodes drain`, without waiting: {"node", "draining", "force"}."""
+        """Drain a node as `sublet nodes drain` does, without waiting: {"node", "draining", "force"}."""
         of.reject_unknown_fields(body, "node", "draining", "force")
         name, draining, force = (
             of.read_text(body, "node"),

@@ -1,4 +1,4 @@
-"""Probes and metrics: whether the node is alive and ready, and its figures, rendered once a second at most."""
+"""Probes and metrics: health and readiness, and metrics rendered at most once a second."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from sublet_protocol.domain.errors import NotFound
 
 
 class HealthProbes:
-    """`look` judges the node at this moment, from memory, so these need no thread; `node` is its name. `is_brief`: they
-    are for strangers too, and have one word."""
+    """The probe endpoints. `look` evaluates the node's health now, from memory, so these need no thread; `node` is its
+    name. `is_brief`: unauthenticated callers may read them, so they return one word."""
 
     def __init__(self, node: str, look: Callable[[], Health], is_brief: bool = False) -> None:
         self._node, self._look, self._is_brief = node, look, is_brief
 
     async def live(self, request: Request) -> Response:
-        """200 as long as the process can do its work; what else is wrong is reported, and no reason to restart."""
+        """Return 200 as long as the process can work; other problems are reported, and no reason to restart."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_alive else 503)
 
     async def ready(self, request: Request) -> Response:
-        """200 if this node can serve; a group without a leader is reported, and is not this node's failure."""
+        """Return 200 if this node can serve; a group without a leader is reported, and is not this node's failure."""
         health = self._look()
         return json_response(self._reported(health), 200 if health.is_ready else 503)
 
     async def one(self, request: Request) -> Response:
-        """200 if that one check is well. Raises `NotFound`."""
+        """Return 200 if that one check is ok. Raises `NotFound`."""
         name = request.path_params["name"]
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
@@ -57,7 +57,7 @@ class HealthProbes:
 
 
 def check_to_json(check: HealthCheck) -> dict[str, object]:
-    """Return what programs are shown of a check."""
+    """Return a check as JSON."""
     return {"name": check.name, "state": check.state, "detail": check.detail, "required": check.is_required}
 
 
@@ -65,7 +65,7 @@ FRESH_S = 1.0
 
 
 class MetricsPage:
-    """Thread-safe: whoever comes while it is being made waits for that."""
+    """Renders the metrics. Thread-safe: concurrent requests share one rendering."""
 
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry, self._clock = registry, clock
@@ -73,14 +73,14 @@ class MetricsPage:
         self._made: dict[str, tuple[float, bytes]] = {}
 
     def page(self, request: Request) -> Response:
-        """In the format that was asked for: Prometheus' text, or OpenMetrics."""
+        """Return the metrics in the requested format: Prometheus text, or OpenMetrics."""
         try:
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))
-        except (TypeError, ValueError):  # a version that is none
+        except (TypeError, ValueError):  # an invalid version
             encode, content_type = choose_encoder("")
         with self._turn:
             now = self._clock()
-            # Who asks names the version: what is kept must not grow with every other one.
+            # The client chooses the version: what is cached must not grow with every other one.
             self._made = {kind: made for kind, made in self._made.items() if now - made[0] < FRESH_S}
             if content_type not in self._made:
                 text = encode(self._registry)

@@ -1,4 +1,4 @@
-"""Reads the fields of a query: each is there in its kind, or an error names it."""
+"""Parses the fields of a query: each has its type, or an error names it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sublet_protocol.domain.errors import UsageError
 
 
 def read_text(request: Request, name: str, default: str | None = None) -> str:
-    """Return a value of the query. Raises `UsageError` where it must be given."""
+    """Return a text field. Raises `UsageError` if a required one is missing."""
     found = request.query_params.get(name, default)
     if found is None:
         raise UsageError(f"{request.scope['path']} needs {name}: add ?{name}=...")
@@ -18,7 +18,7 @@ def read_text(request: Request, name: str, default: str | None = None) -> str:
 
 
 def read_integer(request: Request, name: str, default: int, most: int) -> int:
-    """Return a number of the query, from 0 to `most`. Raises `UsageError`."""
+    """Return a number field, from 0 to `most`. Raises `UsageError`."""
     reported = request.query_params.get(name)
     if reported is None:
         return default
@@ -29,7 +29,7 @@ def read_integer(request: Request, name: str, default: int, most: int) -> int:
 
 
 def read_choice(request: Request, name: str, default: str, choices: tuple[str, ...]) -> str:
-    """Return one of several words of the query. Raises `UsageError`."""
+    """Return a field that is one of `choices`. Raises `UsageError`."""
     reported = request.query_params.get(name, default)
     if reported not in choices:
         raise UsageError(f"{name} is {reported[:40]!r}: it must be one of {', '.join(choices)}.")

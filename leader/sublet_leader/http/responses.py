@@ -1,4 +1,4 @@
-"""Answers in JSON, and what is refused: one line that says what was wrong and what helps, whoever found it."""
+"""JSON responses, and errors: one line with the problem and the hint."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ STRICT_HEADERS = {
     "Connection": "close",
 }
 REFUSALS = (SubletError, psycopg.OperationalError, HTTPException, ClientDisconnect)
-"""What is raised on purpose: `refusal` is the answer."""
+"""Exceptions raised on purpose: `refusal` makes the response."""
 
 
 def json_response(reported: Any, status: int = 200) -> Response:
-    """Return an object, for programs."""
+    """Return a JSON response."""
     return JSONResponse(reported, status)
 
 
 def error_response(status: int, error: str, **headers: str) -> Response:
-    """Return what was wrong, and what helps: `error` says both."""
+    """Return an error response; `error` has the problem and the hint."""
     return Response(json.dumps({"error": error}), status, headers, "application/json")
 
 
 def refusal(request: Request, error: Exception) -> Response:
-    """Return the answer to one of `REFUSALS`."""
+    """Return the response to one of `REFUSALS`."""
     path = request.scope["path"][:200]
     match error:
         case HTTPException(status_code=404):
@@ -60,7 +60,7 @@ def refusal(request: Request, error: Exception) -> Response:
 
 
 def make_strict(headers: MutableHeaders) -> None:
-    """Add what every answer has."""
+    """Add the headers that every response has."""
     headers.update(STRICT_HEADERS)
     headers.setdefault("Cache-Control", "no-store")
 
@@ -80,7 +80,7 @@ def _status(error: SubletError) -> int:
 
 
 def build_app(routes: Sequence[BaseRoute]) -> Starlette:
-    """Return what answers with these routes. It raises what is nobody's purpose, once that was answered with 500."""
+    """Return the app with these routes. An unexpected exception is answered with 500 and raised."""
 
     async def refuse(request: Request, error: Exception) -> Response:
         return refusal(request, error)

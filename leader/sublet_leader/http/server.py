@@ -1,7 +1,8 @@
-"""HTTP by uvicorn, in a thread and a loop of its own, within bounds that uvicorn has not.
+"""Serves HTTP by uvicorn, in a thread and a loop of its own.
 
-A connection has one request and one answer, and is closed. Whoever has not sent its head in `HEAD_S`, or its body, or
-taken its answer, in `REQUEST_TIMEOUT_S` is let go, however steadily it trickles.
+It adds bounds that uvicorn lacks. A connection has one request and one answer, and is closed. A client that has not
+sent its head in `HEAD_S`, or its body, or taken its answer, in `REQUEST_TIMEOUT_S` is disconnected, however steadily it
+trickles.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpServer:
-    """Serves `app` from `start` to `close`. Raises `InvalidSetting` where it cannot listen there."""
+    """Serves `app` from `start` to `close`. Raises `InvalidSetting` if it cannot listen there."""
 
     def __init__(self, listen: ListenAddress, app: ASGIApp, tls: TlsFiles | None = None) -> None:
         encrypted = None if tls is None else reloading_context(tls)
@@ -71,9 +72,9 @@ class HttpServer:
             loop="asyncio",
             lifespan="off",
             log_config=None,
-            log_level=logging.CRITICAL,  # `_Gate` logs what fails here; what is wrong with requests is no news
+            log_level=logging.CRITICAL,  # `_Gate` logs what fails here; invalid requests are not logged
             access_log=False,
-            proxy_headers=False,  # anybody can say that he came for somebody else
+            proxy_headers=False,  # any client can set these headers
             server_header=False,
             backlog=MAX_CONNECTIONS,
             h11_max_incomplete_event_size=MAX_HEAD,
@@ -85,11 +86,11 @@ class HttpServer:
         self._thread = threading.Thread(target=self._run, name="sublet-http", daemon=True)
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start serving."""
         self._thread.start()
 
     def close(self) -> None:
-        """Listen no more, and let go of everybody; blocks for `GRACE_S` and a little."""
+        """Stop listening, and close all connections; blocks for up to 1.5 times `GRACE_S`."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(1.5 * GRACE_S)
@@ -101,18 +102,17 @@ class HttpServer:
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """One that gives a TLS handshake the time of a request's head."""
+    """An event loop that bounds a TLS handshake by `HEAD_S`."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
-        """Listen."""
+        """Listen as asyncio does, with that bound."""
         if options.get("ssl") is not None:
             options["ssl_handshake_timeout"] = HEAD_S
         return await super().create_server(*arguments, **options)
 
 
 def reloading_context(files: TlsFiles) -> ssl.SSLContext:
-    """Return a context that has the files read at each new connection, if they have changed. Raises
-    `InvalidSetting`."""
+    """Return a context that reloads changed files at each new connection. Raises `InvalidSetting`."""
     reloaded, first = ReloadedFiles(files), files.server_context()
     latest = first
 
@@ -128,8 +128,8 @@ def reloading_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def _excess(counts: ClientAddressCounts, host: str) -> str | None:
-    """Return which limit a connection from there that is counted already is beyond. Connections count from the moment
-    that they are accepted."""
+    """Return the limit that a connection from `host`, which is counted already, exceeds; None if there is none.
+    Connections count from when they are accepted."""
     if counts.total() > MAX_CONNECTIONS:
         return f"{MAX_CONNECTIONS} others are connected, which is the limit. Try again."
     if counts.count_from(host) > MAX_CONNECTIONS_OF_ADDRESS:
@@ -138,14 +138,14 @@ def _excess(counts: ClientAddressCounts, host: str) -> str | None:
 
 
 class _CountingListener(socket.socket):
-    """Counts what it accepts. `is_refusing`: closes what is beyond the limits, before any work is spent on it."""
+    """Counts the connections that it accepts. `is_refusing`: closes those beyond the limits, before any other work."""
 
     def __init__(self, made: socket.socket, counts: ClientAddressCounts, *, is_refusing: bool) -> None:
         super().__init__(made.family, made.type, made.proto, fileno=made.detach())
         self._counts, self._is_refusing = counts, is_refusing
 
     def accept(self) -> tuple[socket.socket, Any]:
-        """Return the next connection that is served."""
+        """Accept and return the next connection to serve."""
         while True:
             accepted, address = super().accept()
             connection = _CountedConnection(accepted, self._counts, address[0])
@@ -155,7 +155,7 @@ class _CountingListener(socket.socket):
 
 
 class _CountedConnection(socket.socket):
-    """Counts until it is closed."""
+    """A connection that counts until it is closed."""
 
     def __init__(self, accepted: socket.socket, counts: ClientAddressCounts, host: str) -> None:
         super().__init__(accepted.family, accepted.type, accepted.proto, fileno=accepted.detach())
@@ -163,7 +163,7 @@ class _CountedConnection(socket.socket):
         counts.add(host)
 
     def close(self) -> None:
-        """Let go of it; a second call changes nothing."""
+        """Close and stop counting it; a second call changes nothing."""
         super().close()
         if self._is_counted:
             self._is_counted = False
@@ -171,7 +171,7 @@ class _CountedConnection(socket.socket):
 
 
 class _BoundedProtocol(H11Protocol):
-    """One connection: its head and its answer have their time, and there are so many of them and no more."""
+    """One connection: bounds the number of connections, and the time of its head and its answer."""
 
     def __init__(self, counts: ClientAddressCounts, **options: Any) -> None:
         super().__init__(**options)
@@ -191,18 +191,18 @@ class _BoundedProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whoever has asked, and says no more, may still listen."""
-        is_encrypted = self.transport.get_extra_info("sslcontext") is not None  # TLS has no half of a connection
+        """Keep the connection open if a complete request was sent: the client may have closed its half only."""
+        is_encrypted = self.transport.get_extra_info("sslcontext") is not None  # TLS cannot be closed by half
         return not is_encrypted and bool(self.cycle) and not self.cycle.more_body
 
     def on_response_complete(self) -> None:
-        """All of the answer is written, and not yet taken."""
+        """Set the deadline by which the client must have taken the written answer."""
         super().on_response_complete()
         self._deadline.cancel()
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Called where h11 has found that this is not HTTP as it should be."""
+        """Reject what h11 cannot parse as HTTP."""
         error = sys.exc_info()[1]
         status = getattr(error, "error_status_hint", 400)
         if status == 431 and b"\n" not in self.conn.trailing_data[0]:
@@ -228,7 +228,7 @@ class _BoundedProtocol(H11Protocol):
 
 
 class _Gate:
-    """Lets through what is for us and within bounds, and answers with strict headers."""
+    """Rejects requests that are for other hosts or out of bounds, and adds the strict headers to answers."""
 
     def __init__(self, app: ASGIApp, only_loopback: bool) -> None:
         self._app, self._only_loopback = app, only_loopback
@@ -269,7 +269,7 @@ class _Gate:
 
 
 def _is_loopback_name(host: str) -> bool:
-    """Return whether it is a name of ours: a page of somebody else's must not reach a loopback port by giving its own
+    """Return whether it is a loopback name: another site's page must not reach a loopback port by resolving its own
     name to 127.0.0.1."""
     try:
         name = urlsplit(f"//{host}").hostname or ""

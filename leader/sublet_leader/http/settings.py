@@ -11,26 +11,26 @@ from sublet_protocol.domain.secret import Secret, secret_setting
 from sublet_protocol.tls.files import TlsFiles
 
 MAX_CONNECTIONS = 256
-"""At a time, those that are still at their TLS handshake included; whoever comes then is turned away."""
+"""Maximum number at a time, connections in their TLS handshake included; further ones are rejected."""
 MAX_CONNECTIONS_OF_ADDRESS = 32
-"""Of these, from one address; of IPv6, from one network of 64 bits, which is what one machine has."""
+"""Maximum number from one address; of IPv6, from one /64 network, as one machine has an entire one."""
 HEAD_S = 3.0
-"""For a request's line and headers: connections that say nothing are soon out of the others' way."""
+"""Time limit of a request's line and headers: silent connections do not occupy the port for long."""
 REQUEST_TIMEOUT_S = 10.0
-"""For a request's body, and for taking the answer."""
+"""Time limit of a request's body, and of taking the answer."""
 MAX_HEAD = 65_536
 MAX_BODY = 65_536
 MAX_FIELDS = 20
 GRACE_S = 1
-"""For what is being answered when it is closed."""
+"""Time limit of requests in progress when the port is closed."""
 MIN_TOKEN = 16
 CERTIFICATE = "certificate"
-"""In a request's `state`: the client's, in DER; None where it was not asked for one."""
+"""Key in a request's `state` of the client's certificate, in DER; None if none was requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """A port: where it listens, its bounds, what it takes to act there (None: nobody may), and its certificate."""
+    """A port: where it listens, its bounds, the token for actions (None: actions are off), and its certificate."""
 
     listen: ListenAddress
     settings: MetricsSettings = field(default_factory=MetricsSettings)
@@ -39,7 +39,8 @@ class HttpOptions:
 
 
 def admin_token() -> Secret | None:
-    """Return what SUBLET_ADMIN_TOKEN, or SUBLET_ADMIN_TOKEN_FILE, gives. Raises `InvalidSetting`, without it."""
+    """Return the token of SUBLET_ADMIN_TOKEN, or of SUBLET_ADMIN_TOKEN_FILE. Raises `InvalidSetting` without its
+    value."""
     token = secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
     if token is not None:
         _check_token(token.reveal())

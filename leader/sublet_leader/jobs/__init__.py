@@ -1,1 +1,1 @@
-"""Background jobs of a node: its registration, its lock, maintenance of the database, and the outbox relay."""
+"""Background jobs of a node: registration, advisory lock, access reader, maintenance, outbox relay."""

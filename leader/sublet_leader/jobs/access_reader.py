@@ -1,6 +1,6 @@
-"""Keeps a node's memory of rules and tokens up to date: every two seconds, and at once where something was changed.
+"""Keeps a node's copy of rules and tokens up to date.
 
-What was changed, by whichever way, goes to the audit log.
+It reads them every two seconds, and at once after a change. Every change, however it was made, goes to the audit log.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ log = logging.getLogger(__name__)
 
 READ_INTERVAL_S = 2.0
 MAX_AUDITED = 1_000
-"""So many changes at a time are written to the audit log, the newest; all of them are in the table."""
+"""Maximum number of changes per read written to the audit log, the newest; all of them are in the table."""
 STOP_CHECK_INTERVAL_S = 0.2
-"""The tables are not read more often for callers with a token that is not known."""
+"""Minimum time between reads for callers with an unknown token."""
 MAX_WAITING = 1_000
-"""So many of them wait for that at a time."""
+"""Maximum number of such callers that wait at a time."""
 
 
 class AccessReader:
-    """`on_change` is called, on a thread of its own, after something has changed."""
+    """Reads the rules and tokens. `on_change` is called, on a thread of its own, after a change."""
 
     def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
         self._url, self._on_change, self._clock = url, on_change, clock
@@ -44,20 +44,20 @@ class AccessReader:
         self._lock = threading.Lock()
 
     def open(self) -> AccessCache:
-        """Return what there is. Raises what hinders it, `Conflict` where it is too much."""
+        """Return the present rules and tokens. Raises what prevents it, `Conflict` if there are too many."""
         with self._reconnecting as connection:
             self._cache = AccessCache(read_access(connection), self._clock)
             self._read_over = connection
         return self._cache
 
     def start(self) -> None:
-        """Follow what changes."""
+        """Start to follow changes."""
         self._thread = threading.Thread(target=self._follow, name="sublet-access", daemon=True)
         self._thread.start()
 
     def read_anew(self) -> Future[bool] | None:
-        """Return what is done, with True, when all that is committed by now has been read; with False where it could
-        not be. None where too many wait for that."""
+        """Return a future: True when all that is committed by now has been read, False if that failed. None if too many
+        callers wait for that."""
         with self._lock:
             if len(self._waiting) >= MAX_WAITING:
                 return None
@@ -65,7 +65,7 @@ class AccessReader:
             return self._waiting[-1]
 
     def stop(self) -> None:
-        """Let go of the database."""
+        """Close the database connection."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

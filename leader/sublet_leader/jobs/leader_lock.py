@@ -1,6 +1,6 @@
-"""Holds this node's advisory lock as long as it lives, and looks at the locks of the leaders that it would succeed.
+"""Holds this node's advisory lock, and checks the locks of leaders that it would succeed.
 
-All on one connection that is used for nothing else. When it ends, the server gives the lock back: at once where the
+All on one connection that is used for nothing else. When it ends, the server releases the lock: at once where the
 process was killed, after some seconds where its machine is gone from the network. A frozen process keeps it.
 """
 
@@ -24,7 +24,7 @@ from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_coun
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.02
-"""Before a lock that is held by somebody is tried again: by a server process that is just ending, or by a look."""
+"""Before a held lock is tried again: its holder may be a server process that is just ending, or another's check."""
 
 _SET_UP = """
 set idle_session_timeout = 0;
@@ -32,8 +32,8 @@ set tcp_keepalives_idle = 2; set tcp_keepalives_interval = 1; set tcp_keepalives
 
 
 class LeaderLockKeeper:
-    """A thread with a connection. `key`: of this node's lock. `rival_keys` returns those to look at. `on_event` is
-    called on that thread, `on_failure` with the error that ended it before its time."""
+    """A thread with a connection. `key`: of this node's lock. `rival_keys` returns those to check. `on_event` is called
+    on that thread, `on_failure` with the error that ended it early."""
 
     def __init__(
         self,
@@ -55,11 +55,11 @@ class LeaderLockKeeper:
         self._thread = threading.Thread(target=self._keep, name="sublet-lock", daemon=True)
 
     def start(self) -> None:
-        """Take the lock as soon as possible."""
+        """Start to acquire the lock."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Give it back, with the connection."""
+        """Release the lock, with the connection."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._settings.silence_s)
@@ -68,11 +68,11 @@ class LeaderLockKeeper:
         try:
             while not self._stop.is_set() and self._tried():
                 pass
-        except Exception as error:  # noqa: BLE001 a lock that nobody looks after would be believed in
+        except Exception as error:  # noqa: BLE001 a lock that is no longer checked would count as held
             self._on_failure(error)
 
     def _tried(self) -> bool:
-        """Use one connection until it ends; False where there is none that can hold a lock."""
+        """Use one connection until it ends; return False if none that can hold a lock is available."""
         self._used_at = self._clock()
         try:
             with self._open() as connection:
@@ -127,7 +127,8 @@ class LeaderLockKeeper:
         return settings.lock_recheck_delay_s if free else settings.lock_check_interval_s
 
     def _wait(self, connection: BoundedConnection, pause_s: float) -> None:
-        """Sleep, or until something comes: mostly the connection's end, which is an error of the next statement."""
+        """Wait for the pause, or until the server sends something: mostly the connection's end, an error of the next
+        statement."""
         poll = select.poll()
         poll.register(connection.fileno(), select.POLLIN)
         if poll.poll(pause_s * 1000):

@@ -1,4 +1,4 @@
-"""Maintenance of the database, by the node that leads the reserved leadership row, under its term."""
+"""Maintenance of the database, by the node that leads the reserved leadership row."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PASS_INTERVAL_S = 5.0
 Publish = Callable[[Sequence[ObjectChange]], None]
 
 MAX_LISTED = 5
-"""How many failed steps of a pass are logged one by one."""
+"""Maximum number of failed steps of a pass that are logged one by one."""
 
 RETRY_INTERVAL_S = 600.0
 """After which time a step that fails in each pass with the same cause is logged again."""
@@ -51,15 +51,15 @@ A_PASS = "a maintenance pass"
 
 
 Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
-"""A pass, step by step, each with its name; any may fail without the next."""
+"""A pass, step by step, each with its name; a failed step does not stop the next."""
 
 
 class MaintenanceRunner:
-    """Two threads, as a payload location that hangs must hold up nothing in Postgres. `term` returns the term under
+    """Two threads, as a payload location that hangs must not block the work in Postgres. `term` returns the term under
     which this node leads the maintenance at this moment, None if it does not.
 
     `history_retention_s`: how long the history of grants is retained. `grace_s`: how long objects that no block names
-    any more are.
+    any more are retained.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class MaintenanceRunner:
         ]
 
     def start(self) -> None:
-        """Begin to look after the database."""
+        """Start the maintenance."""
         for keeper in self._keepers:
             keeper.start()
 
@@ -95,7 +95,7 @@ class MaintenanceRunner:
 
 
 class _Keeper:
-    """A thread that makes its pass again and again."""
+    """A thread that repeats its pass."""
 
     def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
         self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
@@ -140,7 +140,7 @@ class _Keeper:
                 step()
             except StaleTerm:
                 raise
-            except Exception as error:  # what ails one space or stream must not hold up the others
+            except Exception as error:  # the error of one space or stream must not hold up the others
                 if connection.closed:
                     raise
                 if (suppressed := self._quiet.acquire(what, error_signature(error))) is not None:
@@ -171,7 +171,7 @@ def _steps(
     collapse: generation_cleanup.PastGenerationCleaner,
     producers: retention.IdleProducerCleaner,
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield what is to be done in Postgres."""
+    """Yield the steps in Postgres."""
     due: list[str] = []
     yield "the search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
     for name in due:
@@ -194,7 +194,7 @@ def _steps(
 def _payload_steps(
     connection: psycopg.Connection[Any], guard: Guard, grace_s: float
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield what is to be done at the places of payloads."""
+    """Yield the steps at the payload locations."""
     outside: list[Space] = []
     yield (
         "the search for spaces with payloads elsewhere",
@@ -229,7 +229,8 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
 
 
 def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
-    """Of a space that was dropped nothing more is moved: nobody could bring it back."""
+    """Return the spaces with a payload location. Payloads of a dropped space are not moved: nothing could bring them
+    back."""
     return [space for space in space_queries.list_spaces(connection) if space.payload_location is not None]
 
 

@@ -1,6 +1,6 @@
-"""Registers a node in the directory, renews it, and collects nodes that have stopped.
+"""Registers a node, renews the registration, and removes nodes that have stopped.
 
-The desired state of the node is read on the way.
+It reads the desired state of the node as well.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ log = logging.getLogger(__name__)
 
 
 POLL_INTERVAL_S = 1.0
-"""How often at least a node reads its desired state."""
+"""Maximum time between two reads of the desired state."""
 
 
 class NodeRegistration:
-    """One node's entry in the directory. `lease_s`: how long borrowers go on seeing a node that died.
+    """One node's registration. `lease_s`: how long borrowers still find a node that died.
 
     `notify_endpoint`: for notifications of publishers. `on_desired_state` is called, on a thread of its own, with the
-    desired state of the node, `on_failure` with the error that ended that thread before its time."""
+    desired state of the node, `on_failure` with the error that ended that thread early.
+    """
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class NodeRegistration:
         self._reconnecting = ReconnectingConnection(self._opened)
 
     def register(self, announce: Callable[[str], None]) -> None:
-        """Take the name, waiting once for the lease of a former life of it to run out; then keep it.
+        """Register the name, waiting once for the lease of a former incarnation to run out; then renew it.
 
         Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
         """
@@ -76,7 +77,7 @@ class NodeRegistration:
         self._thread.start()
 
     def deregister(self) -> None:
-        """Strike this node off."""
+        """Remove this node's registration."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(self._lease_s)

@@ -1,4 +1,4 @@
-"""The outbox relay: moves messages published by SQL into the log, on the node that leads the maintenance."""
+"""The outbox relay moves messages published by SQL into the log, on the maintenance leader."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from sublet_storage.util.retry import Backoff
 log = logging.getLogger(__name__)
 
 BUSY_S = 0.02
-"""From one look to the next after something was found."""
+"""Between two polls after messages were found."""
 
 IDLE_S = 0.2
-"""The longest time between two looks; also between an error and the next try."""
+"""Maximum time between two polls; also between an error and the next try."""
 
 LOCK_TIMEOUT_S = 0.3
 STATEMENT_TIMEOUT_S = 10.0
 STALLED_S = 2.0
-"""A relay that freezes between two statements of a move keeps publishers from its streams for no longer than this."""
+"""Maximum time that a relay that freezes between two statements of a move blocks publishers from its streams."""
 
 MAX_LISTED = 5
-"""How many rejected messages of one move are logged one by one."""
+"""Maximum number of rejected messages of one move that are logged one by one."""
 
 
 class OutboxRelay:
-    """A thread. `term` answers under which term this node leads the maintenance at this moment, None if it does not."""
+    """A thread. `term` returns the term under which this node leads the maintenance at this moment, None if it does
+    not."""
 
     def __init__(self, url: str, term: Callable[[], int | None]) -> None:
         self._url, self._term = url, term
@@ -45,7 +46,7 @@ class OutboxRelay:
         self._thread = threading.Thread(target=self._keep, name="sublet-relay", daemon=True)
 
     def start(self) -> None:
-        """Begin to move what waits."""
+        """Start to move messages."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -62,11 +63,11 @@ class OutboxRelay:
                     self._relay(connection, term)
             except StaleTerm as over:
                 log.info("the relay goes on at another node: %s", over)
-            except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+            except Exception as error:  # noqa: BLE001 any error: this thread must continue
                 self._notify(error)
 
     def _relay(self, connection: psycopg.Connection[Any], term: int) -> None:
-        """Look and move for as long as this term is ours."""
+        """Poll and move messages for as long as this term is in force."""
         outbox = OutboxMover(connection, lambda inside: leadership.check_term(inside, MAINTENANCE, term))
         pauses = Backoff(BUSY_S, IDLE_S)
         while self._term() == term:
@@ -79,7 +80,7 @@ class OutboxRelay:
                 return
 
     def _notify(self, error: Exception) -> None:
-        """Log it; an unforeseen error with its traceback."""
+        """Log the error; an unforeseen one with its traceback."""
         if (before := self._quiet.acquire(type(error).__name__)) is not None:
             exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
             reported = " ".join(str(error).split())

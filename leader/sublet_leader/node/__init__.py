@@ -1,1 +1,1 @@
-"""The machine of one node, which runs the leaders of many groups, and its thread for the database."""
+"""The machine of a node, which runs many groups' leaders, and its database thread."""

@@ -1,4 +1,4 @@
-"""Which rights the commands of sessions need, and whose each agent is; where authentication is off, none."""
+"""Checks the rights of sessions' commands, and the principals of agents; nothing without authentication."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 
 
 class CallerAuthorizer:
-    """On the node's loop. `publisher` knows who has subscribed to what."""
+    """Checks callers, on the node's loop. `publisher` has the subscriptions of each subscriber."""
 
     def __init__(self, gate: AccessGate, publisher: NodeSideMachine) -> None:
         self._gate, self._publisher = gate, publisher
@@ -28,8 +28,8 @@ class CallerAuthorizer:
         self._unjudged: frozenset[str] = frozenset()
 
     def check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> bool:
-        """Return whether the message can be judged; False: the rules are too old, and its sender repeats it. Raise
-        `PermissionDenied` where the caller may not send it, or the agent is somebody else's."""
+        """Return whether the message can be checked; False: the rules are too old, and its sender repeats it. Raises
+        `PermissionDenied` if the caller may not send it, or the agent is another principal's."""
         try:
             self._check_message(subscriber_id, message)
         except Unavailable:
@@ -48,23 +48,23 @@ class CallerAuthorizer:
                 caller.check(Right.WATCH, asked.filter, asked.group)
 
     def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
-        """Raise `PermissionDenied` where the caller may not subscribe to it."""
+        """Raise `PermissionDenied` unless the caller may subscribe to the channel and key."""
         caller = self._caller_of(subscriber_id)
         if caller.principal is not None:
             caller.check_token()
             _check_subscribe(caller, channel, key)
 
     def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
-        """Yield the members that have lost the right to be one. An agent that is away is judged when it comes back: it
-        was forgotten whose it is."""
+        """Yield the members that have lost the right to be one. An agent that is away is checked when it comes back, as
+        its principal was dropped."""
         leaders = tuple(leaders)
         here = {member.agent for leader in leaders for member in leader.members}
         self._unjudged = frozenset(here.difference(self._principals))
         yield from self._denied_members(leaders, here)
 
     def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
-        """Yield the same of an agent that has sent something, if it was away when the rights changed. Nothing while the
-        rules are too old: it is judged later."""
+        """Yield the same for an agent that has sent a message, if it was away when the rights changed. Yields nothing
+        while the rules are too old: the agent is checked later."""
         if agent not in self._unjudged:
             return
         with contextlib.suppress(Unavailable):
@@ -84,7 +84,8 @@ class CallerAuthorizer:
                     yield MemberRightRevoked(leader.group.group_id, member.borrower_id, str(problem))
 
     def expel_watchers(self) -> None:
-        """Let go of whoever subscribes to what it may not watch any more; it comes again, and is refused that."""
+        """Disconnect subscribers that may no longer watch what they subscribe to; when they reconnect, that is
+        rejected."""
         for subscriber_id in self._publisher.subscriber_ids:
             principal = self._principals.get(agent_of(subscriber_id))
             if principal is None:
@@ -99,12 +100,12 @@ class CallerAuthorizer:
                 self._publisher.expel(subscriber_id)
 
     def principal_of(self, agent: str) -> str | None:
-        """Return whose agent it is; None: nobody knows."""
+        """Return the principal of the agent; None if it is unknown."""
         return self._principals.get(agent)
 
     def note_refusal(self, answer: SessionEpochRead | GroupOpenCompleted) -> None:
-        """Note in the audit log who came under a name that is not his, or had too many groups made. From any
-        thread."""
+        """Record in the audit log that a principal used another's session name, or had too many groups created.
+        Thread-safe."""
         principal = answer.request.principal
         if principal is None:
             return
@@ -116,7 +117,7 @@ class CallerAuthorizer:
             self._gate.member(principal, "", "take over a session").note_refusal(named)
 
     def _caller_of(self, subscriber_id: str) -> Caller:
-        """Return who calls. Its agent is its own from then on."""
+        """Return the caller, and bind the agent to its principal. Raises `PermissionDenied` if it is another's."""
         caller = self._gate.caller()
         agent = agent_of(subscriber_id)
         if caller.principal is not None and self._principals.setdefault(agent, caller.principal) != caller.principal:
@@ -124,7 +125,7 @@ class CallerAuthorizer:
         return caller
 
     def forget(self, subscriber_ids: Collection[str]) -> None:
-        """These are gone."""
+        """Drop the principals of agents without a subscriber left."""
         here = {agent_of(each) for each in self._publisher.subscriber_ids}
         for agent in {agent_of(each) for each in subscriber_ids} - here:
             self._principals.pop(agent, None)
@@ -146,5 +147,5 @@ def _check_group(caller: Caller, right: Right, subscription: str) -> None:
     except UsageError:
         if right is Right.WATCH:
             raise
-        return  # the machine denies it, and says what is wrong with it
+        return  # the machine denies it, with the error
     caller.check(right, group.filter, group.group)

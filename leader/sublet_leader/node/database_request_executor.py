@@ -1,7 +1,7 @@
-"""Executes a node's database requests on the group store, and makes the events that answer them.
+"""Executes a node's database requests on the group store, and makes their answer events.
 
-One place, so that the process, the simulator and the tests make the same calls of a store and return the same answers.
-Pure but for the store; the caller decides when, on which thread, and what a failure is.
+The process, the simulator and the tests all use it, so that they make the same calls of a store and return the same
+answers. Pure but for the store; the caller decides when, on which thread, and what a failure is.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from sublet_storage.node_directory import NodeRef
 def execute(
     request: DatabaseRequest, store: GroupStore, ref: NodeRef, lease_s: float, jitter_s: float = 0.0
 ) -> DatabaseAnswer:
-    """Execute the request for the node `ref`. Answers that are no failure (an undeclared queue, a lost term) are events
-    too; raises what the store raises where the database did not answer: then `failure_answer` makes the event.
+    """Execute the request for the node `ref` and return the event that answers it, also for an undeclared queue or a
+    lost term. Raises what the store raises if the database did not answer: then `failure_answer` makes the event.
 
     `jitter_s`: seconds that the loser of an election adds before it tries again.
     """
@@ -65,7 +65,7 @@ def execute(
 
 
 def failure_answer(request: DatabaseRequest, *, unknown: bool, jitter_s: float = 0.0) -> DatabaseAnswer:
-    """Return the event for a request that the database did not answer. `unknown`: it may have executed it all the
+    """Return the event for a request that the database did not answer. `unknown`: it may have been executed all the
     same."""
     match request:
         case OpenGroup():
@@ -108,13 +108,13 @@ def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:
         return GroupOpenCompleted(request, group)
     except UndeclaredQueue as problem:
         return GroupOpenCompleted(request, None, str(problem), is_final=True)
-    except TooManyGroups as problem:  # its borrowers ask again, and get it in a while
+    except TooManyGroups as problem:  # its borrowers retry, and get it in a while
         return GroupOpenCompleted(request, None, str(problem), is_limited=True)
 
 
 def _load(request: LoadGroup, store: GroupStore) -> GroupLoadCompleted:
     group = store.find_group(request.group.group_id)
-    if group is None or group.subscription != request.group.subscription:  # lost by a failover, and its id given again
+    if group is None or group.subscription != request.group.subscription:  # lost by a failover, its id used again
         return GroupLoadCompleted(request, None, is_deleted=True)
     try:
         return GroupLoadCompleted(request, store.load(request.group.group_id, request.term), group=group)

@@ -22,22 +22,22 @@ from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_coun
 log = logging.getLogger(__name__)
 
 JITTER_S = 0.3
-"""Greatest delay added before a lost election is tried again."""
+"""Maximum delay in seconds added before a lost election is tried again."""
 
 
 class DatabaseRequestObserver(Protocol):
-    """Called on the worker's thread with each request, its result, and how many seconds it took."""
+    """Observes requests: called on the worker's thread with each request, its result, and the seconds it took."""
 
     def on_request(self, request: DatabaseRequest) -> None:
-        """It goes out."""
+        """Record that a request is sent."""
 
     def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
-        """It was answered, or failed."""
+        """Record the answer of a request, or its failure."""
 
 
 class DatabaseWorker:
-    """`submit` from the node's loop; `answer` is called on the worker's thread with what came of each request, and
-    `on_failure` with what ends it before its time."""
+    """A thread with a queue. `submit` is called from the node's loop; `answer` is called on the worker's thread with
+    the answer to each request, and `on_failure` with the error that ended it early."""
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class DatabaseWorker:
         self._thread = threading.Thread(target=self._work, name="sublet-database", daemon=True)
 
     def start(self) -> None:
-        """Begin to work."""
+        """Start the thread."""
         self._thread.start()
 
     def submit(self, request: DatabaseRequest) -> None:
-        """Queue a request. A renewal goes before everything that waits: leases must not run out behind a long queue."""
+        """Queue a request. A renewal goes before everything queued: leases must not run out behind a long queue."""
         self._queue.put((0 if isinstance(request, RenewLeaderships) else 1, next(self._order), request))
 
     def stop(self, timeout_s: float) -> None:
-        """Finish what is queued, then end."""
+        """Finish the queued requests, then end."""
         self._queue.put((2, next(self._order), None))
         self._thread.join(timeout_s)
 
@@ -92,12 +92,13 @@ class DatabaseWorker:
         except SubletError as error:
             self._notify(request, error)
             return failure_answer(request, unknown=isinstance(error, UnknownOutcome), jitter_s=jitter_s), error
-        except Exception as error:  # noqa: BLE001 whatever it is, this thread goes on
+        except Exception as error:  # noqa: BLE001 any error: this thread must continue
             self._notify(request, error, logging.ERROR)
             return failure_answer(request, unknown=True, jitter_s=jitter_s), error
 
     def _notify(self, request: DatabaseRequest, error: Exception, level: int = logging.WARNING) -> None:
-        """Each kind of failure of each kind of request once in a while: a database that is away fails them all."""
+        """Log each kind of failure of each kind of request once in a while: a database that is unavailable fails them
+        all."""
         if (before := self._quiet.acquire((type(request), type(error)))) is not None:
             text, name = "%s failed%s: %s", type(request).__name__
             exc_info = error if level > logging.WARNING else None

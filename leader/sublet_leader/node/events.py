@@ -28,10 +28,10 @@ from sublet_storage.groups.model.records import (
 
 @dataclass(frozen=True, slots=True)
 class OpenGroup:
-    """The group of that subscription, created if it is a share's first subscriber.
+    """Open the group of that subscription, created if it is a share's first subscriber.
 
-    With `group_id`: that group, if it is not deleted; none is created. `principal`: who has it created; None: nobody
-    knows.
+    With `group_id`: that group, if it is not deleted; none is created. `principal`: for which it is created; None:
+    unknown.
     """
 
     subscription: Subscription
@@ -42,8 +42,8 @@ class OpenGroup:
 
 @dataclass(frozen=True, slots=True)
 class ClaimLeadership:
-    """Try to lead; `attempt_started` goes back with the answer. `lock_key`: what this node declares; None: its lock is
-    not held. `rival`: who leads, and is succeeded before its lease has run out if its lock is free."""
+    """Try to lead; `attempt_started` is returned with the answer. `lock_key`: what this node declares; None: its lock
+    is not held. `rival`: the present leader, succeeded before its lease has run out if its lock is free."""
 
     leadership_id: int
     attempt_started: float
@@ -69,7 +69,7 @@ class ReleaseLeaderships:
 
 @dataclass(frozen=True, slots=True)
 class LoadGroup:
-    """The rows of a group just claimed. `deposed_until`: until then a leader before may believe that it leads."""
+    """The rows of a group just claimed. `deposed_until`: until then the previous leader may still act as the leader."""
 
     group: Group
     term: int
@@ -85,15 +85,15 @@ class CommitWrites:
 
 @dataclass(frozen=True, slots=True)
 class LookUpLeader:
-    """Is there a group of that subscription, and who leads it? Changes nothing."""
+    """Read the group of that subscription and its leader. Changes nothing."""
 
     subscription: Subscription
 
 
 @dataclass(frozen=True, slots=True)
 class ReadSessionEpoch:
-    """The epoch that was drawn last for a session's name in a group. A name that is nobody's is the principal's from
-    then on; None: nobody knows who calls."""
+    """Read the epoch that was drawn last for a session's name in a group. A name without an owner is the principal's
+    from then on; None: the caller is unknown."""
 
     subscription: Subscription
     session: str
@@ -117,12 +117,12 @@ DatabaseRequest = (
 
 @dataclass(frozen=True, slots=True)
 class NodeStarted:
-    """The node's life begins: stand for the maintenance of the database."""
+    """The node has started: campaign for the maintenance of the database."""
 
 
 @dataclass(frozen=True, slots=True)
 class AgentMessageReceived:
-    """A message from the agent that calls itself that. `principal`: whose agent it is; None: nobody knows."""
+    """A message of the agent with that id. `principal`: to which the agent belongs; None: unknown."""
 
     agent: str
     message: ToLeader
@@ -146,7 +146,7 @@ class MemberRightRevoked:
 @dataclass(frozen=True, slots=True)
 class GroupOpenCompleted:
     """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
-    principal has had as many made as it may for now."""
+    principal has reached its limit of created groups for now."""
 
     request: OpenGroup
     group: Group | None
@@ -174,7 +174,7 @@ class LeadershipClaimCompleted:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipRenewalCompleted:
-    """Answer to `RenewLeaderships`: the ids that are still ours; None if the database did not answer."""
+    """Answer to `RenewLeaderships`: the ids that are still led; None if the database did not answer."""
 
     request: RenewLeaderships
     renewed: frozenset[int] | None
@@ -198,8 +198,8 @@ class LeadershipReleaseCompleted:
 
 @dataclass(frozen=True, slots=True)
 class GroupLoadCompleted:
-    """Answer to `Load`: None if the term is over, the group is `is_deleted`, or the database did not answer. `group` is
-    as it is now, with its desired state."""
+    """Answer to `LoadGroup`: None if the term is over, the group is `is_deleted`, or the database did not answer.
+    `group` is as it is now, with its desired state."""
 
     request: LoadGroup
     rows: tuple[Lending, ...] | None
@@ -225,7 +225,7 @@ class WritesCommitFailed:
 
 @dataclass(frozen=True, slots=True)
 class LeaderLookupCompleted:
-    """Answer to `LookUpLeader`: the group and its leadership, as far as there are any; not `is_answered`: unknown."""
+    """Answer to `LookUpLeader`: the group and its leadership, None if there is none; not `is_answered`: unknown."""
 
     request: LookUpLeader
     group: Group | None = None
@@ -235,7 +235,8 @@ class LeaderLookupCompleted:
 
 @dataclass(frozen=True, slots=True)
 class SessionEpochRead:
-    """Answer to `ReadSessionEpoch`; None if the database did not answer. `denied`: why the name is not the caller's."""
+    """Answer to `ReadSessionEpoch`; None if the database did not answer. `denied`: why the caller may not use the
+    name."""
 
     request: ReadSessionEpoch
     last: int | None
@@ -252,7 +253,7 @@ class LeaderLookupRequested:
 
 @dataclass(frozen=True, slots=True)
 class ForcedRevokeRequested:
-    """Take these streams of a group led here back, by force at the revoke deadline."""
+    """Revoke these streams of a group led here, by force at the revoke deadline."""
 
     group_id: int
     stream_ids: tuple[int, ...]
@@ -266,8 +267,8 @@ class ForcedRevokeRequested:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Streams were opened or closed; unverified. `epochs`: nothing but epochs were completed; `group_id`: nothing but
-    the desired state of that group has changed."""
+    """Streams were opened or closed; unverified. `epochs`: only epochs were completed; `group_id`: only the desired
+    state of that group has changed."""
 
     epochs: bool = False
     group_id: int | None = None
@@ -283,7 +284,7 @@ class NodeDesiredStateRead:
 
 @dataclass(frozen=True, slots=True)
 class ShutdownRequested:
-    """Hand over what is led and stop; wait no longer than `deadline` for what is being written."""
+    """Hand over what is led and stop; wait no longer than `deadline` for pending writes."""
 
     deadline: float
 
@@ -321,10 +322,10 @@ NodeEvent = (
 
 @dataclass(frozen=True, slots=True)
 class NodeOutcome:
-    """`sends` are (agent, message) and may go at once. `is_stopped`: nothing is left to do, the process may end.
+    """The result of one event. `sends` are (agent, message) and may go at once. `is_stopped`: the process may end.
 
-    `invariant_violations`: rules of our own that a group's leader found broken; it is over, the other groups go on.
-    `history`: what is true by now, for watchers; `leader_locations`: the answers to leader queries.
+    `invariant_violations`: invariants that a group's leader found broken; it is over, the other groups continue.
+    `history`: events that have happened, for watchers; `leader_locations`: the answers to leader queries.
     """
 
     requests: tuple[DatabaseRequest, ...] = ()
@@ -338,7 +339,7 @@ class NodeOutcome:
 
 @dataclass(slots=True)
 class NodeOutcomeBuilder:
-    """An outcome in the making."""
+    """The parts of an outcome while an event is handled."""
 
     requests: list[DatabaseRequest] = field(default_factory=list)
     sends: list[tuple[str, ToBorrower]] = field(default_factory=list)
@@ -361,9 +362,10 @@ class NodeOutcomeBuilder:
 
 @dataclass(frozen=True, slots=True)
 class NodeSnapshot:
-    """`agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what was pushed, missed,
-    healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as pushes and catch-ups
-    have shown; both empty where nothing is pushed. `leaks`: what connections still store in vain."""
+    """The state of a node. `agents` are connected, and `held_polls` of them wait at this instant. `notifications`: what
+    was pushed, missed, healed and read again (`NotificationSubscriber.counters`), `heads`: {stream: head} as far as
+    pushes and catch-ups have shown; both empty where nothing is pushed. `leaks`: what connections still store in
+    vain."""
 
     agents: int
     held_polls: int

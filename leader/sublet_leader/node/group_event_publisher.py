@@ -1,7 +1,7 @@
-"""Publishes events of groups to watchers as JSON, and answers which node leads; pure.
+"""Publishes group events to watchers as JSON, and answers leader queries; pure.
 
-Most are lines of history as a commit has written them. Members come and go in their leader's memory, and so does a
-leader: those lines are in no table, and have the time of the node's clock when they are sent.
+Most are history records as a commit has written them. Joins and leaves of members, and leader changes, are only in a
+leader's memory: those records are in no table, and have the time of the node's clock when they are sent.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MAX_ASKED = 1_000
 
 @dataclass(frozen=True, slots=True)
 class LeaderQueryReply:
-    """The answer to a query who leads: no `group` of that subscription, or no `leadership` on it that is alive.
+    """The answer to a leader query: no `group` of that subscription, or no `leadership` on it that is in force.
     `members`: all that are connected, if it is led here."""
 
     subscriber_id: str
@@ -39,13 +39,13 @@ class LeaderQueryReply:
 
 
 class LeaderLookups:
-    """Queries who leads what; each subscription is looked up once for all queries meanwhile."""
+    """Leader queries in progress; each subscription is looked up once for all queries meanwhile."""
 
     def __init__(self) -> None:
         self._askers: dict[Subscription, dict[str, None]] = {}
 
     def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
-        """Add a query; True where it is to be looked up now. None: the node itself needs it."""
+        """Add a query; return whether it is to be looked up now. Subscriber None: the node itself."""
         first = subscription not in self._askers
         if first and len(self._askers) >= MAX_ASKED:
             return False
@@ -61,31 +61,31 @@ class LeaderLookups:
         claim: Leadership | None,
         members: Iterable[Member] | None,
     ) -> list[LeaderQueryReply]:
-        """Return the answers to all that have queried."""
+        """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
         known = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
         return [LeaderQueryReply(asker, str(subscription), group, alive, known) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
-        """The database did not answer: drop the queries, which are repeated."""
+        """Drop the queries, as the database did not answer: they are repeated."""
         self._askers.pop(subscription, None)
 
 
 class GroupEventPublisher:
-    """Publishes for the node of that name what is watched, and spares itself the rest. `now_us`: microseconds since
-    1970 by the node's clock."""
+    """Publishes the events of watched groups only. `node`: its name; `now_us`: microseconds since 1970 by the node's
+    clock."""
 
     def __init__(self, node: str, publish: Callable[[str, str, object], object], now_us: Callable[[], int]) -> None:
         self._node, self._publish, self._now_us = node, publish, now_us
         self._keys: set[str | None] = set()
 
     def set_interest(self, key: str | None, wanted: bool) -> None:
-        """A watcher of that group (None: of all) has come, or the last has gone."""
+        """Record that a watcher of that group (None: of all) has come, or the last has gone."""
         (self._keys.add if wanted else self._keys.discard)(key)
 
     def publish(self, event: Iterable[GroupWatchEvent]) -> None:
-        """To all who watch, in this order."""
+        """Send the events to all watchers, in this order."""
         if not self._keys:
             return
         for each in event:
@@ -94,7 +94,7 @@ class GroupEventPublisher:
                 self._publish(Channel.GROUP, each.subscription, reported)
 
     def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEventPayload:
-        """Return the answer to a question."""
+        """Return the answer to a leader query."""
         group, claim = whereabouts.group, whereabouts.leadership
         reported: dict[str, Any] = {
             "at": str(StartingPosition.at_time(self._now_us())),
@@ -113,7 +113,7 @@ class GroupEventPublisher:
 
 
 def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEventPayload:
-    """Return the line as JSON, without what does not apply to it (docs/groups.md)."""
+    """Return the record as JSON, without the fields that do not apply to it (docs/groups.md)."""
     line = event.record
     reported: dict[str, Any] = {
         "at": str(StartingPosition.at_time(at_us)),
@@ -145,9 +145,9 @@ def parse_leader_query(event: GroupEventPayload) -> Subscription:
         raise UsageError(f"an agent's event must be JSON: {error}") from None
     if not isinstance(asked, dict) or not isinstance(asked.get("watch"), str):
         raise UsageError('a node takes no events from agents but {"watch": SUBSCRIPTION}: the others are its own.')
-    return Subscription.parse_stored(asked["watch"])  # it may be a group of old, with control characters
+    return Subscription.parse_stored(asked["watch"])  # it may be an old group, with control characters
 
 
 def to_microseconds(seconds: float) -> int:
-    """Return a time of the system's clock as the store counts it."""
+    """Return a time of the system's clock in microseconds, as the store has it."""
     return round(seconds * MICROSECONDS)

@@ -1,4 +1,4 @@
-"""Groups known to a node: their ids, the borrowers that wait for their leaders, and each borrower's group."""
+"""Groups known to a node: their ids, waiting borrowers, and each borrower's group."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
 SENT_ON_S = 1.0
-"""How long those are remembered that were sent to another node; then they have found its leader, or ask again."""
+"""How long borrowers that were sent to another node are remembered; then they have found its leader, or retry."""
 
 BorrowerKey = tuple[str, str]
-"""(agent, borrower id): no agent can name another's borrower."""
+"""(agent, borrower id): an agent cannot refer to another's borrower."""
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class _Known:
 
 
 class GroupRegistry:
-    """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
+    """Tracks groups in memory only: everything in it can be requested again, so it may be dropped at any time."""
 
     def __init__(self) -> None:
         self._known: dict[Subscription, _Known] = {}
@@ -38,12 +38,12 @@ class GroupRegistry:
         self._check_at = float("inf")
 
     def group(self, subscription: Subscription) -> Group | None:
-        """Return the group as it was opened."""
+        """Return the group as it was opened; None if it was not."""
         known = self._known.get(subscription)
         return known.group if known else None
 
     def group_by_id(self, group_id: int) -> Group | None:
-        """Return the group of that id, if it was opened here."""
+        """Return the group of that id; None if it was not opened here."""
         return self._by_id.get(group_id)
 
     def add_waiter(
@@ -63,21 +63,20 @@ class GroupRegistry:
             known.sent_on.pop((agent, borrower_id), None)
 
     def remove_group(self, group: Group) -> tuple[AgentMessageReceived, ...]:
-        """Remove a deleted group, so that its subscription is open to a new one. Return all that waited for it,
-        once."""
+        """Remove a deleted group, so that its subscription can have a new one. Return all waiting requests, once."""
         waiting = self.take_waiters(group.subscription)
         self.finish_opening(group.subscription, None)
         self._by_id.pop(group.group_id, None)
         return tuple(received for received, _ in waiting)
 
     def begin_opening(self, subscription: Subscription) -> bool:
-        """True for the first who must open the group."""
+        """Return whether the caller has to open the group; False while that is under way."""
         known = self._known[subscription]
         first, known.opening = not known.opening, True
         return first
 
     def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
-        """The answer: the group, or None where opening failed. One that had its id was lost by a failover."""
+        """Store the opened group, None if that failed. Another one with its id was lost by a failover."""
         if group is not None:
             lost = self._known.get(self._by_id.get(group.group_id, group).subscription)
             if lost is not None:
@@ -89,8 +88,8 @@ class GroupRegistry:
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
     ) -> tuple[tuple[AgentMessageReceived, str], ...]:
-        """Return all that wait, once, and those that were sent on just now; not those whose last request is older than
-        `since`: they are gone, or will repeat it."""
+        """Return the waiting requests, once, and those that were just sent on; not those older than `since`: their
+        borrowers are gone, or will repeat them."""
         known = self._known.get(subscription)
         if known is None:
             return ()
@@ -99,8 +98,8 @@ class GroupRegistry:
         return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
 
     def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
-        """Return all that wait, once: another node leads. If it is dead, and this one leads in a moment, they need not
-        ask again."""
+        """Return the waiting requests, once, as another node leads. They are kept for a while: if this node leads soon,
+        they need not be repeated."""
         known = self._known.get(subscription)
         if known is None:
             return ()
@@ -109,20 +108,20 @@ class GroupRegistry:
         return tuple((h, b) for (_, b), (h, _) in asked.items())
 
     def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
-        """The borrower's messages go to that group's leader."""
+        """Route the borrower's messages to that group's leader."""
         self._home[agent, borrower_id] = group_id
 
     def group_of_borrower(self, agent: str, borrower_id: str) -> int | None:
-        """Return the group whose leader knows the borrower."""
+        """Return the id of the borrower's group; None if there is none."""
         return self._home.get((agent, borrower_id))
 
     def unbind_group(self, group_id: int) -> None:
-        """Forget the borrowers of the group, whose leader is over."""
+        """Remove the borrowers of the group, whose leader is over."""
         self._home = {b: g for b, g in self._home.items() if g != group_id}
 
     def take_idle_groups(self, now: float, idle_s: float, leaders: Mapping[int, GroupLeader]) -> tuple[Group, ...]:
-        """Return groups not led here and not requested in that time, once: they are forgotten, and so are borrowers
-        that their leaders have forgotten. Checked once a second."""
+        """Remove and return groups that are not led here and were not requested for `idle_s`; also drops borrowers that
+        their leaders have dropped. Checked once a second."""
         if now < self._check_at:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
@@ -142,5 +141,5 @@ class GroupRegistry:
         return not (led or known.opening) and known.asked_at <= before
 
     def wake_at(self) -> float:
-        """When to look at `take_idle_groups` again."""
+        """Return when to call `take_idle_groups` again."""
         return self._check_at

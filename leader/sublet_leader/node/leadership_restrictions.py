@@ -1,4 +1,4 @@
-"""Which leaderships a node must not hold because of its desired state, and until when; pure."""
+"""Which leaderships a node must not hold because of its desired state; pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from sublet_storage.groups.model.records import Group
 
 
 class LeadershipRestrictions:
-    """A node that steps down from a group leaves it to others for `leave_s`: the first borrowers that ask this node
-    shall not find it leading again. A node that drains leads nothing until it no longer does."""
+    """Tracks restrictions. A node that steps down from a group leaves it to others for `leave_s`: borrowers that
+    request it from this node shall not find it leading again. A draining node leads nothing until it no longer
+    drains."""
 
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
@@ -18,7 +19,7 @@ class LeadershipRestrictions:
         self._left: dict[int, float] = {}
 
     def apply(self, desired_state: NodeDesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
-        """Return which of {leadership: term} to give up now. A command is repeated until it is done."""
+        """Return which of {leadership: term} to resign now. A command is repeated until it is done."""
         self.draining = desired_state.is_draining
         self._left = {group_id: until for group_id, until in self._left.items() if now < until}
         if desired_state.is_draining:
@@ -28,5 +29,5 @@ class LeadershipRestrictions:
         return over
 
     def is_forbidden(self, group: Group | None, now: float) -> bool:
-        """Whether this node must not lead the group (None: one that it does not know)."""
+        """Return whether this node must not lead the group (None: an unknown one)."""
         return self.draining or (group is not None and now < self._left.get(group.group_id, now))

@@ -1,8 +1,8 @@
-"""The machine of a node: its group leaders, the groups it leads, and where those are led that it does not; pure.
+"""The machine of a node: its group leaders, the groups it leads, and leader lookups; pure.
 
-The flow of a first subscriber: `leader_wanted` comes in, the group is opened, its leadership claimed, its rows loaded,
-a `GroupLeader` made and the message passed to it. Other borrowers wait meanwhile. Where another node leads, the answer
-is its address. Writes of all groups leave in one `CommitWrites` at a time; what comes up meanwhile is the next.
+The flow of a first subscriber: `LeaderWanted` comes in, the group is opened, its leadership claimed, its rows loaded, a
+`GroupLeader` made and the message passed to it. Other borrowers wait meanwhile. If another node leads, the answer is
+its address. Writes of all groups leave in one `CommitWrites` at a time; later writes go into the next.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Unwritten:
 
 
 class Node:
-    """One life of one node. Borrowers know it by its address, the database by its incarnation."""
+    """One incarnation of one node. Borrowers know it by its address, the database by its incarnation."""
 
     def __init__(self, ref: NodeRef, settings: LeaderSettings) -> None:
         self.ref, self.settings = ref, settings
@@ -111,10 +111,10 @@ class Node:
         self._session_epochs = DrawnSessionEpochs()
         self._out = NodeOutcomeBuilder()
 
-    # --- the one door -----------------------------------------------------------------------------------------------
+    # --- entry point --------------------------------------------------------------------------------------------------
 
     def decide(self, event: NodeEvent, now: float) -> NodeOutcome:
-        """Answer one event."""
+        """Handle one event and return the outcome."""
         self._out = NodeOutcomeBuilder()
         match event:
             case NodeStarted():
@@ -170,7 +170,7 @@ class Node:
     def _send(self, agent: str, message: ToBorrower) -> None:
         self._out.sends.append((agent, message))
 
-    # --- those who watch --------------------------------------------------------------------------------------------
+    # --- watchers -----------------------------------------------------------------------------------------------------
 
     def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
@@ -215,7 +215,7 @@ class Node:
             self._to_leader(message.borrower_id, received, now)
 
     def _ping(self, agent: str, ping: Ping, now: float) -> None:
-        """Answer for the agent's own borrowers; others are counted: a message does not cause a thousand answers."""
+        """Answer for the agent's own borrowers; others are counted: one message does not cause a thousand answers."""
         for borrower_id in ping.borrower_ids:
             if is_borrower_of(agent, borrower_id):
                 self._to_leader(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
@@ -223,13 +223,13 @@ class Node:
                 self.foreign_pings += 1
 
     def _can_wait(self, message: ToLeader) -> bool:
-        """Whether it can wait. A node that stops writes no more progress but final progress, or it would never come to
-        an end: the next leader gets the rest from the reclaim."""
+        """Return whether the message can wait. A stopping node writes only final progress, so that it finishes: the
+        next leader gets the rest from the reclaim."""
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
     def _to_leader(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
-        """Pass it to the group's leader. A borrower that no leader here knows is invalidated; a leader outside its
+        """Pass the message to the group's leader. A borrower without a leader here is invalidated; a leader outside its
         trust window answers nothing."""
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
         leader = self.leaders.get(group_id) if group_id is not None else None
@@ -241,7 +241,7 @@ class Node:
             self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
     def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
-        """Lead the group, find out which node does, or deny the request."""
+        """Lead the group, look up which node does, or deny the request."""
         if not is_borrower_of(received.agent, wanted.borrower_id):
             problem = f"borrower id {wanted.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
             self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, problem))
@@ -270,7 +270,7 @@ class Node:
     def _has_drawn_epoch(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
     ) -> bool:
-        """Whether its session's epoch is known to have been drawn; else it waits for what the database says."""
+        """Return whether the session's epoch is known to have been drawn; else the request waits for it."""
         is_drawn = self._session_epochs.is_drawn(subscription, received, wanted)
         if not is_drawn and (question := self._session_epochs.add_waiter(subscription, received, wanted)):
             self._out.requests.append(question)
@@ -297,7 +297,7 @@ class Node:
         problem: str,
         now: float,
     ) -> None:
-        """End the borrowers that asked for that very group; serve those that asked for another anew."""
+        """End the borrowers that requested that very group; serve those that requested another."""
         for received in waiting:
             wanted = received.message
             assert isinstance(wanted, LeaderWanted)
@@ -307,15 +307,15 @@ class Node:
                 self._seek(received, wanted, now)
 
     def _admit(self, group: Group, now: float) -> None:
-        """Pass the requests of all that waited to the group's leader, except for those that have fallen silent: they
-        may be dead."""
+        """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
+        dead."""
         leader = self.leaders[group.group_id]
         since = now - self.settings.ping_timeout_s
         for received, borrower_id in self.registry.take_waiters(group.subscription, since):
             wanted = received.message
             assert isinstance(wanted, LeaderWanted)
             if wanted.group_id is not None and wanted.group_id > group.group_id:
-                # Ours is deleted, which its leader will soon find out; or a failover has lost the other.
+                # This group is deleted, as its leader will find; or a failover has lost the other one.
                 self.registry.add_waiter(group.subscription, received, borrower_id, now)
                 if self.registry.begin_opening(group.subscription):
                     self._out.requests.append(
@@ -361,12 +361,12 @@ class Node:
                 assert_never(notice)
 
     def _send_elsewhere(self, subscription: Subscription, group_id: int, address: str) -> None:
-        """Everyone who waits for that group's leader, to the node that leads it."""
+        """Send all borrowers that wait for that group's leader to the node that leads it."""
         for received, borrower_id in self.registry.send_on(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
     def _apply_desired_state(self, desired_state: NodeDesiredStateRead, now: float) -> None:
-        """Give up what is not to be led any more; borrowers are sent to its leader, or ask another node."""
+        """Resign what must not be led any more; borrowers are sent to its leader, or request it from another node."""
         if self._stop_by is not None:
             return
         before = self._restrictions.draining
@@ -396,7 +396,7 @@ class Node:
         self._admit(group, now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
-        """Forget the leader; its borrowers look for the next one and keep their streams."""
+        """Drop the leader; its borrowers look for the next one and keep their streams."""
         leader = self.leaders.pop(group_id, None)
         if leader is not None:
             self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, reason)])
@@ -405,12 +405,12 @@ class Node:
             self._unwritten.pop(group_id, None)
             self.registry.unbind_group(group_id)
 
-    # --- leaders at work --------------------------------------------------------------------------------------------
+    # --- running leaders ----------------------------------------------------------------------------------------------
 
     def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
         if self.election.trusted_term(group_id, now) != leader.term:
-            # A renewal's answer may yet come and extend the trust: by then this leader would have missed the event.
+            # A renewal's answer may still extend the trust window: by then this leader would have missed the event.
             self._elect(Tick(), now)
             return
         try:
@@ -450,7 +450,7 @@ class Node:
             return
         for writes in answer.request.batch:
             if answer.is_outcome_unknown:
-                # It is unknown what the rows are now: the next leader, perhaps this node again, reads them.
+                # The rows are unknown now: the next leader, perhaps this node again, reads them.
                 if self._leads(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
@@ -458,7 +458,7 @@ class Node:
                 self._inform(writes, group_events.WritesNotCommitted(writes.changes), now)
 
     def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
-        """Completed epochs concern atomic groups alone."""
+        """Pass the change to the leaders it concerns; completed epochs concern atomic groups only."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
             if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
@@ -469,7 +469,7 @@ class Node:
         return leader is not None and leader.term == writes.term
 
     def _inform(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
-        """An answer is only for the leader that wrote it, not for its successor on this same node."""
+        """Pass an answer to the leader that wrote it, not to its successor on this same node."""
         if self._leads(writes):
             self._give(self.leaders[writes.group_id], event, now)
 
@@ -486,7 +486,7 @@ class Node:
             self._elect(el.Resign(group.group_id), now)
 
     def _wind_down(self, now: float) -> bool:
-        """On shutdown: once nothing is being written, release every lease, then let the borrowers go."""
+        """Shut down: once writes are done, release every lease and the borrowers; return whether that is done."""
         if self._stop_by is None:
             return False
         pending = self._committing or any(leader.pending_changes() for leader in self.leaders.values())

@@ -1,4 +1,4 @@
-"""Puts together what a borrower has split: a reclaim, or a disconnect, of more streams than a message may have."""
+"""Reassembles a reclaim or a disconnect of more streams than one message may have."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from sublet_protocol.messages.borrower_leader import (
 )
 
 MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE = 100_000, 500_000
-"""Most streams that wait for the last part, of one agent and of all."""
+"""Maximum number of streams that wait for the last part, of one agent and of all."""
 
 EXPIRY_S = 60.0
-"""After which parts whose last one has not come are forgotten."""
+"""After which parts whose last one has not come are dropped."""
 
 Splittable = LeaderWanted | Disconnect
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """The streams of the parts that have come, by id, and when the last of these came."""
+    """The streams of the received parts, by id, and when the last of these came."""
 
     received_at: float = 0.0
     streams: dict[int, HeldGrant | StreamProgress] = field(default_factory=dict)
 
 
 class MessageReassembler:
-    """Collects the parts of split messages. A part that is repeated counts once."""
+    """Collects the parts of split messages. A repeated part counts once."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, str, type[Splittable]], _Waiting] = {}
 
     def merge(self, agent: str, message: Splittable, now: float) -> Splittable | Invalidate | None:
-        """Return the message with the streams of all its parts if this is the last, else None; or the answer where too
-        much waits."""
+        """Return the message with the streams of all its parts if this is the last, else None; or the rejection if too
+        many streams wait."""
         key = agent, message.borrower_id, type(message)
         if not message.more and key not in self._waiting:
             return message

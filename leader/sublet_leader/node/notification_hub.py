@@ -1,6 +1,7 @@
-"""Receives notifications once for all agents of a node: heads for subscribers, new streams for its leaders.
+"""Receives notifications for all agents of a node, and passes them on.
 
-Nothing here is trusted: a notification makes agents and leaders look earlier than they would have looked anyway.
+Heads go to their subscribers, new streams to the node's leaders. Nothing here is trusted: a notification makes agents
+and leaders read earlier than they would have read anyway.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class NotificationHub:
     """Made and used on the node's loop; listens from the beginning to `close`. Raises what the driver raises.
 
     On the loop it calls `on_streams_changed(False)` when some were opened or closed, `on_streams_changed(True)` when
-    nothing but epochs were completed, `on_command(group_id)` when a group's desired state has changed, and
+    only epochs were completed, `on_command(group_id)` when a group's desired state has changed, and
     `on_growth(stream_id)`.
     """
 
@@ -53,22 +54,22 @@ class NotificationHub:
 
     @property
     def endpoint(self) -> str:
-        """What publishers must know to reach this node."""
+        """Return the endpoint by which publishers reach this node."""
         return self._subscriber.endpoint
 
     @property
     def subscriber(self) -> NotificationSubscriber:
-        """What is known, and how it became known."""
+        """Return the subscriber, with its state and counters."""
         return self._subscriber
 
     @property
     def subscribed_stream_count(self) -> int:
-        """How many streams have subscribers."""
+        """Return the number of streams with subscribers."""
         return len(self._followed)
 
     def set_interest(self, key: str, wanted: bool) -> None:
-        """The first subscriber of that stream has come, and gets what is known of it, or the last has gone. A catch-up
-        reads only streams with subscribers, and only their heads are kept for later subscribers."""
+        """Record that the first subscriber of the stream has come, which gets the known head, or the last has gone. A
+        catch-up reads only streams with subscribers, and only their heads are kept for later subscribers."""
         stream_id = _stream_id(key)
         if stream_id is None:
             return
@@ -82,12 +83,12 @@ class NotificationHub:
             self._subscriber.request_catch_up(STREAM)
 
     def known_heads(self) -> dict[int, int]:
-        """Return {stream: head} of those that are followed, as far as they are known."""
+        """Return the known heads of streams with subscribers: {stream: head}."""
         known = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
         return {int(key): change.version // 2 for key, change in known.items() if change is not None}
 
     def close(self) -> None:
-        """Listen no more; blocks for a moment."""
+        """Stop listening; blocks for a moment."""
         self._subscriber.close()
 
     def _wanted(self) -> frozenset[int]:
@@ -95,7 +96,7 @@ class NotificationHub:
             return frozenset(self._followed)
 
     def _received(self, change: ObjectChange) -> None:
-        """Queue a change, on the subscriber's thread. The loop is woken once for all that has come until it runs."""
+        """Queue a change, on the subscriber's thread. The loop is woken once for all changes until it runs."""
         self._news.append(change)
         if len(self._news) == 1:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left
@@ -114,7 +115,7 @@ class NotificationHub:
             self._on_streams_changed(SPACE not in changed)
 
     def _notify(self, change: ObjectChange) -> None:
-        """A head is in the version itself; other fields of the change are not looked at."""
+        """Pass a change on. A head is in the version itself; other fields of the change are ignored."""
         stream_id = _stream_id(change.key)
         head, closed = divmod(change.version, 2)
         if stream_id is None or change.is_deleted or not 0 <= head <= LARGEST:
@@ -126,13 +127,13 @@ class NotificationHub:
 
 
 def _commanded_group(change: ObjectChange) -> int | None:
-    """Return the group whose desired state has changed, if any; other fields are not looked at."""
+    """Return the group whose desired state has changed; None for another change. Other fields are ignored."""
     data = change.data or {}
     group_id, revision = data.get("group_id"), data.get("revision")
     return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
 
 
 def _stream_id(key: str) -> int | None:
-    """Return the stream's id; None for a key that is no stream's, as any client may send."""
+    """Return the stream's id; None for a key that is not a stream's, which any client may send."""
     number = int(key) if key.isdecimal() and len(key) <= len(str(LARGEST)) else -1
     return number if 0 <= number <= LARGEST else None

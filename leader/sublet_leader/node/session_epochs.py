@@ -1,7 +1,7 @@
-"""Which epochs sessions may come with: none that was never drawn, or anybody could lock a session's name for ever; and
-where callers are known, none under another principal's name.
+"""Checks session epochs: rejects epochs never drawn, and names of another principal.
 
-When a node receives a higher one than it knows of, it queries what was drawn last; the requests wait for the answer.
+Otherwise any client could lock a session's name for ever. If a node receives a higher epoch than its last one, it
+queries the last one drawn; the requests wait for the answer.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
 
 MAX_REMEMBERED = 10_000
-"""Names, each with its principal, of which the last draw is remembered; of more, the one that was asked about the
-longest time ago is not."""
+"""Maximum number of names, each with its principal, whose last epoch is remembered; beyond it, the one queried the
+longest time ago is dropped."""
 
 Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
-    """Memory only: all of it can be queried again."""
+    """Tracks drawn epochs in memory only: all of it can be queried again."""
 
     def __init__(self) -> None:
         self._last: dict[ReadSessionEpoch, int] = {}
@@ -26,14 +26,14 @@ class DrawnSessionEpochs:
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
 
     def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
-        """Whether it has no epoch, or one that is known to have been drawn for its name, which is its principal's."""
+        """Return whether the request has no epoch, or one known to have been drawn for its name and principal."""
         return wanted.session_epoch <= self._last.get(_question(subscription, received, wanted), 0)
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
     ) -> ReadSessionEpoch | None:
-        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
-        None where that is under way."""
+        """Add a request that waits for the database; a repeated one replaces the one before. Return the query to make,
+        None if it is under way."""
         question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
         if is_first:
@@ -47,9 +47,9 @@ class DrawnSessionEpochs:
             waiting.pop((agent, borrower_id), None)
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
-        """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
-        for, as the others may have drawn theirs since; to all, where the name is not the principal's. Where the
-        database did not answer none goes on, and all will be repeated."""
+        """Return the requests to continue, and the rejections: only of the request it was queried for, as the others
+        may have drawn theirs since; of all, if the name is not the principal's. If the database did not answer, none
+        continues, and all will be repeated."""
         question, last = answer.request, answer.last
         waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
         if last is None:

@@ -1,8 +1,8 @@
-"""Collects metrics at a scrape: the node's state in memory, and the lags of the groups it leads.
+"""Collects metrics at a scrape: the node's state in memory, and groups' lags.
 
-The node that runs the maintenance exports the groups that nobody leads as well: a lag is watched also where consumers
-are all gone. The groups cost few statements, however many scrape at once, and are read once a second at most. While the
-database is away their offsets are absent, and all else is there.
+The node that runs the maintenance also exports the leaderless groups, so that a lag is visible also where all consumers
+are gone. The groups cost few statements, however many scrape at once, and are read at most once a second. While the
+database is unavailable their offsets are absent, and all other metrics are exported.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class LagSnapshot:
     """Lags in the database; `took_s` None: it did not answer. `sums`: of groups led here, `leaderless`: groups without
-    a leader, `not_exported_count`: how many more there are; `streams`: of some of both."""
+    a leader, `not_exported_count`: further groups without a leader; `streams`: of some of both."""
 
     streams: tuple[StreamLag, ...] = ()
     sums: tuple[LagByStatus, ...] = ()
@@ -47,12 +47,12 @@ class LagSnapshot:
 
 @dataclass(slots=True)
 class _Families:
-    """Metrics in the making, one per family."""
+    """Metrics being collected, one per definition."""
 
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = field(default_factory=dict)
 
     def add(self, family: MetricDefinition, value: float, *labels: str) -> None:
-        """A sample."""
+        """Add a sample."""
         if family.name not in self.made:
             kind = CounterMetricFamily if family.kind is MetricType.COUNTER else GaugeMetricFamily
             self.made[family.name] = kind(family.name, family.help, labels=family.labels)
@@ -60,17 +60,17 @@ class _Families:
 
 
 class NodeCollector(Collector):
-    """Called by `prometheus_client` for each scrape; the caller makes sure that one call runs at a time."""
+    """Called by `prometheus_client` for each scrape; the caller ensures that one call runs at a time."""
 
     def __init__(self, facts: NodeView, reading: HttpDatabasePool, settings: MetricsSettings) -> None:
         self._facts, self._reading, self._settings = facts, reading, settings
 
     def describe(self) -> Iterator[Metric]:
-        """Return nothing: a look at registration would cost statements."""
+        """Return nothing: collecting at registration would cost statements."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Everything, of this moment."""
+        """Return all metrics of this moment."""
         out = _Families()
         self._node(out.add)
         leaders = self._facts.leaders()
@@ -136,8 +136,8 @@ class NodeCollector(Collector):
     def _leaderless(
         self, connection: Connection, led: Mapping[int, GroupLeader]
     ) -> tuple[tuple[GroupOverview, ...], int]:
-        """Return the groups without a leader, as far as there is room, and how many they are. The database may not yet
-        have what is led here."""
+        """Return the leaderless groups, as far as there is room, and their total number. The database may not yet have
+        what is led here."""
         found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
         leaders = self._facts.leaders()
         others = tuple(each for each in found if each.group.group_id not in leaders)
@@ -145,7 +145,7 @@ class NodeCollector(Collector):
 
 
 def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
-    """Groups, in their order, that have not more streams together than that."""
+    """Return the groups, in their order, that have at most `most` streams together."""
     found: set[int] = set()
     for group_id, size in sizes.items():
         most -= size
@@ -155,7 +155,7 @@ def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
 
 
 def _leaderless(add: Callable[..., None], overview: GroupOverview) -> None:
-    """Export what the database has of a group with a leader."""
+    """Export what the database has of a group without a leader."""
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
     add(metric_definitions.PAUSED, overview.group.desired_state.pause_reason is not None, name)

@@ -1,4 +1,4 @@
-"""Counters of events of the node's loop and its worker's thread, in a registry of the node's own."""
+"""Counters of a node's events and database requests, in the node's own registry."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class NodeCounters:
         self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
 
     def record_history(self, events: Iterable[GroupWatchEvent], violations: int = 0) -> None:
-        """Count events that are true by now. `violations`: how many leaders broke an invariant."""
+        """Count events that have happened. `violations`: number of leaders that broke an invariant."""
         self._broken.inc(violations)
         for each in events:
             line = each.record
@@ -56,10 +56,10 @@ class NodeCounters:
                 self._lendings.labels(self._groups.named(each.subscription), line.event, reason, forced).inc()
 
     def on_request(self, request: DatabaseRequest) -> None:
-        """A request goes out to the database."""
+        """Count a request that is sent to the database."""
 
     def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
-        """What came of it."""
+        """Count the answer or the failure."""
         kind = type(request).__name__
         self._latency.labels(kind).observe(took_s)
         if problem is not None:
@@ -75,7 +75,7 @@ class NodeCounters:
 
 
 class _Few:
-    """The first `most` names by themselves; all others are one."""
+    """Returns the first `most` names unchanged, and one name for all others."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -91,7 +91,7 @@ class _Few:
 
 
 def reason_category(reason: str) -> str:
-    """Return a reason of history without what is particular about this case: what people wrote, names, numbers."""
+    """Return the kind of a history record's reason, without operators' texts, names and numbers."""
     general = re.split(r"[;(]", reason, maxsplit=1)[0]
     head, _, rest = general.partition(":")
     if head.strip() == "deadline":

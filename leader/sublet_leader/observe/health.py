@@ -1,7 +1,8 @@
-"""The health of a node, evaluated from its signals for gRPC's health service, probes, metrics and the page; pure.
+"""The health of a node, evaluated from its signals; pure.
 
-Three checks make a node fit to serve, and a fourth is about all nodes together: a group whose consumers have no leader
-is no failure of this node in particular, so it is reported, and does not take this node out of service.
+It is used by gRPC's health service, probes, metrics and the page. Three checks are required for a node to serve; a
+fourth is about all nodes together: a group whose consumers have no leader is no failure of this node in particular, so
+it is reported, and does not take this node out of service.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 
 STUCK_S = 5.0
-"""A loop that has not come round for so long is stuck."""
+"""A loop that has not run for this long is stuck."""
 
 
 class HealthState(StrEnum):
-    """The state that a probe gets."""
+    """The state of a check, as probes get it."""
 
     OK = "ok"
     STARTING = "starting"  # it does not serve yet
@@ -31,7 +32,7 @@ class HealthState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """One thing that was looked at. `is_required`: unless it is well this node cannot serve."""
+    """One check. `is_required`: this node cannot serve unless it is ok."""
 
     name: str
     state: HealthState
@@ -40,7 +41,7 @@ class HealthCheck:
 
     @property
     def is_ok(self) -> bool:
-        """Nothing is wrong with it."""
+        """Return whether the check is ok."""
         return self.state is HealthState.OK
 
 
@@ -52,17 +53,17 @@ class Health:
 
     @property
     def worst_check(self) -> HealthCheck:
-        """The first that is not well, else the first."""
+        """Return the first check that is not ok, else the first."""
         return next((check for check in self.checks if not check.is_ok), self.checks[0])
 
     @property
     def is_alive(self) -> bool:
-        """False where only a restart helps."""
+        """Return False if only a restart helps."""
         return self.check_named("loop").state is not HealthState.STUCK
 
     @property
     def is_ready(self) -> bool:
-        """It can serve."""
+        """Return whether the node can serve."""
         return all(check.is_ok for check in self.checks if check.is_required)
 
     def check_named(self, name: str) -> HealthCheck:
@@ -71,11 +72,11 @@ class Health:
 
 
 CHECKS = ("loop", "database", "lease", "leaders")
-"""Their names, in paths and for gRPC."""
+"""The names of the checks, in paths and for gRPC."""
 
 
 def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
-    """Return how it is at this moment."""
+    """Return the health at this moment."""
     now = vitals.clock()
     away = _away(vitals, settings, now)
     return Health((_loop(vitals, now), away, _lease(vitals, settings, now), _leaders(vitals, away)))
@@ -96,8 +97,8 @@ def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
 
 
 def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
-    """Each thread's last answer counts: that of one connection does not cover the other's. A request that is out for
-    too long is not answered."""
+    """Return the database check. Each thread's last answer counts, as one connection does not stand for the other; a
+    request in flight for too long counts as unanswered."""
     answer_timeout_s = settings.statement_timeout_s + settings.tcp_timeout_s
     for pulse in (vitals.worker, vitals.directory):
         if pulse.last_failure_at > pulse.last_answer_at:
@@ -109,7 +110,7 @@ def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Health
 
 
 def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
-    """A single failure is tried again: a row may be locked for a moment."""
+    """Return the lease check. A single failure does not count: a row may be locked for a moment."""
     if vitals.name_conflict is not None:
         return HealthCheck("lease", HealthState.DENIED, vitals.name_conflict)
     if vitals.lease_failure is not None and now - vitals.lease_failure.since >= settings.claim_retry_interval_s:
@@ -121,7 +122,7 @@ def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Healt
 
 
 def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
-    """A check that cannot be made is not ok."""
+    """Return the leaders check; it is not ok while the database is unreachable."""
     if not away.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
     if vitals.leaderless_group_count:

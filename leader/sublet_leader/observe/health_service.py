@@ -1,8 +1,4 @@
-"""gRPC's standard health service, from the same checks as the HTTP probes; and the heartbeat of the node's loop.
-
-The service "" is whether this node can serve, "live" whether there is no need to restart it; "loop", "database",
-"lease" and "leaders" are single checks.
-"""
+"""gRPC's standard health service, from the HTTP probes' checks; and the loop's heartbeat."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ _SERVING_STATUS = {
 
 
 class HealthService:
-    """`on_beat` is called at each beat, and `look` right after it."""
+    """Serves the checks. `on_beat` is called at each beat, and `look` right after it."""
 
     def __init__(self, server: grpc.aio.Server, on_beat: Callable[[], None], look: Callable[[], Health]) -> None:
         self._turn, self._look = on_beat, look
@@ -34,12 +30,12 @@ class HealthService:
         health_pb2_grpc.add_HealthServicer_to_server(self._service, server)
 
     async def start(self) -> None:
-        """Set the present state, and go on setting what changes."""
+        """Set the present state, and update it as it changes."""
         await self._beat()
         self._task = asyncio.get_running_loop().create_task(self._follow())
 
     async def stop(self) -> None:
-        """From now on nothing serves, whatever is looked at."""
+        """Set all services to not serving, for good."""
         if self._task is not None:
             self._task.cancel()
         await self._service.enter_graceful_shutdown()

@@ -1,6 +1,6 @@
-"""Signals of a node's health: whether its loop turns, the database answers, and its leases are granted.
+"""Signals of a node's health: its loop, the database's answers, and its leases.
 
-Its threads write them, other threads read them. Each is one assignment, so no thread waits for another.
+The node's threads write them, other threads read them. Each write is one assignment, so no thread waits for another.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class LeadershipLeaseFailure:
 
 @dataclass(slots=True)
 class DatabaseHealth:
-    """How the database answers one thread of the node. `request_started_at`: there is a request under way since
-    then."""
+    """The answers of the database to one thread of the node. `request_started_at`: when the request in flight was sent,
+    None without one."""
 
     request_started_at: float | None = None
     last_answer_at: float = float("-inf")
@@ -42,11 +42,11 @@ class DatabaseHealth:
     last_error: str = ""
 
     def on_request(self, now: float) -> None:
-        """A request goes out."""
+        """Record that a request is sent."""
         self.request_started_at = now
 
     def on_answer(self, now: float, problem: Exception | None) -> None:
-        """It was answered, were it by a refusal; or it was not."""
+        """Record that it was answered, also by a rejection, or that it was not."""
         if problem is not None and is_unreachable(problem):
             self.last_failure_at, self.last_error = now, str(problem)
         else:
@@ -73,15 +73,15 @@ class HealthSignals:
     _lost: set[int] = field(default_factory=set)
 
     def beat(self) -> None:
-        """The loop has come round."""
+        """Record that the loop has run."""
         self.last_loop_beat_at = self.clock()
 
     def on_request(self, request: DatabaseRequest) -> None:
-        """The worker sends a request to the database."""
+        """Record that the worker sends a request to the database."""
         self.worker.on_request(self.clock())
 
     def on_answer(self, request: DatabaseRequest, answer: NodeEvent, problem: Exception | None, took_s: float) -> None:
-        """What came of it; leases are looked at closely."""
+        """Record the answer, with its effect on the leases."""
         now = self.clock()
         self.worker.on_answer(now, problem)
         if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
@@ -102,8 +102,8 @@ class HealthSignals:
             self.lease_failure = LeadershipLeaseFailure(" ".join(str(problem).split()), since)
 
     def _claimed(self, leadership_id: int, claim: Leadership, now: float) -> None:
-        """A lease that ended under the node was not taken by another, unless another node has it now: a reset or a
-        deletion ends leases as well."""
+        """Record the present holder of a lease. A lease that ended under the node counts as lost only if another node
+        has it now: a reset or a deletion ends leases as well."""
         if claim.node.incarnation == self.incarnation:
             self.lost_leases.pop(leadership_id, None)
         elif leadership_id in self._lost:
@@ -112,14 +112,14 @@ class HealthSignals:
         self._lost -= {leadership_id}
 
     def leases_lost_since(self, then: float) -> list[LeadershipLeaseFailure]:
-        """Return the leases that other nodes took after that, and that are not back; older ones are forgotten."""
+        """Return the leases that other nodes took after that time and that are not back; drops older ones."""
         for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < then]:
             self.lost_leases.pop(leadership_id, None)
         return list(self.lost_leases.values())
 
 
 def is_unreachable(problem: Exception) -> bool:
-    """Whether the database did not answer at all; a statement that it refuses is an answer."""
+    """Return whether the database did not answer at all; a rejected statement is an answer."""
     if isinstance(problem, TransactionRolledBack):
         return False
     return isinstance(problem, DatabaseUnreachable | UnknownOutcome | psycopg.OperationalError)

@@ -23,7 +23,7 @@ def log_history(events: Iterable[GroupWatchEvent]) -> None:
 
 
 def log_fields(event: GroupWatchEvent) -> dict[str, object]:
-    """Return the ids of what happened, without those that do not apply."""
+    """Return the ids of the event, without those that do not apply."""
     line = event.record
     reported: dict[str, object] = {
         "event": line.event,

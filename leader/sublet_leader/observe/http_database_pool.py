@@ -17,7 +17,7 @@ from sublet_storage.db.connect import connect
 
 MAX_CONNECTIONS = 3
 MAX_WAITING = 16
-"""Fewer than the HTTP port has threads, so that some are left for what needs no database."""
+"""Fewer than the HTTP port has threads, so that some are left for requests that need no database."""
 STATEMENT_TIMEOUT_S = 5.0
 RECEIVE_TIMEOUT_S = 6.0
 ACQUIRE_TIMEOUT_S = 5.0
@@ -29,13 +29,13 @@ logging.getLogger("psycopg.pool").setLevel(logging.ERROR)  # the caller's error 
 
 
 class _ReadingConnection(BoundedConnection):
-    """Made by the pool, and like all connections of ours."""
+    """A connection made by the pool, with the options of all other connections."""
 
     @classmethod
     def connect(  # type: ignore[override]
         cls, conninfo: str = "", *, note: Callable[[SubletError | None], None], **_: Any
     ) -> BoundedConnection:
-        """`note` is called with what hinders it, or None."""
+        """Connect; `note` is called with the error, None on success."""
         try:
             made = connect(
                 conninfo,
@@ -51,7 +51,7 @@ class _ReadingConnection(BoundedConnection):
 
 
 class HttpDatabasePool:
-    """Gives connections to threads, one at a time to each. `look` checks first whether the database is there at all."""
+    """Pools the threads' connections, one for each at a time. `look` is called first and checks the database."""
 
     def __init__(self, url: str, look: Callable[[], Health]) -> None:
         self._look = look
@@ -71,7 +71,8 @@ class HttpDatabasePool:
 
     @contextmanager
     def connection(self) -> Iterator[Connection]:
-        """Raises `Unavailable` where the database is known to be away, or all connections are in use for long."""
+        """Provide a connection. Raises `Unavailable` if the database is known to be unreachable, or all connections are
+        in use."""
         check = self._look().check_named("database")
         if check.state is HealthState.UNREACHABLE:
             raise Unavailable(f"the database is unreachable: {check.detail}")
@@ -88,7 +89,7 @@ class HttpDatabasePool:
             self._pool.putconn(connection)
 
     def close(self) -> None:
-        """Close those that are not in use, and the others when they are given back."""
+        """Close the idle connections, and the others when they are returned."""
         self._pool.close(CLOSE_TIMEOUT_S)
 
     def _note(self, hindrance: SubletError | None) -> None:

@@ -1,6 +1,6 @@
-"""The lags of groups over the last minutes: a ring of samples in memory, for the page's curves.
+"""The lags of groups over the last minutes, in memory, for the page's curves.
 
-One statement samples all groups, the seldomer the longer it takes. A sample is a flat array, with a column per group.
+One statement samples all groups, less often the longer it takes. A sample is a flat array, with a column per group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_S = 10.0
 MAX_OF_TIME = 0.02
-"""Sampling takes no more than this part of the database's time for one connection."""
+"""Maximum fraction of the time for which sampling keeps one connection busy."""
 _UNKNOWN = -1
 
 
@@ -38,18 +38,18 @@ class LagHistory:
         self._thread = threading.Thread(target=self._work, name="sublet-lag-history", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample, if anything is to be remembered."""
+        """Start to sample, if samples are to be kept."""
         if self._wanted:
             self._thread.start()
 
     def close(self) -> None:
-        """Sample no more."""
+        """Stop sampling."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
 
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
-        """When samples were taken, in seconds since 1970, and {group: its lag then, None where it is not known}."""
+        """Return when samples were taken, in seconds since 1970, and {group: its lag then, None if unknown}."""
         samples = tuple(self._samples)
         return [round(at, 1) for at, _ in samples], {each: self._series(each, samples) for each in group_ids}
 
@@ -61,7 +61,7 @@ class LagHistory:
         return [None if lag == _UNKNOWN else lag for lag in found]
 
     def add_sample(self, at: float, lags: dict[int, int | None]) -> None:
-        """One sample. Groups that are gone give their columns up."""
+        """Add one sample. Groups that are gone free their columns."""
         if len(self._columns) > len(lags) + 1000:
             self._samples.clear()
             self._columns.clear()

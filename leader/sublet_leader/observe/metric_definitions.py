@@ -25,7 +25,7 @@ class MetricDefinition:
 
     @property
     def exported_names(self) -> tuple[str, ...]:
-        """The names that a query may use."""
+        """Return the names that a query may use."""
         match self.kind:
             case MetricType.COUNTER:
                 return (f"{self.name}_total",)

@@ -1,6 +1,6 @@
-"""The read-only view of a node for its HTTP port, usable on any thread without the node's loop.
+"""The read-only view of a node for its HTTP port, usable on any thread.
 
-Copies of dictionaries are made in one step each, so what is read is of one moment or the next, never torn.
+Dictionaries are copied in one step each, so a copy is of one moment, never torn.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class NodeView:
 
     @property
     def version(self) -> str:
-        """The release that it runs."""
+        """Return the release that it runs."""
         return installed_version()
 
     def health(self) -> Health:
-        """Return how it is."""
+        """Return the health at this moment."""
         return evaluate_health(self.health_signals, self.settings)
 
     def leaders(self) -> dict[int, GroupLeader]:
-        """Return the groups that it may act for at this moment, by id; two nodes never have the same."""
+        """Return {group id: leader} of the groups that it may act for now; two nodes never have the same."""
         now = self.health_signals.clock()
         found = tuple(self.machine.leaders.items())
         return {
@@ -51,27 +51,27 @@ class NodeView:
         }
 
     def is_maintenance_leader(self) -> bool:
-        """It does what one node does for all."""
+        """Return whether the node leads the maintenance."""
         return self.machine.election.trusted_term(MAINTENANCE, self.health_signals.clock()) is not None
 
     def leadership_counts(self) -> Mapping[str, int]:
-        """Return how many leaderships stand where."""
+        """Return {status: number of leaderships}."""
         return Counter(status.value for status in self.machine.election.statuses())
 
     def agent_count(self) -> int:
-        """Return how many are connected."""
+        """Return the number of connected agents."""
         return len(self.sessions.publisher.subscriber_ids)
 
     def session_counters(self) -> dict[str, int]:
-        """Return what has happened between it and its agents."""
+        """Return the counters of its node connections."""
         return {**asdict(self.sessions.counters), "foreign_pings": self.machine.foreign_pings}
 
     def notification_counters(self) -> dict[str, int]:
-        """Counters of notifications; empty where nothing is pushed."""
+        """Return the counters of notifications; empty where nothing is pushed."""
         return {} if self.hub is None else self.hub.subscriber.counters()
 
     def subscribed_stream_count(self) -> int:
-        """Return how many streams have subscribers here."""
+        """Return the number of streams with subscribers here."""
         return 0 if self.hub is None else self.hub.subscribed_stream_count
 
 

@@ -1,1 +1,1 @@
-"""`sublet access`: who may do what at nodes, and the tokens that prove who it is."""
+"""`sublet access`: access rules, and the tokens that authenticate principals."""

@@ -1,4 +1,4 @@
-"""`sublet access allow`, `list`, `revoke` and `check`, and the table of the commands of `sublet access`."""
+"""`sublet access allow`, `list`, `revoke` and `check`, and the command table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sublet access token`, `tokens`, `revoke-token` and `release-session`: what belongs to principals."""
+"""`sublet access token`, `tokens`, `revoke-token` and `release-session`."""
 
 from __future__ import annotations
 

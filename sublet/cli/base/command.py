@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from sublet_storage.bootstrap.database import DatabaseLocation
 
 NODE_TIMEOUT_S = 10.0
-"""How long a command waits for nodes that do not answer."""
+"""Time limit of a command for nodes that do not answer."""
 
 BROKEN_PIPE = 128 + signal.SIGPIPE
 EXIT_CODES = """\b
@@ -45,7 +45,8 @@ _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _url_without_password(text: str | None) -> str | None:
-    """One that is malformed is refused where it is used; an empty one is that of the environment."""
+    """Return the URL; raise `BadParameter` if it contains a password. A malformed one is rejected where it is used; an
+    empty one means the environment's."""
     if not text:
         return text
     from sublet_storage.db.database_url import SETTING, as_secret, secret_parts
@@ -76,7 +77,8 @@ DatabaseUrl = Annotated[
 
 
 def _directory(text: str) -> Path:
-    """An empty text would be the working directory, and a cluster would be made there unasked."""
+    """Return the directory; raise `BadParameter` for an empty text, which would make a cluster in the working
+    directory."""
     if not text:
         raise typer.BadParameter("'': it names no directory. Name one, or leave the option out.")
     return Path(text)
@@ -99,7 +101,7 @@ Nodes = Annotated[
         help="A leader node to go through, instead of the database. Repeatable: the others stand in for the first.",
     ),
 ]
-"""The option of commands that can do without access to the database."""
+"""The option of commands that can work without access to the database."""
 Json = Annotated[
     bool,
     typer.Option("--json", help="Answer in JSON, for programs."),
@@ -117,15 +119,15 @@ COMMON = {
 
 
 class EscapingLogFormatter(logging.Formatter):
-    """Print for people: what could move a cursor, such as in a group's name, is escaped."""
+    """Formats logs for people: characters that could move a cursor, such as in a group's name, are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Format the record, in as many lines as it has."""
+        """Return the formatted record, in as many lines as it has."""
         return "\n".join(map(escape_control_characters, super().format(record).split("\n")))
 
 
 class SignalReceived(KeyboardInterrupt):
-    """SIGTERM, or the terminal has gone (SIGHUP): like Ctrl-C, from outside."""
+    """SIGTERM, or SIGHUP when the terminal has gone: handled like Ctrl-C."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -133,24 +135,24 @@ class SignalReceived(KeyboardInterrupt):
 
 
 class CommandContext(CliOutput):
-    """What a command is given: where the database is, and how to answer."""
+    """The context of a command: its database, and its output."""
 
     def __init__(self, database_url: str | None, data_dir: Path | None, json: bool, debug: bool) -> None:
         super().__init__(json)
         self.database_url, self.data_dir, self.debug = database_url, data_dir, debug
         self.log: logging.Logger | None = None
-        """Where an error goes that ends the command, if not to stderr as a sentence."""
+        """Where an error that ends the command is logged, if not printed to stderr as a sentence."""
 
     @contextmanager
     def open_database(self, migrate_embedded: bool = True) -> Iterator[DatabaseLocation]:
-        """The database that the options, or else the environment, name; checked."""
+        """Provide the database of the options, else of the environment, checked."""
         from sublet_storage.bootstrap.database import open_database
 
         with open_database(self.database_url, self.data_dir, migrate_embedded) as database:
             yield database
 
     def check_single_source(self) -> None:
-        """For a command that goes through nodes. Raises `UsageError` where a database is named as well."""
+        """Raise `UsageError` if a database is named as well, for a command that goes through nodes."""
         if self.database_url is not None or self.data_dir is not None:
             raise UsageError("--node and --database-url or --data-dir: one way is enough. Leave one of them out.")
 
@@ -163,16 +165,16 @@ class CommandContext(CliOutput):
 
     @contextmanager
     def open_connection(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection to it."""
+        """Provide a connection to the database."""
         from sublet_storage.bootstrap.database import open_connection
 
         with open_connection(self.database_url, self.data_dir, "sublet cli") as connection:
-            gc.freeze()  # what is loaded stays: collections need not look through it while rows come by the thousand
+            gc.freeze()  # loaded objects stay: collections need not traverse them while rows come by the thousand
             yield connection
 
 
 def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory]) -> lazy_commands.CommandFactory:
-    """Return the factory of a group of commands, `sublet NAME ...`."""
+    """Return the factory of a command group, `sublet NAME ...`."""
     return lambda name: lazy_commands.group(name, help, commands, EXIT_CODES)
 
 
@@ -182,7 +184,7 @@ def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory
 
 
 def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
-    """Return the factory of a command that has all its options itself, and `run`s."""
+    """Return the factory of a command that declares all its options itself, and calls `run_command`."""
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
 
@@ -205,7 +207,7 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
 
 
 def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
-    """Run a command to its exit code; every error is one sentence on stderr."""
+    """Run a command and return its exit code; every error is one sentence on stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EscapingLogFormatter("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(SecretFilter())
@@ -221,7 +223,7 @@ def run_command(cli: CommandContext, command: Callable[[], int | None]) -> int:
         return BROKEN_PIPE
     except KeyboardInterrupt as interrupt:
         return 128 + getattr(interrupt, "number", signal.SIGINT)
-    except Exception as error:  # the last resort: whatever it is, it ends as one sentence
+    except Exception as error:  # any error ends as one sentence
         text, code = explain_error(error)
         if cli.log is not None:
             cli.log.critical("%s", text, exc_info=cli.debug)
@@ -262,7 +264,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 def defer_signals() -> Iterator[None]:
     """Finish this block before a signal ends the command; a second signal interrupts it.
 
-    An exception in the midst of a call on a connection would leave that in an unknown state.
+    An exception during a call on a connection would leave the connection in an unknown state.
     """
     came: list[int] = []
 
@@ -287,11 +289,12 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def _check_stdout() -> None:
-    """Check before anything is opened, as that could get the same file descriptor."""
+    """Raise `UsageError` if stdout is closed, before anything is opened that could get its file descriptor."""
     if sys.stdout is None:
         raise UsageError("stdout is closed, and answers go there. Send them to a file, or to /dev/null.")
 
 
 def _forget_stdout() -> None:
-    """The reader has gone: what Python still buffers must not be tried again at exit."""
+    """Redirect stdout to /dev/null after its reader has gone, so that Python does not flush its buffer there at
+    exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

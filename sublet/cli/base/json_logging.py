@@ -1,4 +1,4 @@
-"""JSON logging: a line for each record, with the ids that it is about as fields (docs/metrics.md)."""
+"""JSON logging: a line for each record, with its ids as fields (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sublet.cli.base.output import escape_json
 from sublet_protocol.domain.secret import SecretFilter
 
 EVENTS = "sublet.events"
-"""The logger of the events of groups, where they are enabled."""
+"""The logger of group events, where they are enabled."""
 
 
 class LogFormat(StrEnum):
-    """How a node logs."""
+    """The log format of a node."""
 
     TEXT = "text"
     JSON = "json"
@@ -31,7 +31,7 @@ class JsonFormatter(logging.Formatter):
         self._node = node
 
     def format(self, record: logging.LogRecord) -> str:
-        """When, how bad, who, what; then the record's own fields, which cannot replace these."""
+        """Return time, level, logger and message; then the record's own fields, which cannot replace these."""
         reported: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
@@ -46,8 +46,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_json_logging(node: str) -> Callable[[str], None]:
-    """Send all logs to stderr in JSON from now on, with the events of groups; return a function for messages to the
-    operator, which go there too."""
+    """Send all logs to stderr in JSON from now on, with group events; return a function that logs messages to the
+    operator in the same form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter(node))
     handler.addFilter(SecretFilter())

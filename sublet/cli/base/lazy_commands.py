@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 CommandFactory = Callable[[str], Any]
-"""Makes the command of that name."""
+"""Returns the command of that name."""
 
 
 def command(name: str, function: Callable[..., None], epilog: str) -> Any:
@@ -21,7 +21,7 @@ def command(name: str, function: Callable[..., None], epilog: str) -> Any:
 
 
 def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: str) -> Any:
-    """Return a group of commands."""
+    """Return a command group."""
     of = typer.Typer(
         name=name, cls=lazy_group_class(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
     )
@@ -39,7 +39,7 @@ def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]
 
 
 class _Made(Mapping[str, Any]):
-    """Commands by name, each made once."""
+    """Commands by name, each created once."""
 
     def __init__(self, makers: Mapping[str, CommandFactory]) -> None:
         self._makers = makers
@@ -58,10 +58,11 @@ class _Made(Mapping[str, Any]):
 
 
 class _Light:
-    """For a command: its parameters load what converts values, pydantic in newer typer, for a value that needs it."""
+    """Mixin for commands: parameters load their converters, pydantic in newer typer, only for a value that needs
+    them."""
 
     def get_params(self, context: Any) -> list[Any]:
-        """As typer has them."""
+        """Return typer's parameters, with lazy conversion."""
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
         for each in parameters:
             make = getattr(each, "get_runtime_param", None)
@@ -72,12 +73,12 @@ class _Light:
 
 class _Command(_Light, TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
-        """A negative number where an argument belongs is called that, and not an option that is not there."""
+        """Parse the arguments; report a negative number where an argument belongs as that, not as an unknown option."""
         given = list(arguments)
         try:
             rest: list[str] = super().parse_args(context, arguments)
             return rest
-        except Exception as error:  # which class it has depends on typer's version
+        except Exception as error:  # its class depends on typer's version
             option = str(getattr(error, "option_name", None))
             value = next((each for each in given if each.startswith(option)), option)
             if re.fullmatch(r"-[0-9.]+[a-z]?", value):
@@ -86,7 +87,8 @@ class _Command(_Light, TyperCommand):
 
 
 class _Conversion:
-    """Instead of typer's own, which takes a tenth of a second to load and leaves nothing and texts as they are."""
+    """Replaces typer's own conversion, which takes a tenth of a second to load and leaves None and texts as they
+    are."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -95,11 +97,11 @@ class _Conversion:
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the parameter's value from what was given."""
+        """Return the converted value of the parameter."""
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None
-        wanted = getattr(param, "type_descriptor", None)  # of another version of typer nothing is known here
+        wanted = getattr(param, "type_descriptor", None)  # None with other versions of typer
         info = getattr(wanted, "parameter_info", None)
         is_text = getattr(wanted, "annotation", None) is str and getattr(info, "parser", self) is None
         return value if is_text and isinstance(value, str) else self._make().coerce(value, param=param, ctx=ctx)

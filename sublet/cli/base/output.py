@@ -16,47 +16,47 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_DRESSED = 500
-"""Rows of a table that a terminal's width is looked at for: of more, the time it takes is felt."""
+"""Maximum number of rows of a table that is fitted to the terminal: with more, the delay is noticeable."""
 BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
-"""Columns that are wrapped where a terminal is narrow: the others are numbers, times and words."""
+"""Columns that are wrapped in a narrow terminal: the others are numbers, times and words."""
 MIN_BROKEN = 8
-"""So narrow they may become; where that does not do either, the terminal breaks the lines."""
+"""Minimum width of these columns; in a narrower terminal the terminal itself wraps the lines."""
 
 
 class CliOutput:
-    """`json`: objects instead of text on stdout. What dresses text is loaded when there is some to dress."""
+    """Writes a command's output. `json`: objects instead of text on stdout. Rich is imported on demand."""
 
     def __init__(self, json: bool) -> None:
         self.json = json
 
     @cached_property
     def stderr_console(self) -> Console:
-        """Where stderr goes."""
+        """Return the console of stderr."""
         from rich.console import Console
 
         return Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
     @property
     def is_coloured(self) -> bool:
-        """Whether stdout is a terminal with colours."""
+        """Return whether stdout is a terminal with colours."""
         from rich.console import Console
 
         return Console().is_terminal and not Console().no_color
 
     def print_info(self, text: str) -> None:
-        """A sentence to the person, on stderr. What could move a cursor is escaped."""
+        """Print a sentence to stderr. Characters that could move a cursor are escaped."""
         self.stderr_console.print("\n".join(map(escape_control_characters, text.split("\n"))), markup=False)
 
     def print_error(self, text: str, code: int) -> None:
-        """An error on stderr, as a sentence or, for programs, as an object in one line."""
+        """Print an error to stderr, as a sentence or, for programs, as an object in one line."""
         if self.json:
             self.stderr_console.print(json.dumps({"error": text, "exit_code": code}), markup=False)
         else:
             self.print_info(f"sublet: {text}")
 
     def confirm(self, question: str, otherwise: str) -> None:
-        """Ask on stderr; the answer is a line of stdin, and its end is no. Raises `SubletError`, which begins with
-        `otherwise`, unless it is yes; `UsageError` for programs, which cannot be asked."""
+        """Ask on stderr; the answer is a line of stdin, and its end means no. Raises `SubletError`, which begins with
+        `otherwise`, unless the answer is yes; `UsageError` for programs, which cannot answer."""
         if self.json and not (sys.stdin is not None and sys.stdin.isatty()):
             raise UsageError(f"{otherwise} With --json it is asked at a terminal only. Give --yes.")
         self.print_info(f"{question} [y/N]")
@@ -64,38 +64,39 @@ class CliOutput:
             raise SubletError(f"{otherwise} Answer y, or give --yes.")
 
     def print_json(self, value: Any) -> None:
-        """An object on stdout, in a line of its own."""
+        """Print an object to stdout, in a line of its own."""
         self.write_lines([to_json_line(value)])
 
     def write_lines(self, lines: Iterable[str]) -> None:
-        """Write lines to stdout and flush. Raises `BrokenPipeError` when the reader has gone."""
+        """Write lines to stdout and flush. Raises `BrokenPipeError` if the reader has gone."""
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()
 
     def print_lines(self, lines: Iterable[str]) -> None:
-        """Lines for people to stdout. What could move a cursor is escaped."""
+        """Print lines for people to stdout. Characters that could move a cursor are escaped."""
         self.write_lines(map(escape_control_characters, lines))
 
     def print_table(self, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table on stdout; columns whose name ends with `>` are numbers, set right. It fits a terminal, or is as wide
-        as it needs to be elsewhere. Of what is too wide only prose, addresses and names of groups are broken."""
+        """Print a table to stdout; columns whose name ends with `>` are numbers, aligned right. It fits a terminal, or
+        is as wide as needed elsewhere. If it is too wide only prose, addresses and names of groups are wrapped."""
         cells = [[format_cell(cell) for cell in row] for row in rows]
         if len(cells) > MAX_DRESSED or not _dressed(columns, cells):
             self.write_lines(_aligned(columns, cells))
 
 
 def to_json_line(value: Any) -> str:
-    """Compact JSON, in the characters it is about; what could move a cursor, or turn a line around, is escaped."""
+    """Return compact JSON, not limited to ASCII; characters that could move a cursor, or reverse a line, are
+    escaped."""
     return escape_json(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
 
 
 def escape_json(text: str) -> str:
-    """JSON, in which what cannot be printed is escaped as JSON has it."""
+    """Return the JSON with unprintable characters escaped."""
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
 def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Show a table that fits the terminal; False if stdout is none, or one too narrow for it."""
+    """Print a table that fits the terminal; return False if stdout is none, or one too narrow for it."""
     from rich.console import Console, JustifyMethod
     from rich.markup import escape
     from rich.table import Table
@@ -125,18 +126,18 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 
 
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return how wide each column is."""
+    """Return the width of each column."""
     header = [column.rstrip(">") for column in columns]
     return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
 
 
 def _width(text: str) -> int:
-    """In columns of a terminal."""
+    """Return the width in columns of a terminal."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def format_cell(cell: object) -> str:
-    """Return a cell of a table; an unknown value is shown as such. What could move a cursor is escaped."""
+    """Return a cell of a table as text, `-` for None. Characters that could move a cursor are escaped."""
     if cell is None:
         return "-"
     if isinstance(cell, float):
@@ -145,7 +146,7 @@ def format_cell(cell: object) -> str:
 
 
 def escape_control_characters(text: str) -> str:
-    """Return the text without what could move a cursor, which is escaped."""
+    """Return the text with characters that could move a cursor escaped."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 GroupName = Annotated[str, typer.Argument(metavar="SUBSCRIPTION", help="The group, as it subscribes. Quote it.")]
-"""The argument by which commands take a group."""
+"""The argument that names a group."""
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])", re.ASCII)
@@ -30,7 +30,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 def bytes_to_json(data: bytes | None) -> Any:
-    """Bytes as text where they are UTF-8, else `{"base64": ...}`."""
+    """Return bytes as text where they are UTF-8, else as `{"base64": ...}`."""
     if data is None:
         return None
     try:
@@ -40,7 +40,7 @@ def bytes_to_json(data: bytes | None) -> Any:
 
 
 def bytes_from_json(what: str, value: Any) -> bytes | None:
-    """`to_json` reversed; other JSON than text is its own compact spelling. Raises `UsageError`."""
+    """Return the bytes of `bytes_to_json`'s result; other JSON than text becomes compact JSON. Raises `UsageError`."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -85,12 +85,13 @@ def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any
 
 
 def _header(pair: dict[str, Any] | None) -> list[Any]:
-    """Name and value; a name that is null, as no publisher of ours lets it pass, is shown so."""
+    """Return name and value; [None, None] for a null pair, which our publishers do not store."""
     return [None, None] if pair is None else [pair["key"], bytes_to_json(pair["value"])]
 
 
 def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
-    """Yield the rows for people: topic, key and value, separated by tabs. What could move a cursor is escaped."""
+    """Yield the rows for people: topic, key and value, separated by tabs. Characters that could move a cursor are
+    escaped."""
     before, after = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
@@ -115,8 +116,7 @@ def parse_seconds(text: str) -> int:
 
 
 def parse_fractional_seconds(text: str) -> float:
-    """Return the same with fractions, such as 0.5s. Who forgets a unit may mean days: only 0 does without. Raises
-    `UsageError`."""
+    """Parse a duration in seconds, also with fractions, such as 0.5s; only 0 needs no unit. Raises `UsageError`."""
     wanted = text.strip()
     found = _DURATION.fullmatch(wanted)
     if found is not None:
@@ -132,7 +132,7 @@ def parse_fractional_seconds(text: str) -> float:
 
 
 def format_utc(at_us: int) -> str:
-    """Return a time in microseconds since 1970, spelled as a start is."""
+    """Return a time in microseconds since 1970 in the form of a starting position."""
     return str(StartingPosition.at_time(at_us))
 
 
@@ -156,7 +156,7 @@ def parse_int(what: str, text: str, least: int = 0) -> int:
 
 
 def read_json_file(what: str, file: Path) -> Any:
-    """Return what is in a file of JSON. Raises `UsageError`."""
+    """Return the content of a JSON file. Raises `UsageError`."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
@@ -166,7 +166,7 @@ def read_json_file(what: str, file: Path) -> Any:
 
 
 def parse_number(what: str, text: str) -> float:
-    """Return a number. Raises `UsageError`."""
+    """Parse a number. Raises `UsageError`."""
     try:
         return float(text)
     except ValueError:
@@ -174,7 +174,7 @@ def parse_number(what: str, text: str) -> float:
 
 
 def parse_time(option: str, text: str) -> datetime:
-    """Return a time with its zone, in UTC. Raises `UsageError`, which names the option."""
+    """Parse a time with its zone, and return it in UTC. Raises `UsageError`, which names the option."""
     try:
         when = datetime.fromisoformat(text)
         if when.tzinfo is not None:
@@ -188,7 +188,7 @@ def parse_time(option: str, text: str) -> datetime:
 
 
 def parse_ago(option: str, text: str, instead: str) -> datetime:
-    """Return the time that long ago. Raises `UsageError`, with the remedy where there is no such time."""
+    """Return the time that long ago. Raises `UsageError`, with the hint `instead`, if there is no such time."""
     try:
         return datetime.now(UTC) - timedelta(seconds=parse_fractional_seconds(text))
     except OverflowError:
@@ -196,7 +196,7 @@ def parse_ago(option: str, text: str, instead: str) -> datetime:
 
 
 def parse_starting_position(text: str) -> str | int | datetime:
-    """`earliest`, `latest`, an offset, a time, or a duration (so long ago). Raises `UsageError`."""
+    """Parse `earliest`, `latest`, an offset, a time, or a duration before now. Raises `UsageError`."""
     if text in ("earliest", "latest"):
         return text
     if text == "active":

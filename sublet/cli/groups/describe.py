@@ -1,4 +1,4 @@
-"""`sublet groups list` and `describe`: groups from the database; only standby members are queried of a leader."""
+"""`sublet groups list` and `describe`, from the database; only standby members come from a leader."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 LEADER_S: Final = 2.0
-"""How long a group's leader is waited for."""
+"""Time limit for the answer of a group's leader."""
 
 
 def list_(cli: CommandContext) -> None:
@@ -134,7 +134,7 @@ def _row(overview: GroupOverview) -> tuple[object, ...]:
 
 
 def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
-    """Return all members, which only their leader knows; None: there is no leader, or it does not answer."""
+    """Return all members, which only their leader has; None if there is no leader, or it does not answer."""
     if overview.leader is None or not overview.has_leader:
         return None
     from sublet_borrower.node_client.group_event_watcher import list_connected_members
@@ -210,7 +210,7 @@ def _state(overview: GroupOverview) -> str:
 
 
 def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
-    """Return the lines of what an operator has commanded, if anything."""
+    """Return the lines of the desired state, empty if nothing is set."""
     reason = desired_state.pause_reason
     paused = [] if reason is None else [f"paused   {reason or 'no reason is recorded'}"]
     weights = ", ".join(f"{session} {weight:g}" for session, weight in desired_state.weights)
@@ -218,7 +218,7 @@ def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
 
 
 def _lost(overview: GroupOverview) -> list[str]:
-    """Return what it has not been given and will not be, if anything is."""
+    """Return the line of lost messages, empty if there are none."""
     lost = {line.stream_id: line.lost_message_count for line in overview.streams if line.lost_message_count}
     of = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
     return [f"lost     {sum(lost.values())} {of}"] if lost else []

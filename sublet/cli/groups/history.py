@@ -85,7 +85,7 @@ def history(
 
 
 def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stream_id: int) -> None:
-    """A stream may be there that nothing has happened to yet."""
+    """Raise `NotFound` unless the group has the stream, which may exist without a history."""
     from sublet_storage.groups.model.group_errors import stream_not_found_error
     from sublet_storage.groups.status.overview import describe_group
 
@@ -94,7 +94,7 @@ def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stre
 
 
 def _show_then(cli: CommandContext, group: Group, then_us: int, then: GroupAtTime) -> None:
-    """Who had what, and since or until which line of history."""
+    """Print each stream's owner at that time, with its history record, and the leader."""
     from sublet_storage.groups.model.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json
 

@@ -12,16 +12,14 @@ _ESCAPE = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U000[0-9a-f]{5})")
 
 
 def candidate_subscriptions(text: str) -> list[Subscription]:
-    """Return the subscriptions that may be meant, in order, where the database cannot be queried. Raises as
-    `Subscription.parse` does."""
+    """Return the subscriptions that the text may mean, the literal one first. Raises as `Subscription.parse` does."""
     literal, unescaped = Subscription.parse(text), unescape(text)
     return [literal] if unescaped == text else [literal, Subscription.parse_stored(unescaped)]
 
 
 def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False) -> Subscription:
-    """Return the subscription that is meant. Of two groups, one with a backslash in its name and one with what that may
-    stand for, the first is; where neither is there, what that stands for, but for a group that is `or_new`. Raises as
-    `Subscription.parse` does."""
+    """Return the subscription that the text means: the literal one if that group exists, else the unescaped one; with
+    `or_new` the literal one if neither exists. Raises as `Subscription.parse` does."""
     from sublet_storage.groups.coordinator import group_lifecycle
 
     literal, *stored = candidate_subscriptions(text)
@@ -34,8 +32,8 @@ def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False
 
 
 def parse_typed(text: str) -> Subscription:
-    """Return the subscription of a new group, where the database cannot be queried. Raises `UsageError` for a printed
-    name."""
+    """Return the subscription, where the database cannot be queried. Raises `UsageError` for a name with escapes as
+    commands print them."""
     literal, *stored = candidate_subscriptions(text)
     if stored:
         raise UsageError(
@@ -46,15 +44,14 @@ def parse_typed(text: str) -> Subscription:
 
 
 def unescape(text: str) -> str:
-    """Return the text before it was printed: escapes of what is printed as an escape become that again, and no
-    others."""
+    """Return the text before it was printed: decodes the escapes of unprintable characters, and no others."""
     return _ESCAPE.sub(_character, text)
 
 
 def _character(match: re.Match[str]) -> str:
     try:
         character = match[0].encode().decode("unicode_escape")
-    except UnicodeDecodeError:  # beyond the last one
+    except UnicodeDecodeError:  # beyond the last code point
         return match[0]
     is_no_escape = character.isprintable() or character == "\0" or "\ud800" <= character <= "\udfff"
     return match[0] if is_no_escape else character

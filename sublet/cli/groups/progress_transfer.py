@@ -1,4 +1,4 @@
-"""`sublet groups clone`, `export` and `import`: the progress of one group as the beginning of another."""
+"""`sublet groups clone`, `export` and `import`: starts a group from another's progress."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def import_(
 
 @contextlib.contextmanager
 def _written(cli: CommandContext, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
-    """Open a transaction, which is rolled back after a dry run; nodes are notified of what it has made."""
+    """Open a transaction, which is rolled back after a dry run; notify nodes of the new group."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.notify.changes import group_change

@@ -1,4 +1,4 @@
-"""`sublet groups reset`: sets where a live group, or one without members, goes on from."""
+"""`sublet groups reset`: sets the positions of a group, with or without members."""
 
 from __future__ import annotations
 
@@ -163,7 +163,8 @@ def _epoch(text: str) -> tuple[int, ...]:
 
 
 def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
-    """Return each stream's `position`, or where it was to go: `after`. Another group's positions are not this one's."""
+    """Return each stream's `position`, or the result of a reset: `after`. Raises `UsageError` for another group's
+    positions."""
     found = values.read_json_file(f"--from-file {file}", file)
     try:
         of, timeline = found.get("subscription"), found.get("timeline")
@@ -186,7 +187,7 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
 
 
 def _stream_position(stored: dict[str, Any]) -> tuple[int, int]:
-    """Return (stream, offset) as they are: what is no integer is not made one. Raises `ValueError`."""
+    """Return (stream, offset), unconverted. Raises `ValueError` if one is not an integer."""
     position = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
     if any(type(number) is not int for number in position):
         raise ValueError(f"stream {position[0]!r}, position {position[1]!r}")

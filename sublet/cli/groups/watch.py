@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher, LeaderInfo, NodeUnreachable
 
 POLL_INTERVAL_S = 2.0
-"""Between two looks for nodes that are new, and two questions who leads."""
+"""Between two reads of the node list, and between two leader queries."""
 
 
 def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> int:
@@ -50,7 +50,7 @@ def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> 
 
 
 def _watch_any(cli: CommandContext, wanted: Sequence[Subscription], nodes: list[str]) -> None:
-    """Watch the first of them that exists, by the nodes."""
+    """Watch the first of the groups that exists, through the nodes."""
     *others, last = wanted
     for each in others:
         try:
@@ -68,11 +68,11 @@ def _watch(cli: CommandContext, wanted: Subscription, nodes: list[str] | None) -
 
 
 class GroupNeverExisted(NotFound):
-    """It was not there from the beginning, unlike one that was deleted while it was watched."""
+    """Raised if the group never existed, unlike one that was deleted while it was watched."""
 
 
 class _Show:
-    """Writes what a watch sees."""
+    """Prints the events of a watched group."""
 
     def __init__(
         self, cli: CommandContext, wanted: Subscription, watching: GroupEventWatcher, find: Callable[[], Sequence[str]]
@@ -84,7 +84,8 @@ class _Show:
         self._last_error = ""
 
     def run(self) -> None:
-        """Until a signal comes. Raises `NotFound` where the group is gone, `Unavailable` where no node answers."""
+        """Print events until a signal comes. Raises `NotFound` if the group is gone, `Unavailable` if no node
+        answers."""
         from sublet_borrower.node_client.group_event_watcher import (
             GroupEventsDropped,
             LeaderInfo,
@@ -135,7 +136,7 @@ class _Show:
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
     def _silent(self, silent: NodeUnreachable) -> None:
-        """Print it once: for programs with the error that follows, if no node answers."""
+        """Print that a node does not answer; for programs, only with the error that follows, if no node answers."""
         reason = silent.reason.removeprefix(f"{silent.address}: ")
         self._last_error = f"Node {silent.address} does not answer: {reason}"
         if self._cli.json and not self._answered_at_all:
@@ -149,7 +150,8 @@ class _Show:
 def _node_finder(
     cli: CommandContext, wanted: Subscription, nodes: list[str] | None
 ) -> Iterator[Callable[[], Sequence[str]]]:
-    """Return what finds nodes: those that were named, or those of the database. What can never work raises at once."""
+    """Provide a function that returns the nodes: the named ones, or those of the database. Raises at once what can
+    never work."""
     if nodes:
         from sublet_borrower.consumer.arguments import check_node
 
@@ -165,14 +167,14 @@ def _node_finder(
 
 
 class _Listed:
-    """The live nodes of the database, or those of the last time where it does not answer."""
+    """Returns the live nodes of the database, or the last known ones if it does not answer."""
 
     def __init__(self, cli: CommandContext, url: str) -> None:
         self._cli, self._url = cli, url
         self._last: Sequence[str] = ()
 
     def check(self, wanted: Subscription) -> None:
-        """Raise `NotFound` where there is no such group, `Unavailable` where there is no node."""
+        """Raise `NotFound` if there is no such group, `Unavailable` if there is no node."""
         from sublet_storage.db.connect import connect
         from sublet_storage.groups.coordinator import group_lifecycle
         from sublet_storage.node_directory import live_nodes
@@ -201,7 +203,7 @@ class _Listed:
 
 
 def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
-    """Return the error for a group that does not exist, or not any more."""
+    """Return the error for a group that does not exist, or no longer exists."""
     from sublet_storage.groups.model.group_errors import group_not_found_error
 
     if was_there:
@@ -210,7 +212,7 @@ def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
 
 
 def _line(event: dict[str, Any]) -> str:
-    """Return an event for people. What could move a cursor is escaped."""
+    """Return an event for people. Characters that could move a cursor are escaped."""
     name, of, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     who = of or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<13}"]

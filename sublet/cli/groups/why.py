@@ -1,4 +1,4 @@
-"""`sublet groups why`: why streams of a group stand still, and the remedy."""
+"""`sublet groups why`: why streams of a group are stalled, and the hint."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def why(
 
 
 def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
-    """A group with nothing to read needs no members: report no problem."""
+    """Return the summary. A group with nothing to read needs no members, so it has no problem."""
     behind = sum(answer.stream.lag != 0 for answer in answers)
     if behind:
         where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
@@ -66,7 +66,7 @@ def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> st
 
 
 def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
-    """Yield those with one and the same answer together, in the order of their reasons."""
+    """Yield the answers with the same diagnosis together, in the order of their reasons."""
     from sublet_storage.groups.status.diagnosis_facts import StallReason
 
     order = list(StallReason)

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sublet_storage.node_directory import NodeEntry
 
 POLL_INTERVAL_S = 0.5
-"""How long one wait for a batch lasts."""
+"""Duration of one poll for a batch."""
 LEADER_TIMEOUT_S = 3.0
-"""How long a consumer waits for a leader before a hint is printed, and for a node to see whether there is one."""
+"""How long a consumer waits for a leader before a hint is printed, and for a node to answer whether there is one."""
 
 
 def consume(
@@ -105,7 +105,7 @@ def _after(batch: Batch, written: int) -> int:
 def _batches(
     cli: CommandContext, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
 ) -> Iterator[Batch]:
-    """Batches until the session is drained, the printer is full, or nothing has come for too long."""
+    """Yield batches until the session is drained, the printer is full, or none has come for `idle_timeout`."""
     began = received = time.monotonic()
     joined = reported = False
     while not (session.is_closed or printer.is_full):
@@ -129,8 +129,8 @@ _WAITING = "Waiting for streams: a leader is being chosen, or others hold them a
 
 @dataclass(frozen=True, slots=True)
 class _Transport:
-    """The transport of a session: its arguments, whether there is a node that could lead (if not, a sentence for
-    people), and other reasons to wait."""
+    """The transport of a session: its arguments, `lacking` (a sentence for people if no node could lead, else None),
+    and other reasons to wait."""
 
     arguments: dict[str, Any]
     lacking: Callable[[], str | None]
@@ -139,7 +139,7 @@ class _Transport:
 
 @contextmanager
 def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> Iterator[_Transport]:
-    """Choose nodes or the database. What can never work raises at once."""
+    """Provide the transport: nodes or the database. Raises at once what can never work."""
     if nodes:
         cli.check_single_source()
         through = {"nodes": nodes, "transport": "nodes"}
@@ -151,7 +151,7 @@ def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list
 
 
 def _lacking(url: str, subscription: Subscription) -> str | None:
-    """Return the reason, from the database, why nothing is granted."""
+    """Return the reason, from the database, why nothing is granted; None if there is none."""
     from psycopg.errors import InsufficientPrivilege
 
     from sublet_storage.db.connect import connect
@@ -169,7 +169,7 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
 
 
 def _silence(nodes: list[str]) -> str | None:
-    """None if one of the nodes answers."""
+    """Return why no node can grant; None if one of the nodes answers."""
     from sublet_borrower.fetch.node_reader import NodeReader
 
     reader = NodeReader(nodes, 1, LEADER_TIMEOUT_S)
@@ -213,7 +213,7 @@ def _live(url: str) -> list[NodeEntry]:
 
 @contextmanager
 def _drained_by_signals(session: Session) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM let the session hand over and end; a second one breaks off. Yields which came."""
+    """Drain the session on Ctrl-C and SIGTERM; a second one aborts. Yields the list of received signals."""
     asked: list[int] = []
 
     def drain(number: int, frame: FrameType | None) -> None:

@@ -14,14 +14,14 @@ from sublet_storage.producer.batches.input_conversion import check_size, size_of
 
 READ_BYTES = 256 * 1024
 MAX_LINE = 16 * 1024 * 1024
-"""Bytes: a line that goes on for longer is not waited for."""
+"""Bytes: a longer line is rejected."""
 
 HINT = "publish it in Python: Publisher(max_message_bytes=...)."
-"""For a message over the limit; here there is no option for that."""
+"""The hint for a message over the limit, for which this command has no option."""
 
 FIELDS = frozenset({"topic", "key", "value", "headers", "timestamp"})
 IGNORED = frozenset({"stream", "offset", "grant_id"})
-"""Fields of messages that `tail` and `consume` print and a publisher does not take."""
+"""Fields that `tail` and `consume` print and a publisher does not take."""
 
 Columns = dict[str, Any]
 
@@ -31,7 +31,7 @@ def read_columns(
 ) -> Iterator[Columns]:
     """Iterate over complete messages as they come in, as columns; no chunk is empty.
 
-    A bad one raises a `SubletError` with its line, after everything before it was returned.
+    A bad one raises a `SubletError` with its line, after everything before it was yielded.
     """
     parser = NdjsonParser(topic, key, limit) if layout == "ndjson" else LineParser(topic, key, limit)
     number = 1
@@ -45,7 +45,7 @@ def read_columns(
 
 
 def read_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
-    """Lines without their ends, as many at a time as one read brings; the last one may lack its end."""
+    """Yield lines without their ends, all those of one read at a time; the last line may lack its end."""
     rest = b""
     while data := read(READ_BYTES):
         if b"\n" not in data:
@@ -60,7 +60,7 @@ def read_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
 
 
 class LineParser:
-    """Each line is the value of a message."""
+    """Parses lines, each the value of a message."""
 
     def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
         if topic is None:
@@ -68,7 +68,7 @@ class LineParser:
         self._topic, self._key, self._limit = check_topic(topic), key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the lines before the first bad one, and its error; None if all are good."""
         problem = None
         spare = self._limit - size_of(self._topic, self._key, None, None)
         if max(map(len, lines)) > spare:
@@ -82,14 +82,14 @@ class LineParser:
 
 
 class NdjsonParser:
-    """Parse lines that are each an object with `value`, and optionally `key`, `topic`, `headers`, `timestamp`."""
+    """Parses lines that are each an object with `value`, and optionally `key`, `topic`, `headers`, `timestamp`."""
 
     def __init__(self, topic: str | None, key: bytes | None, limit: int) -> None:
         self._topic = None if topic is None else check_topic(topic)
         self._key, self._limit = key, limit
 
     def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
-        """Return the columns of the good lines, and what is wrong with the first bad one, which ends them."""
+        """Return the columns of the lines before the first bad one, and its error; None if all are good."""
         rows: list[tuple[Any, ...]] = []
         problem: SubletError | None = None
         for index, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Prints messages and epochs for `tail` and `consume`: text for people, or a JSON object per line."""
+"""Prints messages and epochs for `tail` and `consume`, as text or JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class MessagePrinter:
-    """`limit`: how many messages in all; None is no limit. `count`: how many so far."""
+    """Prints messages. `limit`: maximum number in all; None is no limit. `count`: number printed so far."""
 
     def __init__(self, output: CliOutput, limit: int | None) -> None:
         self._output, self._limit = output, limit
@@ -24,11 +24,11 @@ class MessagePrinter:
 
     @property
     def is_full(self) -> bool:
-        """The limit is reached."""
+        """Return whether the limit is reached."""
         return self._limit is not None and self.count >= self._limit
 
     def print_batch(self, batch: pa.RecordBatch | pa.Table, grant_id: int | None = None) -> int:
-        """Write what the limit leaves of a batch; how many. They are out of this process when it returns."""
+        """Write a batch up to the limit and flush; return the number of messages written."""
         if self._limit is not None:
             batch = batch.slice(0, self._limit - self.count)
         if self._output.json:
@@ -41,14 +41,14 @@ class MessagePrinter:
 
 
 class EpochPrinter:
-    """Messages go to the `printer`, which counts them. `count`: how much was written, frontiers and all."""
+    """Prints epochs; messages go to the `printer`, which counts them. `count`: items written, frontiers included."""
 
     def __init__(self, output: CliOutput, printer: MessagePrinter) -> None:
         self._output, self._printer = output, printer
         self.count = 0
 
     def print_item(self, message: EpochTailItem) -> bool:
-        """Write it; whether there is room for more. It is out of this process when it returns."""
+        """Write and flush an item; return whether there is room for more."""
         from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailStart
 
         self.count += 1
@@ -71,7 +71,7 @@ class EpochPrinter:
 
 
 def _listed(epochs: tuple[Epoch, ...] | None) -> str:
-    """As a publisher gives them: 7, or (1, 2). None: no epoch was used yet, and any may come."""
+    """Return epochs in a publisher's form: 7, or (1, 2). None: no epoch was used yet, and any may come."""
     if epochs is None:
         return "any"
     return " ".join(str(epoch[0]) if len(epoch) == 1 else str(epoch) for epoch in epochs)

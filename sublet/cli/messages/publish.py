@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from sublet_storage.producer import BatchDelivery, Publisher
 
 INTERRUPTED_FLUSH_TIMEOUT_S = 1.0
-"""What an impatient second Ctrl-C leaves to messages that are under way."""
+"""Time limit for pending messages after a second Ctrl-C."""
 
 
 class InputFormat(StrEnum):
-    """How the input is written."""
+    """The format of the input."""
 
     LINES = "lines"
     NDJSON = "ndjson"
 
 
 class InputInterrupted(Exception):
-    """A signal came while waiting for input."""
+    """Raised when a signal came while waiting for input."""
 
 
 def publish(
@@ -102,7 +102,7 @@ def publish(
 
 @dataclass(slots=True)
 class PublishProgress:
-    """How many messages were accepted, and how many of those are durable."""
+    """Number of messages that were accepted, and of those that are durable."""
 
     accepted: int = 0
     durable: int = 0
@@ -110,13 +110,13 @@ class PublishProgress:
     _pending: deque[tuple[int, BatchDelivery]] = field(default_factory=deque)
 
     def add(self, count: int, delivery: BatchDelivery) -> None:
-        """Some more on their way."""
+        """Add messages that are being published."""
         self.accepted += count
         self._pending.append((count, delivery))
         self.count_durable()
 
     def count_durable(self) -> None:
-        """Count what has arrived."""
+        """Count the messages whose delivery has completed."""
         while self._pending and self._pending[0][1].done:
             count, delivery = self._pending.popleft()
             with suppress(Exception):
@@ -138,14 +138,15 @@ class PublishProgress:
 
 
 class InputSignalHandler:
-    """Ctrl-C and SIGTERM: at once while waiting for input, else when the next read begins; a second one breaks off."""
+    """Handles Ctrl-C and SIGTERM: at once while waiting for input, else when the next read begins; a second one
+    aborts."""
 
     def __init__(self) -> None:
         self.number: int | None = None
         self._waiting = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """The signal handler."""
+        """Handle a signal."""
         if self.number is not None:
             raise KeyboardInterrupt
         self.number = number
@@ -153,7 +154,7 @@ class InputSignalHandler:
             raise InputInterrupted
 
     def wrap_read(self, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
-        """`read`, which raises `InputInterrupted` once a signal has come: half a line is no message, and no end of
+        """Return `read`, raising `InputInterrupted` once a signal has come: half a line is no message, and no end of
         input."""
 
         def guarded(size: int) -> bytes:
@@ -170,7 +171,7 @@ class InputSignalHandler:
 
 @contextmanager
 def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Callable[[], Publisher | Feed]]:
-    """What makes a publisher: with access to the database, or through nodes."""
+    """Provide a factory of publishers: with access to the database, or through nodes."""
     from sublet_storage.producer import Publisher
 
     if nodes:
@@ -193,7 +194,8 @@ def _interruption() -> Iterator[InputSignalHandler]:
 
 @contextmanager
 def _input(file: Path | None) -> Iterator[BinaryIO]:
-    """Unbuffered: a read returns what there is, so that a slow pipe's messages are published as they come."""
+    """Provide the input, unbuffered: a read returns what there is, so that a slow pipe's messages are published as they
+    come."""
     if file is not None:
         with file.open("rb", buffering=0) as source:
             yield source
@@ -214,7 +216,7 @@ def _pump(
     interruption: InputSignalHandler,
     size: int | None,
 ) -> Exception | None:
-    """Publish until the input ends; what stopped it before that."""
+    """Publish until the input ends; return the error that ended it early, else None."""
     try:
         with _progress(cli, size) as show:
             for each in columns:
@@ -246,7 +248,7 @@ def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | 
 
 @contextmanager
 def _progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
-    """A bar on a terminal that shows none of the input itself; nothing elsewhere."""
+    """Provide a function that shows progress: a bar on a terminal that does not show the input itself, else nothing."""
     if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
         yield lambda tally, read_bytes: None
         return

@@ -27,7 +27,7 @@ STARTS = ("latest", "active", "earliest")
 FIRST_WAIT_S = 0.005
 MAX_WAIT_S = 0.2
 STREAM_WAIT_S = 1.0
-"""Where payloads cannot be had."""
+"""Wait before payloads are read again that were unavailable."""
 
 
 def tail(
@@ -146,14 +146,14 @@ def _in_complete_epochs(
 
 
 class _Waiting:
-    """Seconds between two looks for messages: growing while there are none."""
+    """Waits between two polls for messages, longer while there are none."""
 
     def __init__(self, cli: CommandContext) -> None:
         self._cli, self._wait_s, self._is_reported = cli, 0.0, False
 
     @contextmanager
     def for_payloads(self) -> Iterator[None]:
-        """Log once that the location of payloads is away, and nothing comes."""
+        """Print once that the payload location is unavailable, then wait."""
         try:
             yield
             self._is_reported = False
@@ -164,13 +164,13 @@ class _Waiting:
             time.sleep(STREAM_WAIT_S)
 
     def after(self, has_changed: bool) -> None:
-        """Wait for the next look; not at all after messages."""
+        """Wait before the next poll; not at all after messages."""
         self._wait_s = 0.0 if has_changed else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
         time.sleep(self._wait_s)
 
 
 def _held_back(items: Iterator[T]) -> Iterator[T]:
-    """Yield what is there now; signals wait for each read to be over."""
+    """Yield the items; signals wait until each read is over."""
     while True:
         with defer_signals():
             each = next(items, None)

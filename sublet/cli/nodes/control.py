@@ -140,7 +140,7 @@ def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
 
 
 def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
-    """Return {subscription: the node that leads it now}; None while no consumer asks for its leader, or no node has
+    """Return {subscription: the node that leads it now}; None while no consumer requests its leader, or no node has
     taken over."""
     from sublet_storage.groups.admin import node_desired_state
 

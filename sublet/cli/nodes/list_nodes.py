@@ -1,4 +1,4 @@
-"""`sublet nodes list`, and the table of the commands of `sublet nodes`."""
+"""`sublet nodes list`, and the command table of `sublet nodes`."""
 
 from __future__ import annotations
 

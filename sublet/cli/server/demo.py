@@ -44,4 +44,4 @@ def _main(json: bool, keep: Path | None) -> int:
         raise Unavailable(f"the demo needs the package {missing.name}. Run: pip install 'sublet[demo]'") from None
 
 
-COMMANDS = {"demo": standalone_command(demo)}  # it brings its own database, so the common options for that are not its
+COMMANDS = {"demo": standalone_command(demo)}  # it brings its own database, so it has no database options

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class AuthMode(StrEnum):
-    """Whether a node asks who calls."""
+    """Whether a node authenticates callers."""
 
     OFF = "off"
     REQUIRED = "required"
@@ -193,7 +193,7 @@ def migrate(
 def _bring_up_to_date(
     cli: CommandContext, to: str | None = None, back: bool = False, roles: bool = False
 ) -> tuple[str | None, str | None, str]:
-    """Return (version before, version now, schema). A database that was given is not checked first: it may be empty."""
+    """Return (version before, version now, schema). A given database is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade, make_roles
     from sublet_storage.bootstrap.migrate import migrate as upgrade
     from sublet_storage.db.connect import schema_name
@@ -216,7 +216,8 @@ def _bring_up_to_date(
 def _parse_addresses(
     listen: str, http: str | None, insecure: bool, has_tls: bool
 ) -> tuple[ListenAddress, ListenAddress | None]:
-    """Raises `InvalidSetting` for one that others reach without TLS; where `insecure` lets it pass, warns of it."""
+    """Parse both addresses. Raises `InvalidSetting` for one that others reach without TLS; with `insecure` only warns
+    of it."""
     from sublet_leader.listen_address import ListenAddress, is_loopback
 
     def parse(text: str) -> ListenAddress:
@@ -235,8 +236,8 @@ def _parse_addresses(
 def is_auth_required(
     auth: AuthMode | None, listen: ListenAddress, http: ListenAddress | None, *, insecure: bool, has_tls: bool
 ) -> bool:
-    """Return whether callers prove who they are: with TLS, unless that is turned off. Raises `InvalidSetting` where it
-    is turned off and other machines reach the node."""
+    """Return whether callers must authenticate: with TLS, unless that is turned off. Raises `InvalidSetting` if it is
+    turned off and other machines reach the node."""
     from sublet_leader.listen_address import is_loopback
 
     if auth is AuthMode.OFF and has_tls and not insecure:
@@ -268,7 +269,8 @@ def _check_name(name: str) -> None:
 
 
 def _serve(node: NodeServer) -> int:
-    """Run until a signal. SIGTERM is how a service is stopped, so the exit code is 0; that of Ctrl-C shows it."""
+    """Run until a signal, and return the exit code: 0 after SIGTERM, which stops a service; that of Ctrl-C after
+    SIGINT."""
     asyncio.run(node.run())
     return 128 + signal.SIGINT if node.stopped_by is signal.SIGINT else 0
 

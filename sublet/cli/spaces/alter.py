@@ -1,4 +1,4 @@
-"""`sublet spaces alter` and `rollover`: what may be changed of a space that is there."""
+"""`sublet spaces alter` and `rollover`: changes to an existing space."""
 
 from __future__ import annotations
 

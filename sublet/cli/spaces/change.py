@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StoredCompression(StrEnum):
-    """Of what is stored."""
+    """The compression of stored messages."""
 
     NONE = "none"
     LZ4 = "lz4"
@@ -28,7 +28,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="The space's name, suc
 
 
 def apply_change(cli: CommandContext, change: Callable[[psycopg.Connection[Any]], Space]) -> Space:
-    """Change it, and notify the leader nodes; those that miss it find out by themselves."""
+    """Apply the change, and notify the leader nodes; those that miss the notification poll."""
     from sublet_storage.db.connect import connect
     from sublet_storage.notify import catch_up_reads
     from sublet_storage.notify.publisher import publish_once
@@ -40,7 +40,7 @@ def apply_change(cli: CommandContext, change: Callable[[psycopg.Connection[Any]]
 
 
 def print_space(cli: CommandContext, space: Space, text: str, **more: Any) -> None:
-    """Print the space, with `more` of what was changed."""
+    """Print the space, with the fields of `more`."""
     if cli.json:
         cli.print_json({**space_to_json(space), **more})
     else:
@@ -48,12 +48,12 @@ def print_space(cli: CommandContext, space: Space, text: str, **more: Any) -> No
 
 
 def format_retention(space: Space) -> str:
-    """For how long a space keeps its messages."""
+    """Return the retention of a space as text."""
     return "for ever" if space.retention_s is None else f"for {space.retention_s} s"
 
 
 def format_payload_location(space: Space) -> str:
-    """The sentence about where payloads go, for a space that has a place for them; else nothing."""
+    """Return the sentence about a space's payload location, empty if it has none."""
     if space.payload_location is None:
         return ""
     older = "" if space.tier_after_s is None else f", and what is older than {space.tier_after_s} s of open ones"

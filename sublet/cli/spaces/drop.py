@@ -1,4 +1,4 @@
-"""`sublet spaces drop`: ends a space and its messages, also those outside of Postgres."""
+"""`sublet spaces drop`: drops a space and its messages, also remote payloads."""
 
 from __future__ import annotations
 

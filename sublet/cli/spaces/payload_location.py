@@ -46,7 +46,8 @@ NoTierAfter = Annotated[bool, typer.Option("--no-tier-after", help="Move payload
 def payload_changes(
     payload_location: str | None, no_payload_location: bool, recall: bool, tier_after: str | None, no_tier_after: bool
 ) -> dict[str, Any]:
-    """What is to be changed of where payloads lie. Raises `UsageError` for what contradicts itself."""
+    """Return the changes of payload location and tiering. Raises `UsageError` for options that contradict each
+    other."""
     if (payload_location is not None or tier_after is not None) and no_payload_location:
         raise UsageError(
             "--no-payload-location stands alone: without a place nothing is moved. Leave out one or the other."
@@ -66,8 +67,8 @@ def payload_changes(
 
 
 def warn_missing_directory(cli: CommandContext, space: Space, given: str | None) -> str | None:
-    """Warn, and return what is to be done, where the directory that was just given is not on this machine; None where
-    it is. It may be right: nodes may run elsewhere. S3 is not checked."""
+    """Warn if the directory that was just given is not on this machine, and return the warning; None if it is. It may
+    be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
     from sublet_storage.objects.object_stores import get_store
     from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
@@ -82,7 +83,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, given: str | None)
     with suppress(PayloadUnavailable):
         if run_with_timeout(
             get_store(location), TO_READ, partial(os.path.isdir, location.root)
-        ):  # what cannot be looked at is none
+        ):  # a location that cannot be checked counts as missing
             return None
         found = "is not there, or not to be seen, on"
     text = (
@@ -96,7 +97,7 @@ def warn_missing_directory(cli: CommandContext, space: Space, given: str | None)
 
 
 def restore_all(cli: CommandContext, space_id: int) -> None:
-    """All that lies outside."""
+    """Restore all remote payloads of the space."""
     from sublet_storage.spaces.payload_restore import restore_payloads
 
     with cli.open_connection() as connection:

@@ -1,4 +1,4 @@
-"""`sublet spaces create`, `list` and `reshard`, and the table of the commands of `sublet spaces`."""
+"""`sublet spaces create`, `list` and `reshard`, and the command table of `sublet spaces`."""
 
 from __future__ import annotations
 
