@@ -113,11 +113,11 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        """Whether a user call on this stream may begin now."""
+        """Return whether a user call on this stream may begin now."""
         return self._machine.may_start_call(handle, stream_id, grant_id, boottime_clock())
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        """Whether another user call may begin on messages given out already."""
+        """Return whether another user call may begin on messages given out already."""
         return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
 
     def group_id(self, handle: int) -> int | None:

@@ -65,7 +65,7 @@ class AsyncSession:
     # --- for the user -----------------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Join the group; `async with` does it. Raises what `Session` raises."""
+        """Join the group; `async with` does it. Raise what `Session` raises."""
         await self._opened()
         return self
 
@@ -90,7 +90,7 @@ class AsyncSession:
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        The call acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
+        The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`.
         """
         self._loops.asked_beside(sys._getframe(1))
         session = await self._opened()
@@ -114,7 +114,7 @@ class AsyncSession:
     async def wait(self, timeout_s: float) -> None:
         """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
 
-        Raises `SubscriptionEnded`.
+        Raise `SubscriptionEnded`.
         """
         session, deadline = await self._opened(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
@@ -182,7 +182,7 @@ class AsyncSession:
 
     @property
     def is_closed(self) -> bool:
-        """True once nothing is held and nothing will be."""
+        """Return True once nothing is held and nothing will be."""
         if self._session is not None:
             return self._session.is_closed
         return self._ending is not None and self._ending.done()

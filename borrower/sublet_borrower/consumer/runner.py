@@ -107,7 +107,7 @@ def run(
 ) -> RunSummary:
     """Until the session is drained or closed. `summary` is filled as the run goes on.
 
-    Raises `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
+    Raise `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
     not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
     """
     runner = _Runner(session, fn, policy or RetryPolicy(), summary or RunSummary())
@@ -161,7 +161,7 @@ class _Runner:
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
-        """Check that nobody else can have been granted the stream. Raises `_Lost` if somebody can."""
+        """Check that nobody else can have been granted the stream. Raise `_Lost` if somebody can."""
         while not (batch.is_lost or self._session.is_closed):
             if self._session.may_continue(batch):
                 return

@@ -127,7 +127,7 @@ class ProgressTransactions:
         """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
         it back. Nothing may be in doubt.
 
-        Raises `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
+        Raise `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
         was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
@@ -173,7 +173,9 @@ class ProgressTransactions:
             yield connection
 
     def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
-        """Whether it is unknown of that batch, or of any of the stream, whether its transaction was committed."""
+        """Return whether it is unknown of that batch, or of any of the stream, whether its transaction was
+        committed.
+        """
         doubt = self._doubt
         return (
             doubt is not None
@@ -191,9 +193,10 @@ class ProgressTransactions:
             )
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
-        """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
+        """Return whether the transaction that is in doubt was committed; its batches know from now on. False if none
+        is.
 
-        Raises `UnknownOutcome` where it cannot be known yet.
+        Raise `UnknownOutcome` where it cannot be known yet.
         """
         if self._doubt is None:
             return False

@@ -52,7 +52,7 @@ class DatabaseReader:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
         None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`,
+        is not `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PoisonBlock`,
         `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
         page = self._query_granted(granted, partial(self._fetch, granted))
@@ -60,8 +60,9 @@ class DatabaseReader:
         return page if taken else None
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`,
-        `TimelineChanged`."""
+        """Return what follows on the marks that are known; None while the database is away. Raise `PositionGone`,
+        `TimelineChanged`.
+        """
         return self._query_granted(
             granted,
             lambda connection: epoch_steps.read_block_summaries(

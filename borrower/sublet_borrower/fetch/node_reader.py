@@ -69,7 +69,7 @@ class NodeReader:
         """Prepare the first read before anything is granted: find a node that serves this release, and make the first
         Arrow scalar, for which pyarrow loads pandas where it is installed.
 
-        Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
+        Raise `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
         pa.scalar(0)
         self._insist("Heads", encode_heads_request(()), decode_heads_reply)
@@ -78,7 +78,7 @@ class NodeReader:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
         None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
-        `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PositionBeyondHead`,
         `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
         """
         wanted = FetchRequest(
@@ -99,7 +99,7 @@ class NodeReader:
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Raises `UsageError`: nodes do not serve epochs."""
+        """Raise `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
             " Make the session with access to the database, transport='database'."
@@ -110,7 +110,7 @@ class NodeReader:
         return {}
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
-        """Return a number above all that were drawn before for that name. Raises `Unavailable`."""
+        """Return a number above all that were drawn before for that name. Raise `Unavailable`."""
         request = encode_session_epoch_request(str(subscription), session)
         return self._insist("SessionEpoch", request, decode_session_epoch_reply)
 
@@ -190,7 +190,7 @@ class NodeReader:
 
 
 def _page(wanted: FetchRequest, wire: Any) -> LogPage:
-    """Return the page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
     found = decode_fetch_reply(wire)
     if isinstance(found, PageGone):
         raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)

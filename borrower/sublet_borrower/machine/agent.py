@@ -173,12 +173,12 @@ class Agent:
         return borrower.node if borrower is not None and borrower.status is BorrowerStatus.CONNECTED else None
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
+        """Return whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
         borrower = self.borrowers.get(handle)
         return borrower is not None and borrower.may_start_call(stream_id, grant_id, now)
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
+        """Return whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
         borrower = self.borrowers.get(handle)
         return borrower is not None and borrower.may_continue(stream_id, grant_id, now)
 

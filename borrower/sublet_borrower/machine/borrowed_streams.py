@@ -41,7 +41,7 @@ class BorrowedStream:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to report: the leader has confirmed this very progress as durable."""
+        """Return whether nothing is left to report: the leader has confirmed this very progress as durable."""
         return (
             not self.is_final
             and self.saved_position >= self.position
@@ -116,7 +116,7 @@ class BorrowedStreams:
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
-        """True for grants that ended here before, or were refused."""
+        """Return True for grants that ended here before, or were refused."""
         return grant_id <= self._over.get(stream_id, -1)
 
     def add(self, grant: Grant, now: float) -> BorrowedStream:

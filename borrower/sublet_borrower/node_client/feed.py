@@ -104,7 +104,7 @@ class Feed:
         return self._buffer.add_batches(batches)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
+        """Wait until all published so far is durable. Raise the first delivery error since the last flush."""
         check_not_forked(self._process, "this feed")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
@@ -157,7 +157,7 @@ class Feed:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
+        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raise the first delivery error.
 
         Readers are not closed by this. In a process forked from the feed's it does nothing.
         """

@@ -133,8 +133,9 @@ class FeedReader(Iterator[pa.Table]):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
-        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `RetryableCallError` if the
-        call came to naught."""
+        """Return a page of the call under way. Raise `TimeoutError` at the deadline, `RetryableCallError` if the call
+        came to naught.
+        """
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
@@ -211,7 +212,7 @@ class FeedReader(Iterator[pa.Table]):
 
 
 def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
-    """Return where to begin. Raises `UsageError`."""
+    """Return where to begin. Raise `UsageError`."""
     if isinstance(start, StartingPosition | Bookmark):
         return start
     if isinstance(start, datetime):
@@ -224,7 +225,7 @@ def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
 
 
 def decode_messages(messages: bytes) -> pa.Table:
-    """Return the Arrow of a page. Raises `MalformedMessage`."""
+    """Return the Arrow of a page. Raise `MalformedMessage`."""
     try:
         return decode_stream(messages, DELIVERED_SCHEMA)
     except InvalidRecordBatch as error:

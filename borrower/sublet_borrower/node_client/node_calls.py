@@ -83,11 +83,11 @@ class NodeCalls:
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
-        """Return a `PublishReply`. Raises `RetryableCallError`, or what is wrong with the request."""
+        """Return a `PublishReply`. Raise `RetryableCallError`, or what is wrong with the request."""
         return self.call("Publish", request, timeout_s)
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Return the one reply of that method of `Feed`. Raises as `publish` does."""
+        """Return the one reply of that method of `Feed`. Raise as `publish` does."""
         sent = call_metadata(self._token)
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=sent)
@@ -134,8 +134,9 @@ class FeedPagePrefetcher:
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
-        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `RetryableCallError`, a
-        `SubletError`."""
+        """Return the next page; None if the node has sent the last. Raise `TimeoutError`, `RetryableCallError`, a
+        `SubletError`.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._pages or self._over, timeout_s):
                 raise TimeoutError
@@ -184,7 +185,7 @@ class FeedPagePrefetcher:
 
 
 def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of nodes. Raises `InvalidSetting`."""
+    """Addresses of nodes. Raise `InvalidSetting`."""
     given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not given:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")

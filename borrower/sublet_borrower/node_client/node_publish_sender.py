@@ -52,7 +52,7 @@ class PassThroughRoutingTable(RoutingTable):
         self._good: set[str] = set()
 
     def stream_of(self, topic: str, key: bytes | None) -> int:
-        """The one way. Raises `InvalidTopic`."""
+        """The one way. Raise `InvalidTopic`."""
         if topic not in self._good:
             check_topic(topic)
             if len(self._good) >= 10_000:
@@ -111,7 +111,7 @@ class NodePublishSender(threading.Thread):
         self._buffer.release_batches([load])
 
     def _published(self, batch: pa.RecordBatch) -> tuple[PublishedSpan, ...]:
-        """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        """Return where the messages of a batch lie. Raise what is wrong with it, or `Unavailable`."""
         self._number += 1
         request = encode_publish(
             FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())

@@ -59,8 +59,9 @@ class GrantKeyFile:
 
 
 def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
-    """Return what planners of that session on this machine have written, of the newest first. Raises `InvalidSetting`
-    for a directory that is not this user's alone."""
+    """Return what planners of that session on this machine have written, of the newest first. Raise `InvalidSetting`
+    for a directory that is not this user's alone.
+    """
     prefix, found = _prefix(subscription, session), []
     with _folder() as folder:
         for name in os.listdir(folder):

@@ -133,7 +133,8 @@ class MicroBatchPlanner:
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
         """Do not do again what was begun and has a block that cannot be decoded. When this returns the rows say so.
-        What lies before the block is planned next; then the stream is handed back. Raises `SubscriptionEnded`."""
+        What lies before the block is planned next; then the stream is handed back. Raise `SubscriptionEnded`.
+        """
         self._ledger.put_off(poison)
         while PlannedRangeStatus.OPEN in self._outcomes(poison).values():
             self._wait()

@@ -277,7 +277,7 @@ class PlanLedger:
             ]
 
     def has_non_atomic(self) -> bool:
-        """Whether there is a stream of a group that is not atomic."""
+        """Return whether there is a stream of a group that is not atomic."""
         with self.changed:
             return any(granted.step_planner is None for granted in self._granted.values())
 
@@ -331,7 +331,7 @@ class PlanLedger:
         self._notify(granted)
 
     def has_unsaved_plan(self) -> bool:
-        """Whether something is planned and not written down yet."""
+        """Return whether something is planned and not written down yet."""
         with self.changed:
             return any(granted.in_doubt is not None and not granted.is_plan_saved for granted in self._granted.values())
 

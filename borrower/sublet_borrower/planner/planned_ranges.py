@@ -32,7 +32,7 @@ class PlannedRange:
         return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
 
     def matches(self, doubt: InDoubtRange) -> bool:
-        """Whether it is what is in doubt."""
+        """Return whether it is what is in doubt."""
         return PlannedRange.from_in_doubt(self.stream_id, doubt) == self
 
     @property
@@ -41,11 +41,11 @@ class PlannedRange:
         return InDoubtRange(self.grant_id, self.start, self.start, 0.0)
 
     def is_put_off(self, doubt: InDoubtRange) -> bool:
-        """Whether that says so."""
+        """Return whether that says so."""
         return doubt == self.cut
 
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether progress has come behind it."""
+        """Return whether progress has come behind it."""
         return not InDoubtRange(self.grant_id, self.start, self.end, 0.0, self.consumed_frontier).is_pending(
             position, consumed
         )
@@ -165,7 +165,7 @@ class PlannerStream:
         return self.is_idle and self.initial_head is not None and self.position >= self.initial_head
 
     def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether more is done than is known here."""
+        """Return whether more is done than is known here."""
         if (
             self.step_planner is not None
             and consumed is not None

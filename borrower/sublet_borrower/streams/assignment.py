@@ -146,7 +146,7 @@ class SessionAssignment:
             }
 
     def has_non_atomic(self) -> bool:
-        """Whether there is a stream of a group that is not atomic."""
+        """Return whether there is a stream of a group that is not atomic."""
         with self._lock:
             return any(not isinstance(granted, EpochGrantedStream) for granted in self._granted.values())
 
@@ -168,7 +168,7 @@ class SessionAssignment:
 
     @property
     def is_mid_step(self) -> bool:
-        """Whether some epochs are given out in part."""
+        """Return whether some epochs are given out in part."""
         with self._lock:
             return any(
                 isinstance(granted, EpochGrantedStream) and granted.is_mid_step for granted in self._granted.values()

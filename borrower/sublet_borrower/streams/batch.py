@@ -78,7 +78,7 @@ class Batch:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether it is of a group that is atomic."""
+        """Return whether it is of a group that is atomic."""
         return isinstance(self._granted, EpochGrantedStream)
 
     @property
@@ -93,24 +93,28 @@ class Batch:
 
     @property
     def is_lost(self) -> bool:
-        """True once the stream was taken away without our final progress: its new holder will see these messages
-        again."""
+        """Return True once the stream was taken away without our final progress: its new holder will see these messages
+        again.
+        """
         return self._granted.is_lost
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether it is still to be done, and ours to do."""
+        """Return whether it is still to be done, and ours to do."""
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     @property
     def has_uncommitted_transaction(self) -> bool:
-        """Whether a transaction was begun for it, or for a part of it, and not all of it is known to be committed."""
+        """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
+        committed.
+        """
         return self._began and not self.committed and self._rows_done() < len(self)
 
     @property
     def is_recovered(self) -> bool:
-        """Whether it was committed by a transaction of which that was found out later, and is still to be tried again
-        by its user, who does not know."""
+        """Return whether it was committed by a transaction of which that was found out later, and is still to be tried
+        again by its user, who does not know.
+        """
         known = self._source._recovered_rows
         return known.start <= self._row < self._rows.stop <= known.stop
 
@@ -118,7 +122,7 @@ class Batch:
         """Return a transaction on the messages' database in which the user's output and this batch's progress are
         committed together: exactly once. An exception inside rolls it back, and the batch is still to be done.
 
-        Raises `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
+        Raise `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
         messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
         finds out what became of it. `UsageError` if batches of the stream that came before it, or rows of the batch
         before a part of it, are not acknowledged, or its progress is committed already.
@@ -133,7 +137,7 @@ class Batch:
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
-        Raises `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
+        Raise `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
         and `UnknownOutcome` where that is not known yet.
         """
         if upto is not None and upto < self.end:
@@ -156,7 +160,7 @@ class Batch:
         return part
 
     def join_transaction(self, together: Iterable[Batch]) -> None:
-        """A transaction begins that is to bear its progress and that of those together with it. Raises `UsageError`."""
+        """A transaction begins that is to bear its progress and that of those together with it. Raise `UsageError`."""
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."

@@ -68,7 +68,7 @@ class GrantedStream:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it was read to its end, and little has come since by what is known."""
+        """Return whether it was read to its end, and little has come since by what is known."""
         return self.head is not None and max(self.head, self.head_hint) - self.next_read_offset <= MAX_AWAITED
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
@@ -110,12 +110,12 @@ class GrantedStream:
 
     @property
     def is_ending(self) -> bool:
-        """Whether nothing more will be read: it is being revoked, or cannot be read on."""
+        """Return whether nothing more will be read: it is being revoked, or cannot be read on."""
         return self.is_stopping or self.final_error is not None
 
     @property
     def is_handed_back(self) -> bool:
-        """Whether its final progress was reported, or is being so: others may hold the stream from then on."""
+        """Return whether its final progress was reported, or is being so: others may hold the stream from then on."""
         return self.is_ending and self.is_quiescent
 
     def to_progress(self) -> ProgressReported:

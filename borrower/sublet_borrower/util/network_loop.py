@@ -25,7 +25,7 @@ _is_inherited = False
 def network_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, running. Nothing may block or stop it.
 
-    Raises `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
+    Raise `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
     """
     global _loop
     if _is_inherited:

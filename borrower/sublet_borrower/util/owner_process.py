@@ -28,7 +28,7 @@ class OwnerProcess:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is another process."""
+        """Return whether this is another process."""
         return os.getpid() != self.pid
 
     def check(self, what: str) -> None:

@@ -34,7 +34,7 @@ class SingleThreadExecutor:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a piece of work."""
+        """Return whether the caller is a piece of work."""
         return threading.get_ident() == self._thread.ident
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:

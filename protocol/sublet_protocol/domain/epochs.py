@@ -29,7 +29,7 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     """Return the epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs
     have.
 
-    Raises `InvalidEpoch`.
+    Raise `InvalidEpoch`.
     """
     given: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
     if not all(type(part) is int or _is_index(part) for part in given):
@@ -53,7 +53,7 @@ def check_count(epochs: Sequence[Epoch]) -> None:
 
 
 def _is_index(part: object) -> bool:
-    """Whether it is an integer of numpy's, say."""
+    """Return whether it is an integer of numpy's, say."""
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)
 
 
@@ -96,7 +96,7 @@ class LowerFrontier:
         return cls(tuple(_least(given, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch may still be published."""
+        """Return whether messages of the epoch may still be published."""
         for least in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
             if at_or_before(least, epoch):
                 return True
@@ -111,7 +111,7 @@ class LowerFrontier:
         return LowerFrontier.from_epochs(least)
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:
-        """Whether one could become the other in time: all that may still come there may still come here."""
+        """Return whether one could become the other in time: all that may still come there may still come here."""
         return all(self.admits(epoch) for epoch in other.least)
 
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
@@ -148,7 +148,7 @@ class UpperFrontier:
         return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
 
     def covers(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch may have come already."""
+        """Return whether messages of the epoch may have come already."""
         return any(at_or_before(epoch, greatest) for greatest in self.greatest)
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
@@ -175,7 +175,7 @@ class ConsumedFrontier:
     lower: LowerFrontier | None = None
 
     def needs(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch are still to be consumed."""
+        """Return whether messages of the epoch are still to be consumed."""
         return self.lower is None or self.lower.admits(epoch)
 
     def max_of(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
@@ -249,7 +249,7 @@ def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFro
 
 
 def have_same_dimensions(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
-    """Whether their epochs have as many numbers."""
+    """Return whether their epochs have as many numbers."""
     return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
 
 

@@ -29,7 +29,7 @@ class InDoubtRange:
     consumed: ConsumedFrontier | None = None
 
     def is_pending(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether progress has not come so far."""
+        """Return whether progress has not come so far."""
         if position < self.end:
             return True
         return self.consumed is not None and consumed is not None and consumed.max_of(self.consumed) != consumed

@@ -54,7 +54,7 @@ class Secret(str):
         return self
 
     def reveal(self) -> str:
-        """Return the value. Raises `InvalidSetting` where it cannot be read."""
+        """Return the value. Raise `InvalidSetting` where it cannot be read."""
         if not callable(self._source):
             return self._source
         value = self._source()
@@ -155,8 +155,8 @@ def secret_setting(
 ) -> Secret | None:
     """Return the secret that the variable `name` has, or the file that `name`_FILE names; None where neither is set.
 
-    `check` raises `InvalidSetting` for a value that cannot be used. Raises `InvalidSetting` where both are set, and
-    for a file that cannot be read, is empty, or may be written by others.
+    `check` raises `InvalidSetting` for a value that cannot be used. Raise `InvalidSetting` where both are set, and for
+    a file that cannot be read, is empty, or may be written by others.
     """
     value, path = environ.get(name), environ.get(f"{name}_FILE")
     if value and path:

@@ -46,7 +46,7 @@ class Subscription:
     def parse(cls, text: str) -> Subscription:
         """Read `$share/GROUP/FILTER` (or `$shared/`) or `$queue/GROUP/FILTER`.
 
-        Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
+        Raise `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
         characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
         found = cls.parse_stored(text)
@@ -110,8 +110,9 @@ class StartingPosition:
 
     @classmethod
     def parse(cls, text: str, name: str = _SETTING) -> StartingPosition:
-        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`, which says
-        what `name` may be."""
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raise `UsageError`, which says
+        what `name` may be.
+        """
         if text in _BY_NAME:
             return _BY_NAME[text]
         digits = text.removeprefix(_OFFSET)
@@ -168,7 +169,7 @@ class Bookmark:
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
-        """Read what `str()` wrote. Raises `UsageError`."""
+        """Read what `str()` wrote. Raise `UsageError`."""
         try:
             read = json.loads(text)
             offsets = {int(stream): offset for stream, offset in read["offsets"].items()}

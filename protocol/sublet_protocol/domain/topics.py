@@ -51,7 +51,7 @@ class TopicFilter:
         return self.text
 
     def matches(self, topic: str) -> bool:
-        """True if a message published to `topic` (a valid one) is meant."""
+        """Return True if a message published to `topic` (a valid one) is meant."""
         levels, own = topic.split("/"), self.levels
         if own[-1] == "#":
             own = own[:-1]
@@ -67,7 +67,7 @@ class TopicFilter:
         return _regexes.get(self.text)
 
     def covers(self, other: TopicFilter) -> bool:
-        """True if every topic that `other` matches is matched by this filter too."""
+        """Return True if every topic that `other` matches is matched by this filter too."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for level, other_level in zip(own, theirs, strict=False):
             if level == "#":
@@ -77,7 +77,7 @@ class TopicFilter:
         return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
     def intersects(self, other: TopicFilter) -> bool:
-        """True if at least one topic is matched by both."""
+        """Return True if at least one topic is matched by both."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for one, two in zip(own, theirs, strict=False):
             if "#" in (one, two):

@@ -38,7 +38,7 @@ class AccessCache:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is too old to allow anything."""
+        """Return whether it is too old to allow anything."""
         return self._clock() - self._confirmed_at > MAX_AGE_S
 
     def authenticate(self, token: str) -> str | None:
@@ -56,7 +56,7 @@ class AccessCache:
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
     ) -> AccessRule | None:
-        """See `AccessRules.find_rule`. Raises `Unavailable` where the rules are too old."""
+        """See `AccessRules.find_rule`. Raise `Unavailable` where the rules are too old."""
         if self.is_stale:
             raise Unavailable(
                 f"this node has not been able to read the rights for {MAX_AGE_S:g} s, and grants none until it has. "
@@ -65,7 +65,7 @@ class AccessCache:
         return self._state[0].rights.find_rule(principal, right, filter, group)
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Whether there is a rule with this right for the principal, on whatever; however old the rules are."""
+        """Return whether there is a rule with this right for the principal, on whatever; however old the rules are."""
         return self._state[0].rights.has_right(principal, right)
 
     def take_used(self) -> set[str]:

@@ -39,14 +39,14 @@ class Caller:
     is_checked: bool = False
 
     def may(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> bool:
-        """Whether a rule allows it; `group` None: in all groups. Raises `Unavailable`."""
+        """Return whether a rule allows it; `group` None: in all groups. Raise `Unavailable`."""
         self.is_checked = True
         if self._access is None:
             return True
         return self.principal is not None and (self._access.find_rule(self.principal, right, filter, group) is not None)
 
     def may_somewhere(self, right: Right) -> bool:
-        """Whether a rule allows it on whatever, however old the rules are."""
+        """Return whether a rule allows it on whatever, however old the rules are."""
         if self._access is None:
             return True
         return self.principal is not None and self._access.has_right(self.principal, right)
@@ -110,7 +110,7 @@ class AccessGate:
 
     @property
     def is_on(self) -> bool:
-        """Whether callers have to prove who they are."""
+        """Return whether callers have to prove who they are."""
         return self.access is not None
 
     async def read_unknown(self, authorization: str | None) -> None:
@@ -132,7 +132,8 @@ class AccessGate:
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None
     ) -> Caller:
         """Return who calls, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
-        Raises `Unauthenticated`."""
+        Raise `Unauthenticated`.
+        """
         if self.access is None:
             return self._anybody(address, action)
         if self.by_certificate:
@@ -150,7 +151,7 @@ class AccessGate:
         return Caller(principal, address, action, self.access, self._refusals, token)
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether this does not keep `identify` from returning somebody."""
+        """Return whether this does not keep `identify` from returning somebody."""
         token = _token_in(authorization)
         if self.access is None or self.by_certificate:
             return True
@@ -161,7 +162,7 @@ class AccessGate:
         _caller.set(caller)
 
     def caller(self) -> Caller:
-        """Return who made the present call. Raises `LookupError` where authentication is on and nobody was let in."""
+        """Return who made the present call. Raise `LookupError` where authentication is on and nobody was let in."""
         return self._anybody("", "") if self.access is None else _caller.get()
 
     def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:

@@ -46,11 +46,11 @@ def agent_of(subscriber_id: str) -> str:
 
 
 def is_key_of(key: bytes, subscriber_id: str) -> bool:
-    """Whether the subscriber id is that of the agent with this key."""
+    """Return whether the subscriber id is that of the agent with this key."""
     claimed = agent_of(subscriber_id).rpartition(":")[2]
     return len(key) == KEY_BYTES and hmac.compare_digest(derive_agent_id(key).encode(), claimed.encode())
 
 
 def is_borrower_of(agent_id: str, borrower_id: str) -> bool:
-    """Whether only this agent may name the borrower so."""
+    """Return whether only this agent may name the borrower so."""
     return borrower_id.startswith(f"{agent_id}/")

@@ -29,7 +29,7 @@ class BorrowerEndReason(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True where the agent must not recreate the borrower."""
+        """Return True where the agent must not recreate the borrower."""
         return self is not BorrowerEndReason.RETRY
 
 

@@ -121,7 +121,7 @@ def encode_publish(batch: FeedPublishRequest) -> Any:
 
 
 def decode_publish(wire: Any) -> FeedPublishRequest:
-    """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
+    """Return a batch. Raise `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_request(wire, MAX_PUBLISH_BYTES)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
@@ -148,7 +148,7 @@ def encode_published(answer: PublishResult, count: int) -> Any:
 
 
 def decode_published(wire: Any, count: int) -> PublishResult:
-    """Return the outcome of a batch of `count` messages. Raises `MalformedMessage` unless each has one place."""
+    """Return the outcome of a batch of `count` messages. Raise `MalformedMessage` unless each has one place."""
     if wire.is_duplicate and not wire.parts:
         return PublishResult(None, True)
     parts = tuple(_read_part(part) for part in wire.parts)
@@ -182,7 +182,7 @@ def encode_read(read: FeedReadRequest, kind: Any) -> Any:
 
 
 def decode_read(wire: Any) -> FeedReadRequest:
-    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
+    """Return what to read. Raise `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_request(wire)
     match wire.WhichOneof("from"):
         case "starting_position":
@@ -209,7 +209,7 @@ def encode_page(page: FeedPage) -> Any:
 
 
 def decode_page(wire: Any) -> FeedPage:
-    """Return a page. Raises `MalformedMessage`."""
+    """Return a page. Raise `MalformedMessage`."""
     start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")

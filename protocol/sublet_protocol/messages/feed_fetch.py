@@ -70,7 +70,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
 
 
 def decode_fetch_request(wire: Any) -> FetchRequest:
-    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
+    """Return what to read. Raise `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
     check_request(wire)
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
@@ -96,7 +96,7 @@ def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
 
 
 def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
-    """Return a page, or that there is none. Raises `MalformedMessage`."""
+    """Return a page, or that there is none. Raise `MalformedMessage`."""
     if wire.HasField("gone"):
         return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
@@ -114,7 +114,7 @@ def encode_heads_request(stream_ids: Iterable[int]) -> Any:
 
 
 def decode_heads_request(wire: Any) -> Sequence[int]:
-    """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
+    """Streams, perhaps none. Raise `MalformedMessage`, `ProtocolMismatch`."""
     check_request(wire)
     check_streams("heads", wire.stream_ids, len(wire.stream_ids))
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
@@ -128,7 +128,7 @@ def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
 
 
 def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
-    """Return {stream: (head, closed)}. Raises `MalformedMessage`."""
+    """Return {stream: (head, closed)}. Raise `MalformedMessage`."""
     return {
         check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
         for each in wire.heads
@@ -141,8 +141,9 @@ def encode_session_epoch_request(subscription: str, session: str) -> Any:
 
 
 def decode_session_epoch_request(wire: Any) -> tuple[Subscription, str]:
-    """Return the subscription, and the session's name. Raises `ProtocolMismatch`, `UsageError` and
-    `MalformedMessage`."""
+    """Return the subscription, and the session's name. Raise `ProtocolMismatch`, `UsageError` and
+    `MalformedMessage`.
+    """
     check_request(wire)
     return Subscription.parse(wire.subscription), check_id("session", wire.session)
 
@@ -153,5 +154,5 @@ def encode_session_epoch_reply(epoch: int) -> Any:
 
 
 def decode_session_epoch_reply(wire: Any) -> int:
-    """Return the epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
+    """Return the epoch; 0, which no session has, is none. Raise `MalformedMessage`."""
     return check_number("epoch", wire.epoch, least=1)

@@ -162,7 +162,7 @@ class ConnectionLost:
 
     @property
     def is_final(self) -> bool:
-        """True where the node will never serve this agent."""
+        """Return True where the node will never serve this agent."""
         return self.reason is ConnectionLostReason.REJECTED
 
 

@@ -154,7 +154,7 @@ class AgentSideMachine:
         return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._life.flight))
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
-        """Whether this is subscribed to, now or as soon as the node is there."""
+        """Return whether this is subscribed to, now or as soon as the node is there."""
         return (channel, key) in self._wanted
 
     @property
@@ -263,7 +263,7 @@ class AgentSideMachine:
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
-        """Whether the answer is from the node's known incarnation, and the node knows this subscriber."""
+        """Return whether the answer is from the node's known incarnation, and the node knows this subscriber."""
         call.busy, call.failures = False, 0
         if self._life.incarnation not in ("", event.node_incarnation):
             detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
@@ -279,7 +279,7 @@ class AgentSideMachine:
         return True
 
     def _follows(self, delivery: SequencedMessage) -> bool:
-        """Whether this is the direct successor on its channel of the last one seen."""
+        """Return whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True

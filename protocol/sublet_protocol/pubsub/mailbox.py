@@ -154,7 +154,7 @@ class Mailbox:
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
-        """Whether it fits; the first message always does, whatever its size."""
+        """Return whether it fits; the first message always does, whatever its size."""
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 

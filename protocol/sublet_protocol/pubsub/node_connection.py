@@ -219,7 +219,7 @@ class NodeConnection:
         return drained
 
     async def _drained(self, timeout_s: float) -> bool:
-        """Whether the node has confirmed everything. What a lost connection drops was not confirmed."""
+        """Return whether the node has confirmed everything. What a lost connection drops was not confirmed."""
         losses = self._losses
         try:
             async with asyncio.timeout(timeout_s):

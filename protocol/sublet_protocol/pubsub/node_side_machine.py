@@ -224,7 +224,7 @@ class NodeSideMachine:
         return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
-        """Whether this subscriber id is alive."""
+        """Return whether this subscriber id is alive."""
         return subscriber_id in self._subscribers
 
     @property

@@ -49,7 +49,7 @@ class SubscriptionIndex:
         return (key for key in self._channels.get(channel, {}) if key is not None)
 
     def has_all(self, channel: str) -> bool:
-        """Whether all keys of a channel are subscribed."""
+        """Return whether all keys of a channel are subscribed."""
         return None in self._channels.get(channel, {})
 
     def entries(self) -> Iterator[tuple[str, str, str | None]]:

@@ -79,7 +79,7 @@ def encode_poll_request(poll: CallPoll, key: AgentKey) -> Any:
 
 
 def check_request(request: Any) -> str:
-    """Return the subscriber id of a request, which is not too large. Raises `MalformedMessage`."""
+    """Return the subscriber id of a request, which is not too large. Raise `MalformedMessage`."""
     if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
         raise MalformedMessage(f"a request of {size} bytes: the limit is {MAX_REQUEST_BYTES}; send several")
     return check_id("subscriber_id", request.subscriber_id)
@@ -99,7 +99,9 @@ def count_items(command: Any) -> int:
 
 
 def take_agent_key(request: Any) -> bool:
-    """Whether the request is from the agent that it names. Its key is removed from it: nothing after this needs it."""
+    """Return whether the request is from the agent that it names. Its key is removed from it: nothing after this needs
+    it.
+    """
     key: bytes = request.agent_key
     request.ClearField("agent_key")
     return is_key_of(key, request.subscriber_id)

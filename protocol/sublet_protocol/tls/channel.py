@@ -24,7 +24,7 @@ _made: dict[tuple[TlsFiles, Signature], Any] = {}
 
 
 def open_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
-    """Return a channel to a node. Raises `InvalidSetting` where the files for TLS cannot be used."""
+    """Return a channel to a node. Raise `InvalidSetting` where the files for TLS cannot be used."""
     if is_tls(address):
         return grpc.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
     return grpc.insecure_channel(address, options=options)
@@ -100,8 +100,9 @@ def _explain_tls(address: str) -> str | None:
 
 
 def _is_let_in(address: str, context: ssl.SSLContext) -> bool:
-    """Whether a server of HTTP/2 says something after the handshake, as it does unless it turns the client away. Raises
-    `OSError`, of which `SSLError` is one."""
+    """Return whether a server of HTTP/2 says something after the handshake, as it does unless it turns the client away.
+    Raises `OSError`, of which `SSLError` is one.
+    """
     found = split_node_address(address)
     assert found is not None, "addresses are checked where they are given"
     context.set_alpn_protocols(["h2"])

@@ -38,7 +38,7 @@ class TlsFiles:
 
     @classmethod
     def of_server(cls, certificates: str | None, key: str | None, client_ca: str | None = None) -> TlsFiles | None:
-        """Return what a server is given; None where that is nothing. Raises `InvalidSetting`."""
+        """Return what a server is given; None where that is nothing. Raise `InvalidSetting`."""
         if certificates is None and key is None and client_ca is None:
             return None
         if certificates is None or key is None:
@@ -50,7 +50,7 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, environ: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Return what this process shows to nodes, and whom it trusts. Raises `InvalidSetting`."""
+        """Return what this process shows to nodes, and whom it trusts. Raise `InvalidSetting`."""
         certificates, key = environ.get("SUBLET_TLS_CERT") or None, environ.get("SUBLET_TLS_KEY") or None
         if (certificates is None) != (key is None):
             raise InvalidSetting(
@@ -65,14 +65,14 @@ class TlsFiles:
         return tuple(_signature(path) for path in (self.certificates, self.key, self.authorities))
 
     def read(self) -> TlsContent:
-        """Raises `InvalidSetting`, with the file's name, unless all of it can be used together."""
+        """Raise `InvalidSetting`, with the file's name, unless all of it can be used together."""
         if self.key is not None:
             _check_key(self.key)
         self.fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         return TlsContent(*(_content(path) for path in (self.certificates, self.key, self.authorities)))
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context for servers that are not gRPC's. Raises `InvalidSetting`."""
+        """Return a context for servers that are not gRPC's. Raise `InvalidSetting`."""
         if self.key is not None:
             _check_key(self.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -83,7 +83,7 @@ class TlsFiles:
         return context
 
     def fill(self, context: ssl.SSLContext) -> None:
-        """Load the files into it. Raises `InvalidSetting`."""
+        """Load the files into it. Raise `InvalidSetting`."""
         path, files = "", f"certificate {self.certificates} with key {self.key}"
         try:
             for path in filter(None, (self.certificates, self.key, self.authorities)):

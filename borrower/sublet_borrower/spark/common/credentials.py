@@ -55,7 +55,8 @@ def check_url(url: str | None, credentials: str) -> None:
 
 def driver_url(url: str | None, data_dir: object, credentials: str) -> Secret | None:
     """Return the database of a query, for the driver: that of `url`, else of the driver's environment, else of the
-    credentials; None where it is an embedded one. Raises `InvalidSetting`."""
+    credentials; None where it is an embedded one. Raise `InvalidSetting`.
+    """
     check_url(url, credentials)
     if data_dir is not None:
         return None
@@ -100,7 +101,7 @@ class _TaskUrl:
 
 
 def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ...]) -> bool:
-    """Whether `found` names another one in any of these."""
+    """Return whether `found` names another one in any of these."""
     port = {"port": "5432"}
     return any(found.get(name) and str(found[name]) != str({**port, **address}.get(name)) for name in names)
 

@@ -58,7 +58,7 @@ def read_setting(spark: Any, key: str, default: str) -> str:
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are one process."""
+    """Return whether driver and executors are one process."""
     return _LOCAL.match(master) is not None
 
 

@@ -79,7 +79,7 @@ def consume(
     `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
     address the executors reach the driver (default: Spark's own).
 
-    Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
+    Raise `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
     cluster_checks.check_cluster(spark, fn, tasks)
@@ -155,7 +155,7 @@ class Consumption:
 
     @property
     def running(self) -> bool:
-        """Whether the Spark job is under way."""
+        """Return whether the Spark job is under way."""
         return not self._over.is_set()
 
     def status(self) -> ConsumptionStatus:
@@ -171,7 +171,7 @@ class Consumption:
     def drain(self, timeout_s: float = DRAIN_S) -> list[TaskSummary]:
         """Let every task finish its running batch and hand its streams over; what `result` returns.
 
-        Raises `Unavailable` if a function is still running when the time is over: drain again to wait longer.
+        Raise `Unavailable` if a function is still running when the time is over: drain again to wait longer.
         """
         self._ask_to_drain()
         if not self.wait(timeout_s):
@@ -203,7 +203,7 @@ class Consumption:
     def result(self, timeout_s: float | None = None) -> list[TaskSummary]:
         """Wait for the job's end; how each task ended, in order of partitions (those that Spark still knows of).
 
-        Raises `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, or what else
+        Raise `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, or what else
         ended a task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
         """
         if not self.wait(timeout_s):

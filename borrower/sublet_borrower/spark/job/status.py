@@ -48,7 +48,7 @@ class TaskStatus:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has reported lately, and is not over."""
+        """Return whether it has reported lately, and is not over."""
         return self.state != "ended" and self.age_s < REPORT_TIMEOUT_S
 
 

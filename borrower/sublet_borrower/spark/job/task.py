@@ -218,7 +218,7 @@ class _Task:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether a session may be had later; the log says why not now."""
+    """Return whether a session may be had later; the log says why not now."""
     if isinstance(error, Unavailable):
         log.warning("no session yet: %s", error)
     return isinstance(error, Unavailable)
@@ -244,7 +244,7 @@ def encode_summary(summary: TaskSummary) -> str:
 
 
 def decode_summary(value: str) -> TaskSummary:
-    """Return the value of a result row. Raises `UsageError` for what no task has made."""
+    """Return the value of a result row. Raise `UsageError` for what no task has made."""
     try:
         fields: dict[str, Any] = json.loads(value)
         attempt, summary, failure = (fields[name] for name in ("attempt", "summary", "failure"))

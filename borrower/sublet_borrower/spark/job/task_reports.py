@@ -37,7 +37,7 @@ class TaskReport:
 
 
 def decode_report(message: object, token: str) -> TaskReport:
-    """Raises `UsageError` for anything but a report of this job."""
+    """Raise `UsageError` for anything but a report of this job."""
     try:
         if not isinstance(message, GroupEventPayload):
             raise TypeError(type(message).__name__)

@@ -35,8 +35,9 @@ class SinkDatabase:
 
     @classmethod
     def of(cls, options: WriteOptions) -> SinkDatabase:
-        """Read it from the options and the driver's environment. Raises `InvalidSetting` where there is no database
-        yet."""
+        """Read it from the options and the driver's environment. Raise `InvalidSetting` where there is no database
+        yet.
+        """
         from sublet_storage.bootstrap.embedded import usable_data_dir
 
         given = driver_url(options.url, options.data_dir, options.credentials)
@@ -51,7 +52,7 @@ class SinkDatabase:
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
         """The URL, and an autocommit connection to a database of this program's schema.
 
-        Raises `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
+        Raise `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
         """
         from sublet_storage.db.connect import check_schema, connect
 

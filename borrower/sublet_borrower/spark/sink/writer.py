@@ -50,7 +50,7 @@ class StagedTaskMessage(WriterCommitMessage):
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:
-    """Return the writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a batch write. Raise `InvalidSetting`, `InvalidTopic`."""
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
@@ -61,7 +61,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
-    """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a streaming query. Raise `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
     return SinkStreamWriter(SinkDatabase.of(options), options)
@@ -76,7 +76,7 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: 
 def stage_rows(
     target: SinkDatabase, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedTaskMessage:
-    """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
+    """Stage what a task has. Raise what a publisher raises for a bad topic or message, and the database's errors."""
     with target.open_connection() as (_, conn):
         rows = (each for batch in batches for each in to_message_batches(batch, options.topic))
         return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))

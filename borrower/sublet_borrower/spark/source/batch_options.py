@@ -89,7 +89,7 @@ class BatchQueryOptions:
 
 
 def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
-    """Return the options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
+    """Return the options of `read`. Raise `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchQueryOptions(**read_options(given, BatchQueryOptions, "read", epoch))

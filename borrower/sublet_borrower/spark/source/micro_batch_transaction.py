@@ -79,7 +79,7 @@ class Guard:
         """A transaction that ends with the batch being done; an exception inside rolls it back.
 
         A batch of which nothing is to be done any more, since it was, or since others have its messages, is empty when
-        Spark runs it again, and the transaction may be so too. Raises `MicroBatchFenced` if something was written all
+        Spark runs it again, and the transaction may be so too. Raise `MicroBatchFenced` if something was written all
         the same or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
         `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
         `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
@@ -233,7 +233,7 @@ class SourceRanges:
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> PostgresTransactionId:
-        """Move the group's progress behind one range. Raises `MicroBatchFenced` if that has changed meanwhile."""
+        """Move the group's progress behind one range. Raise `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
         grant = (one.stream_id, plan.grant_id)
         key = next((each.keys[grant] for each in self.handed if grant in each.keys), None)
@@ -255,8 +255,9 @@ class SourceRanges:
             ) from lost
 
     def is_done(self, connection: Connection) -> bool:
-        """Whether progress is behind all of it. Raises `UnknownOutcome` where another plan is the last of a stream: on
-        this timeline it may have been the one before, or be one after."""
+        """Return whether progress is behind all of it. Raise `UnknownOutcome` where another plan is the last of a
+        stream: on this timeline it may have been the one before, or be one after.
+        """
         plans = self.last_planned(connection)
         for one in self.ranges:
             plan = plans.get(one.stream_id)

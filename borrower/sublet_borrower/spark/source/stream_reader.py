@@ -160,7 +160,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _ranges(self, offset: Offset) -> list[PlannedRange]:
-        """Return what a batch had. Raises `InvalidSetting` if it was not this query's."""
+        """Return what a batch had. Raise `InvalidSetting` if it was not this query's."""
         ranges = decode_ranges(offset)
         check_owner(offset, self._options.session_name, self._opened().subscription)
         return ranges

@@ -29,7 +29,7 @@ class Right(StrEnum):
 
     @property
     def is_on_groups(self) -> bool:
-        """Whether the group's name matters."""
+        """Return whether the group's name matters."""
         return self not in (Right.PUBLISH, Right.READ)
 
     @property
@@ -58,7 +58,7 @@ class AccessRule:
         _check_group_pattern(self.right, self.group)
 
     def allows(self, filter: TopicFilter, group: str | None) -> bool:
-        """Whether the rule covers all that the filter matches, in this group (None: in all groups)."""
+        """Return whether the rule covers all that the filter matches, in this group (None: in all groups)."""
         return self._is_for_group(group) and self.filter.covers(filter)
 
     def _is_for_group(self, group: str | None) -> bool:
@@ -93,7 +93,7 @@ class AccessRules:
         return None
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Whether any rule gives the principal this right, on whatever."""
+        """Return whether any rule gives the principal this right, on whatever."""
         return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
 
 
@@ -116,7 +116,7 @@ class AccessSnapshot:
 
 
 def parse_right(text: str) -> Right:
-    """Return the right of that name. Raises `UsageError`."""
+    """Return the right of that name. Raise `UsageError`."""
     try:
         return Right(text)
     except ValueError:
@@ -125,7 +125,7 @@ def parse_right(text: str) -> Right:
 
 
 def check_principal(text: str, *, may_be_anybody: bool = False) -> str:
-    """Return the text if it names a principal. Raises `UsageError`."""
+    """Return the text if it names a principal. Raise `UsageError`."""
     if may_be_anybody and text == ANYBODY:
         return text
     check_characters(UsageError, "principal", text)
