@@ -52,7 +52,9 @@ REFUSAL_S = 10.0
 
 
 class AgentLoop:
-    """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
+    """The agent of one session, or of several that share it. `find_nodes` returns the addresses of live nodes; it may
+    block and raise.
+    """
 
     def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
         self._key = new_agent_key()
@@ -84,7 +86,7 @@ class AgentLoop:
         start: str = "latest",
         session_epoch: int = 0,
     ) -> int:
-        """Begin a subscription; its handle. What comes of it arrives in the queue."""
+        """Begin a subscription and return its handle. Its events arrive in the queue."""
         self._handles += 1
         handle = self._handles
         self._queues[handle] = events
@@ -97,7 +99,7 @@ class AgentLoop:
         self._post(CloseSubscription(handle))
 
     def give_up(self, handle: int, reason: str) -> None:
-        """The same, for a session that cannot say so itself; on the network's thread."""
+        """Unsubscribe a session whose user does not poll; on the network's thread."""
         self._handle(CloseSubscription(handle, reason))
 
     def report_progress(self, handle: int, progress: ProgressReported) -> None:
@@ -109,7 +111,7 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, subscription)
 
     def unsubscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
-        """End that."""
+        """End a subscription to the stream's head."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
@@ -129,7 +131,7 @@ class AgentLoop:
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
+        """End; messages queued to nodes have `timeout_s` to leave. Closing again has no effect."""
         if not self._is_closed:
             closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
             with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -141,8 +143,9 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
-        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
-        leaders get no more messages of them."""
+        """Decide, then carry out the actions. An error here leaves the state incomplete, and ends all subscriptions:
+        their leaders get no more messages of them.
+        """
         if self._is_closed:
             return
         try:
@@ -240,7 +243,7 @@ class AgentLoop:
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, reason: str) -> None:
-        """A node of another protocol version, say, will never serve us; others may."""
+        """Exclude a node that will never serve this agent, such as one of another protocol version; others may."""
         log.error("node %s refuses this agent: %s", address, reason)
         self._refusals[address] = (boottime_clock(), reason)
         connection = self._connections.pop(address, None)
@@ -293,7 +296,7 @@ class AgentLoop:
             self._look_up()
 
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
-        """A dead node that is listed no more: its connection would try for ever."""
+        """Drop the connection to a dead node that is no longer listed: it would retry for ever."""
         for address, connection in tuple(self._connections.items()):
             if address not in addresses and connection.status is ConnectionStatus.DISCONNECTED:
                 del self._connections[address]

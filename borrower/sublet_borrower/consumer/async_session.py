@@ -182,7 +182,7 @@ class AsyncSession:
 
     @property
     def is_closed(self) -> bool:
-        """Return True once nothing is held and nothing will be."""
+        """Return whether the session holds no streams and will hold none."""
         if self._session is not None:
             return self._session.is_closed
         return self._ending is not None and self._ending.done()
@@ -200,7 +200,7 @@ class AsyncSession:
         return opening.result()
 
     async def _iterated(self) -> Batch | None:
-        """Return the next of an iteration. Closing ends it, also between two batches."""
+        """Return the next batch of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_given:
             return None
         return await self.poll()
@@ -214,14 +214,15 @@ class AsyncSession:
             session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
-        """Return the one that is under way or done and not taken, or a new one; None where nothing will come any
-        more."""
+        """Return the fetch that is under way or done and not taken, or a new one; None once the session is drained or
+        closed.
+        """
         if self._fetching is None and self._ending is None and not session.is_closed:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
 
     async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
-        """Wait for it; a cancelled wait ends it, and what it has taken by then is stored."""
+        """Wait for the fetch; a cancelled wait ends it, and keeps what it has taken by then."""
         try:
             return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
         finally:
@@ -246,7 +247,7 @@ class AsyncSession:
         return batch
 
     def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """Return the same, from any thread, done on this one."""
+        """Return `acknowledge` as a function for any thread, which runs it on the session's worker thread."""
         assert acknowledge is not None
 
         def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
@@ -260,7 +261,7 @@ class AsyncSession:
         return carried
 
     def _end(self, aborted: bool) -> None:
-        """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
+        """Close the session after what was begun before: an opening whose waiter was cancelled has ended too."""
         if self._session is not None:
             self._session.close(aborted=aborted)
 

@@ -42,7 +42,7 @@ def _fetch_heads(reader: GrantedStreamReader, assignment: object, stream_ids: It
 
 
 class GroupMembership(Generic[A]):
-    """One subscription, of which `join` is the beginning and `close` the end.
+    """One subscription, which begins with `join` and ends with `close`.
 
     `make_assignment` is called with the function that reports progress to the leader. `open_transport` is called with a
     stack, which closes what it has opened. `fetch_heads(reader, assignment, stream_ids)` reads where streams end. Where
@@ -110,7 +110,9 @@ class GroupMembership(Generic[A]):
             self.agent.unsubscribe(self.handle)
 
     def receive(self, wait_s: float = 0.0) -> None:
-        """Act on what has arrived; where there is nothing, wait for it, at most so long. Raise `SubscriptionEnded`."""
+        """Act on the events that have arrived; where there are none, wait for one, for at most `wait_s`. Raise
+        `SubscriptionEnded`.
+        """
         for event in self.events.take(wait_s):
             if isinstance(event, HeadPushed):
                 self.monitor.on_head_pushed(event)

@@ -31,7 +31,9 @@ _HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
 
 
 class PollMonitor:
-    """Watches the user of one session, from `start` to `stop`, and gives its member up."""
+    """Monitor of one session's user, from `start` to `stop`, that makes its member leave when the user does not
+    poll.
+    """
 
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
@@ -47,7 +49,7 @@ class PollMonitor:
         network_loop().call_soon_threadsafe(self._check, self._watched_handle)
 
     def stop(self) -> None:
-        """Watch no longer: there is nothing to be given up any more."""
+        """Stop monitoring: no streams are left to give up."""
         self._watched_handle = 0
 
     def touch(self) -> None:
@@ -77,7 +79,7 @@ class PollMonitor:
         self.touch()
 
     def _check(self, handle: int) -> None:
-        """On the network's thread: come again when the time may be over."""
+        """Give the member up if the time is over, else check again when it may be; on the network's thread."""
         if handle != self._watched_handle or self._member.is_given_up:
             return
         absent_s = 0.0 if self._is_in_call else time.monotonic() - self._last_call_at
@@ -95,8 +97,7 @@ class PollMonitor:
         )
 
     def on_session_dropped(self) -> None:
-        """Leave for a session that is gone without having been closed. From any thread, and in the middle of
-        anything."""
+        """Leave for a session that was dropped without being closed. From any thread, at any point of its execution."""
         if self._member.owner.is_forked or not self._watched_handle:
             return
         warnings.warn(

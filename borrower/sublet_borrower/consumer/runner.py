@@ -36,7 +36,7 @@ TRUST_WAIT_S = 0.1
 
 
 class BatchSource(Protocol):
-    """What the runner needs of a `Session`, which must not acknowledge by itself."""
+    """The part of a `Session` that the runner uses; it must not acknowledge by itself."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -50,7 +50,7 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What to do when the user's function raises.
+    """Retries, backoff and dead letters for a user's function that raises.
 
     A batch is tried `max_attempts` times in all, and so is a single record before it is blamed; where sublet's own
     database is away, as often as it takes. The pauses between tries begin near `backoff_s` and double up to
@@ -85,7 +85,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class RunSummary:
-    """What one run has done so far; another thread may read it meanwhile.
+    """The counts of one run so far; another thread may read them meanwhile.
 
     `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches were
     dropped because their stream was taken away, `dead_lettered` how many of the messages became dead letters.
@@ -105,7 +105,7 @@ class _Lost(Exception):
 def run(
     session: BatchSource, fn: UserFunction, *, policy: RetryPolicy | None = None, summary: RunSummary | None = None
 ) -> RunSummary:
-    """Until the session is drained or closed. `summary` is filled as the run goes on.
+    """Call `fn` with each batch until the session is drained or closed. `summary` is filled as the run goes on.
 
     Raise `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
     not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
@@ -122,7 +122,7 @@ class _Runner:
         self.summary = summary
 
     def work(self, batch: Batch) -> None:
-        """The batch from beginning to end."""
+        """Process the batch from beginning to end."""
         try:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
@@ -138,7 +138,7 @@ class _Runner:
         self.summary.messages += len(batch)
 
     def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
-        """Call the function on a part of the batch; the last error if it raised every time."""
+        """Call the function on a part of the batch; return the last error if it raised every time."""
         tried, backoff = 0, self._policy.new_backoff()
         while True:
             try:
@@ -161,7 +161,7 @@ class _Runner:
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
-        """Check that nobody else can have been granted the stream. Raise `_Lost` if somebody can."""
+        """Wait until no other session can have been granted the stream. Raise `_Lost` if one can."""
         while not (batch.is_lost or self._session.is_closed):
             if self._session.may_continue(batch):
                 return
@@ -169,7 +169,7 @@ class _Runner:
         raise _Lost
 
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
-        """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
+        """Process rows [first, last), which failed together, in order, up to the one record that fails by itself."""
         if last - first <= 1:
             if self._policy.dead_letter_topic is None or last == first:
                 raise _blame(batch, first, self._policy.max_attempts, _error_text(error)) from error

@@ -62,7 +62,7 @@ MAX_WAIT_S = 0.1
 
 
 class Session:
-    """See the module's page.
+    """A consumer of a shared subscription; see the module's docstring.
 
     `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses
     HOST:PORT of leader nodes, instead of looking them up in the database. `name`: a stable name: of two sessions of a
@@ -358,7 +358,7 @@ class Session:
                 batch.ack()
 
     def _fail(self, batch: Batch) -> None:
-        """Have the batch given out again."""
+        """Return the batch to be given out again."""
         batch.failures += 1
         if batch.failures == WARN_AFTER_FAILURES:
             log.warning(
@@ -384,8 +384,9 @@ class Session:
             self._assignment.release_read(granted)
 
     def _recover(self, before: Batch | None) -> None:
-        """Have what was taken of a stream and not given out be given out by the next call, after an exception in the
-        middle of `poll`, out of a signal handler say. `before`: what had been given out."""
+        """Have the next call give out what was taken of a stream and not given out, after an exception in the middle of
+        `poll`, such as one of a signal handler. `before`: the progress of what had been given out.
+        """
         last, reading = self._last, self._reading
         if last is not None and last is not before:
             self._fail(last)
@@ -478,7 +479,7 @@ class Session:
         return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
 
     def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
-        """The same of a stream that is read in whole epochs."""
+        """Read the next batch of a stream that is read in whole epochs, as `_read_next` does."""
         has_moved, rows = False, granted.next_rows()
         try:
             if rows is None:

@@ -38,7 +38,7 @@ RESOLVE_INTERVAL_S = 1.0
 
 
 class CommittableBatch(Protocol):
-    """What a transaction needs to know of a batch."""
+    """The part of a batch that a transaction uses."""
 
     @property
     def stream_id(self) -> int: ...
@@ -63,8 +63,9 @@ class CommittableBatch(Protocol):
 
 @dataclass(slots=True)
 class _Doubt:
-    """A transaction whose commit was begun, until its batches know what became of it. `was_committed`: whether it was
-    committed, once that is known."""
+    """A transaction whose commit was begun, until its batches know its outcome. `was_committed`: whether it was
+    committed, once that is known.
+    """
 
     batches: Sequence[CommittableBatch]
     furthest: Sequence[CommittableBatch]
@@ -73,7 +74,7 @@ class _Doubt:
 
 
 class _RollBack(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 class ProgressTransactions:
@@ -97,8 +98,9 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def run(self, batches: Sequence[Batch]) -> Iterator[Connection]:
-        """A transaction for these batches, as `begin` has it, once it is known what became of the one before. Where
-        that turns out to have been committed they are done, and what is done here is rolled back."""
+        """Open a transaction for these batches, as `begin` does, once the outcome of the one before is known. If that
+        was committed the batches are done, and this transaction is rolled back.
+        """
         if self._url is None:
             raise UsageError(
                 "a transaction is on the messages' database, and this session goes through nodes. Make it with access "
@@ -124,8 +126,8 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def begin(self, batches: Sequence[CommittableBatch]) -> Iterator[Connection]:
-        """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
-        it back. Nothing may be in doubt.
+        """Open a transaction that ends with the progress of these batches, which are then settled; an exception inside
+        rolls it back. No transaction may be in doubt.
 
         Raise `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
         was written. After a commit that lost its connection the server is queried for the outcome; only where that is
@@ -164,7 +166,7 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
-        """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
+        """Open a transaction that is always rolled back, because an earlier one has done its work."""
 
         def roll_back() -> None:
             raise _RollBack
@@ -173,9 +175,7 @@ class ProgressTransactions:
             yield connection
 
     def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
-        """Return whether it is unknown of that batch, or of any of the stream, whether its transaction was
-        committed.
-        """
+        """Return whether the outcome of a transaction of that batch, or of any batch of the stream, is unknown."""
         doubt = self._doubt
         return (
             doubt is not None
@@ -184,8 +184,9 @@ class ProgressTransactions:
         )
 
     def check_outcome(self, stream_id: int, ticket: int) -> None:
-        """Before that batch is acknowledged as done: find out what became of its transaction, where that is in doubt.
-        Raise `UsageError` if it was not committed, and `UnknownOutcome`."""
+        """Find out the outcome of the batch's transaction, where it is in doubt, before the batch is acknowledged.
+        Raise `UsageError` if it was not committed, and `UnknownOutcome`.
+        """
         if self.is_in_doubt(stream_id, ticket) and not self.find_out():
             raise UsageError(
                 f"the batch of stream {stream_id} at offset {ticket}: its transaction, whose outcome was unknown, was "
@@ -193,8 +194,8 @@ class ProgressTransactions:
             )
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
-        """Return whether the transaction that is in doubt was committed; its batches know from now on. False if none
-        is.
+        """Return whether the transaction in doubt was committed, and record that in its batches; False if none is in
+        doubt.
 
         Raise `UnknownOutcome` where it cannot be known yet.
         """
@@ -212,12 +213,12 @@ class ProgressTransactions:
             self._tried_at = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection; whatever is open on it is rolled back."""
+        """Close the connection; a transaction that is open on it is rolled back."""
         self._reconnecting.close()
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """The connection, for one transaction at a time."""
+        """Yield the connection, for one transaction at a time."""
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:

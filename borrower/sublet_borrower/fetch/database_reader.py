@@ -43,8 +43,9 @@ class DatabaseReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Prepare the first read before anything is granted, as all streams that are granted at once wait for it:
-        connect, and read once. The first Arrow scalar loads pandas where it is installed."""
+        """Prepare the first read before anything is granted, since all streams granted at once wait for it: connect,
+        and read once. The first Arrow scalar loads pandas where it is installed.
+        """
         pa.scalar(0)
         self.query(message_log.warm_up)
 
@@ -60,8 +61,8 @@ class DatabaseReader:
         return page if taken else None
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Return what follows on the marks that are known; None while the database is away. Raise `PositionGone`,
-        `TimelineChanged`.
+        """Return the summaries that follow on those that are known; None while the database is away. Raise
+        `PositionGone`, `TimelineChanged`.
         """
         return self._query_granted(
             granted,
@@ -84,8 +85,9 @@ class DatabaseReader:
         self._reconnecting.close()
 
     def _fetch(self, granted: GrantedStream, connection: BoundedConnection) -> message_log.LogPage:
-        """Little that was waited for is read by a statement that is for that; whatever is not as expected by the
-        other."""
+        """Read a short page that was waited for with the statement for that, and use the general one for any other
+        result.
+        """
         stream_id, offset, limit_bytes = granted.stream_id, granted.next_read_offset, self._batch_bytes
         limit_bytes = min(limit_bytes, granted.max_bytes or limit_bytes)
         if granted.is_awaited and limit_bytes >= _NEXT_BYTES:

@@ -53,7 +53,8 @@ _T = TypeVar("_T")
 
 
 class NodeReader:
-    """What `DatabaseReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
+    """The counterpart of `DatabaseReader` that reads through nodes, one at a time with the others as fallback. Not
+    thread-safe.
 
     A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
     """
@@ -106,7 +107,7 @@ class NodeReader:
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
-        """Nothing is known of epochs."""
+        """Return nothing: nodes do not serve epochs."""
         return {}
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
@@ -122,7 +123,9 @@ class NodeReader:
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
-        """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
+        """Return an answer; None where no node has one, or where a retry would come too soon. The caller may repeat a
+        read.
+        """
         self._owner.check("a session's reader")
         if self._backoff.wait_s > 0:
             return None
@@ -141,7 +144,7 @@ class NodeReader:
         return answer
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
-        """An answer, or `Unavailable`."""
+        """Return an answer, or raise `Unavailable`."""
         self._owner.check("a session's reader")
         timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=timeout_s)
@@ -157,8 +160,9 @@ class NodeReader:
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
-        """Ask one node after the other, each for so long at most, beginning with the one in use. Raise
-        `RetryableCallError` where none answers, what all say where all refuse, and what is wrong with the request."""
+        """Query one node after the other, each for at most `each_s`, beginning with the one in use. Raise
+        `RetryableCallError` where none answers, the last refusal where all refuse, and the error of an invalid request.
+        """
         deadline = time.monotonic() + all_s
         failure: RetryableCallError | None = None
         refusal: SubletError | None = None

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class GrantedStreamReader(Protocol):
-    """Reads granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
+    """A reader of granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
 
     def warm_up(self) -> None: ...
 

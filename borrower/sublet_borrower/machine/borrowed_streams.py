@@ -63,7 +63,7 @@ class BorrowedStream:
         return self.saved_consumed is not None and self.saved_consumed.max_of(consumed) == self.saved_consumed
 
     def good_until(self, trusted_until: float) -> float:
-        """Until when user calls may begin on it, if its leader's ping answer is valid until then."""
+        """Return until when user calls may begin on it, if its leader's ping answer is valid until then."""
         return min(trusted_until, self.ends_at) if self.is_confirmed else self.inherited_until
 
     def to_progress(self) -> StreamProgress:
@@ -116,7 +116,7 @@ class BorrowedStreams:
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
-        """Return True for grants that ended here before, or were refused."""
+        """Return whether the grant has ended here before, or was refused."""
         return grant_id <= self._over.get(stream_id, -1)
 
     def add(self, grant: Grant, now: float) -> BorrowedStream:

@@ -77,7 +77,7 @@ class SubscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class InheritedState:
-    """What a borrower takes over from its invalidated predecessor.
+    """The state that a borrower takes over from its invalidated predecessor.
 
     `streams` have how long user calls may start under the predecessor's grants. `leave_deadline`: set for one that is
     made to leave.
@@ -100,7 +100,9 @@ class _OutcomeBuilder:
 
 
 class Borrower:
-    """See the package's page. `start` it once. Not thread-safe: one owner calls it."""
+    """The pure machine of one subscription at one leader; see the package's docstring. `start` it once. Not
+    thread-safe.
+    """
 
     def __init__(
         self,
@@ -463,7 +465,9 @@ class Borrower:
         self._disconnect(now)
 
     def _disconnect(self, now: float) -> None:
-        """Once the final progress of every stream is known, or time is up, report all; again until it is confirmed."""
+        """Report all final progress once that of every stream is known or the time is over; repeat it until it is
+        confirmed.
+        """
         complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return

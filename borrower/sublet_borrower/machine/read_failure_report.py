@@ -16,8 +16,9 @@ RETRY_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class ReadFailureTracker:
-    """`current_error`: in the log, as it is now. `reported_error`: to the leader, as it was first of its kind; both are
-    empty where all is well. `failing_since`: of whichever kind."""
+    """Tracks a stream's read failure. `current_error`: in the log, as it is now. `reported_error`: sent to the leader,
+    as it was first of its kind; both are empty where reading works. `failing_since`: the first failure, of any kind.
+    """
 
     current_error: str = ""
     reported_error: str = ""
@@ -43,5 +44,5 @@ class ReadFailureTracker:
 
 
 def plain(text: str) -> str:
-    """Shorten an error's text for the wire, whatever a store's library has put into it."""
+    """Return an error's text for the wire: shortened, and with a space for each unprintable character."""
     return "".join(each if each.isprintable() else " " for each in text)[:MAX_EXPLANATION_CHARACTERS]

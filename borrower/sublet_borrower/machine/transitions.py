@@ -28,7 +28,7 @@ class BorrowedStreamStatus(Enum):
 
 
 class BorrowerEventKind(Enum):
-    """What an event is to the table."""
+    """The kinds of events in the table."""
 
     CONNECT_RESPONSE = "leader_connect_response"
     PING_RESPONSE = "ping_response"
@@ -44,7 +44,7 @@ class BorrowerEventKind(Enum):
 
 
 class Action(Enum):
-    """What the borrower does; the value is the name of its method."""
+    """The actions of the borrower; the value is the name of its method."""
 
     IGNORE = "_ignore"
     CONNECT = "_connect"

@@ -26,9 +26,10 @@ WEIGHT = 0.25
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerSettings:
-    """Seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that recent looks took if that is
-    longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to `poll_max_with_push_s` where push
-    works."""
+    """Times of a head tracker in seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that
+    recent polls took if that is longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to
+    `poll_max_with_push_s` where push works.
+    """
 
     poll_initial_s: float = 0.002
     poll_cost_factor: float = 2.0
@@ -77,8 +78,9 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerOutcome:
-    """`new_heads`: {stream: head} that are worth reading now. `poll`: where these end is to be read from the log, and
-    given back as `HeadsRead`."""
+    """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
+    to be read from the log and returned as `HeadsRead`.
+    """
 
     subscribe: tuple[HeadSubscriptionId, ...] = ()
     unsubscribe: tuple[HeadSubscriptionId, ...] = ()
@@ -89,8 +91,10 @@ class HeadTrackerOutcome:
 
 @dataclass(slots=True)
 class _Followed:
-    """`doubted`: a head was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
-    up to `polled_head`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
+    """A stream under a head subscription. `doubted`: a head was missed, and none was pushed since. `awaited_until`:
+    until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
+    not read to its end yet.
+    """
 
     id: HeadSubscriptionId
     head: int
@@ -106,7 +110,7 @@ class _Followed:
 
 @dataclass(slots=True)
 class HeadTrackerCounters:
-    """Since the session began: heads by push, found by looking, rejected; looks, and misses that were healed."""
+    """Counts since the session began: heads by push, by polling, rejected; polls, and misses that were healed."""
 
     pushed: int = 0
     polled: int = 0
@@ -228,7 +232,7 @@ class HeadTracker:
         return news
 
     def _note_misses(self, now: float) -> None:
-        """What was found by ourselves and not pushed by now shows that a subscription that has worked works no more."""
+        """Mark subscriptions as failed whose heads were polled and not pushed by now."""
         for stream_id, one in self._streams.items():
             if one.awaited_until is None or now < one.awaited_until:
                 continue
@@ -242,7 +246,7 @@ class HeadTracker:
 
     @property
     def _first_s(self) -> float:
-        """The shortest silence: the busier the database, the longer."""
+        """Return the shortest silence: the busier the database, the longer."""
         return max(
             self._settings.poll_initial_s,
             min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
@@ -252,7 +256,7 @@ class HeadTracker:
         return self._push_works and not one.doubted
 
     def _due(self, now: float) -> tuple[int, ...]:
-        """Once one is due, also those that soon would be: one statement looks at them all."""
+        """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
         waiting = [(stream_id, one) for stream_id, one in self._streams.items() if one.at_end]
         if not any(now >= one.look_at for _, one in waiting):
             return ()

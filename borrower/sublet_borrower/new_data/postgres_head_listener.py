@@ -33,7 +33,9 @@ OnHeads = Callable[[Mapping[int, int]], None]
 
 
 class PostgresHeadListener(StoppableThread):
-    """Listens while it has a slot, and tries to acquire one while it has none."""
+    """The listener thread of a process, which listens while it has a slot and tries to acquire one while it has
+    none.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__("sublet direct listener")
@@ -67,7 +69,9 @@ _lock = threading.Lock()
 
 
 def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
-    """Have `on_heads` called from now on. Return what ends that, to be called once. Raise `InvalidSetting`."""
+    """Call `on_heads` with new heads from now on. Return the function that ends that, to be called once. Raise
+    `InvalidSetting`.
+    """
     if direct_listener_slots() == 0:
         return lambda: None
     database = url, schema_name()
@@ -96,7 +100,7 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
 
 
 def _forget_parents() -> None:
-    """A forked child has a copy of these and none of their threads."""
+    """Clear the parent's listeners in a forked child, which has none of their threads."""
     global _lock
     _open.clear()
     _lock = threading.Lock()

@@ -44,7 +44,7 @@ HINT = "publish it with access to the database: Publisher(max_message_bytes=...)
 
 
 class Feed:
-    """Publishes and reads through a node, or several of which one is used at a time; a context manager.
+    """A client that publishes and reads through nodes, one at a time; a context manager.
 
     No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
     order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried for
@@ -138,7 +138,7 @@ class Feed:
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far the reader that was begun last has come."""
+        """Return the bookmark of the reader that was begun last."""
         if self._reader is None:
             raise UsageError("this feed has read nothing yet: call history() or follow() first.")
         return self._reader.bookmark

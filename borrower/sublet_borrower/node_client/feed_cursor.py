@@ -15,7 +15,7 @@ from sublet_protocol.messages.feed import FeedPage
 
 
 class FeedPageOutcome(Enum):
-    """What became of a page."""
+    """The outcome of offering a page to the cursor."""
 
     ADVANCED = "advanced"  # it was the successor: its messages are next
     HEARTBEAT = "heartbeat"  # it was a bookmark or a sign of life
@@ -24,7 +24,9 @@ class FeedPageOutcome(Enum):
 
 
 class FeedCursor:
-    """`bookmark`: how far it has come; None until a node has sent where the beginning is."""
+    """The position of a feed's reader. `bookmark`: how far it has come; None until a node has sent where the beginning
+    is.
+    """
 
     def __init__(self, name: str) -> None:
         self._ids = (f"{name}.{number}" for number in count(1))

@@ -65,7 +65,9 @@ class FeedReader(Iterator[pa.Table]):
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far it has come: what was given out lies before it. As a `start`, also as text, it goes on from there."""
+        """Return the reader's position: everything given out lies before it. As a `start`, also as text, reading
+        resumes there.
+        """
         bookmark = self._cursor.bookmark
         assert bookmark is not None
         return bookmark
@@ -134,7 +136,7 @@ class FeedReader(Iterator[pa.Table]):
 
     def _wait(self, deadline: float) -> FeedPage | None:
         """Return a page of the call under way. Raise `TimeoutError` at the deadline, `RetryableCallError` if the call
-        came to naught.
+        failed.
         """
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
@@ -159,7 +161,9 @@ class FeedReader(Iterator[pa.Table]):
         return encode_read(read, self._kind)
 
     def _end(self) -> None:
-        """The node has nothing more. Before it has sent where the beginning is, that is no answer."""
+        """End the reading, as the node has nothing more. Raise `RetryableCallError` if it has not sent where the
+        beginning is.
+        """
         if self._cursor.bookmark is None:
             raise RetryableCallError(self._calls.address, "it ended without a beginning")
         self.close()

@@ -60,7 +60,7 @@ class RetryableCallError(Exception):
         super().__init__(f"node {address}: {reason}")
 
     def given_up(self, after_s: float, hint: str) -> Unavailable:
-        """Return the error where there is no time to try it again."""
+        """Return the error to raise where no time is left to try again."""
         return Unavailable(f"{self}. Given up after {after_s:g} s. {hint}")
 
 
@@ -74,11 +74,11 @@ class NodeCalls:
 
     @property
     def address(self) -> str:
-        """The node in use."""
+        """Return the address of the node in use."""
         return self._nodes[self._at]
 
     def use_next_node(self) -> None:
-        """Use the next node from now on; where there is one only, over another connection."""
+        """Use the next node from now on; where there is only one, over another connection."""
         self.close()
         self._at = (self._at + 1) % len(self._nodes)
 
@@ -150,7 +150,7 @@ class FeedPagePrefetcher:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the node last sent something; 0 while pages wait to be taken."""
+        """Return the seconds since the node last sent something; 0 while pages wait to be taken."""
         with self._changed:
             return 0.0 if self._pages else time.monotonic() - self._received_at
 
@@ -185,7 +185,7 @@ class FeedPagePrefetcher:
 
 
 def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of nodes. Raise `InvalidSetting`."""
+    """Return the addresses of nodes. Raise `InvalidSetting`."""
     given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not given:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")
@@ -196,7 +196,7 @@ def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def map_grpc_error(address: str, error: Any) -> Exception:
-    """`RetryableCallError`, or what the node found wrong with the request, as the error of that name."""
+    """Return `RetryableCallError`, or the error that the node reports about the request, as the class of that name."""
     code, details = error.code(), " ".join(truncate(error.details() or "").split()).rstrip(".")
     beside = dict(error.trailing_metadata() or ())
     named = getattr(errors, beside.get(ERROR_METADATA, ""), None)
@@ -214,6 +214,6 @@ def map_grpc_error(address: str, error: Any) -> Exception:
 
 
 def _made(kind: type[SubletError], text: str) -> SubletError:
-    """Some errors are made of more than a text: then of the nearest kind that is not."""
+    """Return an error of the named class or, where that takes more than a text, of its nearest base that does not."""
     plain = next(each for each in kind.__mro__ if "__init__" not in vars(each))
     return plain(text) if issubclass(plain, SubletError) else SubletError(text)

@@ -23,8 +23,9 @@ COMPLETED_S = 0.1
 
 
 class EpochPlanner:
-    """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these
-    (stream, grant id)."""
+    """Plans steps of whole epochs for the streams of a `PlanLedger`, which it looks at through a reader. `spaces`:
+    returns {stream: the name of its space} of these (stream, grant id).
+    """
 
     def __init__(
         self,
@@ -40,8 +41,9 @@ class EpochPlanner:
     def plan_steps(
         self, most: PlanLimits, allowed: Callable[[PlannerStream], bool], *, finite: bool
     ) -> dict[int, EpochStep]:
-        """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space. `finite`:
-        of what was there and completed when the streams were first looked at."""
+        """Return {stream: its step} for groups that are atomic: as many whole epochs as are allowed, space by space.
+        `finite`: only of what was there and completed when the streams were first looked at.
+        """
         found: dict[str, dict[int, EpochStepPlanner]] = {}
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
@@ -64,8 +66,9 @@ class EpochPlanner:
         return planned
 
     def _look(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
-        """Where there may be news of one, look at all: a stream without messages holds its space's epochs back until it
-        is known that it has none of them. False while the database is away."""
+        """Look at all streams where one may have new messages: one without messages holds its space's epochs back until
+        it is known to have none of them. Return False while the database is away.
+        """
         goes_on = any(
             (one.head or 0) > atomic.scanned or one.grant.grant_id not in self._looked for one, atomic in granted
         )

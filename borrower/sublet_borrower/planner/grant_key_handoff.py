@@ -25,15 +25,16 @@ from sublet_storage.groups.consumer_progress import SessionIdentity
 
 @dataclass(frozen=True, slots=True)
 class PlannerGrantKeys:
-    """What one planner of a session has written: who it is, and the key of each (stream, grant id)."""
+    """The identity of one planner of a session, and the key of each (stream, grant id) that it has written."""
 
     session: SessionIdentity
     keys: dict[tuple[int, int], GrantKey]
 
 
 class GrantKeyFile:
-    """Of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory that is not
-    its user's alone."""
+    """The file of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory
+    that is not its user's alone.
+    """
 
     def __init__(self, subscription: str, session: SessionIdentity) -> None:
         self._name = f"{_prefix(subscription, session.name)}{secrets.token_hex(8)}"
@@ -77,7 +78,9 @@ def _prefix(subscription: str, session: str) -> str:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[int]:
-    """The user's directory below that of temporary files, as a descriptor."""
+    """Yield the user's directory below that of temporary files, as a descriptor. Raise `InvalidSetting` if others can
+    access it.
+    """
     path = Path(tempfile.gettempdir(), f"sublet-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
@@ -112,7 +115,7 @@ def _read(folder: int, name: str) -> str:
 
 
 def _parse(session: str, text: str) -> PlannerGrantKeys:
-    """A last line without an end is still being written."""
+    """Return the keys in a planner's file. A last line without an end is still being written, and is left out."""
     epoch, *lines = text.split("\n")[:-1]
     parts = [line.split() for line in lines]
     keys = {(int(stream), int(grant)): GrantKey(bytes.fromhex(key)) for stream, grant, key in parts}

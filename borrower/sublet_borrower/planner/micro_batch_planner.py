@@ -48,9 +48,10 @@ PLAN_SAVED_TIMEOUT_S = 10.0
 
 
 class MicroBatchPlanner:
-    """See the module's page. `name` is the session's, which stays the same from process to process. `hold_s`: for how
-    long what is in doubt is kept for it when it is lost. `whole_epochs`: the group must be atomic. `granted_within_s`:
-    how long a finite plan waits for what nobody has. The rest is as for `Session`.
+    """A group member that plans ranges for an engine to process; see the module's docstring. `name` is the session's,
+    which stays the same from process to process. `hold_s`: for how long what is in doubt is reserved for it when it is
+    lost. `whole_epochs`: the group must be atomic. `granted_within_s`: how long a finite plan waits for streams without
+    a holder. The rest is as for `Session`.
 
     Raises what `Session` raises.
     """
@@ -174,12 +175,12 @@ class MicroBatchPlanner:
         self._ledger.acknowledge(done)
 
     def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartableRange]:
-        """Return what is to be done next, saved in the rows; what was planned before and is not acknowledged too.
+        """Return the ranges to process next, saved in the rows, with those planned before and not acknowledged.
 
-        `wait_s`: how long it waits for new messages where there is nothing; for a leader to save a plan it waits
-        `PLAN_SAVED_TIMEOUT_S` at least. `finite`: nothing is planned behind where the streams ended when they were
-        first read, and it waits until there is a plan, or all that was there for the group at the first such call is
-        done, by any member, or blocked. It waits for what other members have no longer than for what nobody has.
+        `wait_s`: how long to wait for new messages where there are none; it waits at least `PLAN_SAVED_TIMEOUT_S` for a
+        leader to save a plan. `finite`: nothing is planned behind where the streams ended when they were first read,
+        and it waits until there is a plan, or all that was there for the group at the first such call is done, by any
+        member, or blocked. It waits no longer for streams of other members than for those without a holder.
 
         Raise `SubscriptionEnded`, and `Unavailable` where that is not granted, or not saved, for too long.
         """
@@ -351,8 +352,9 @@ class MicroBatchPlanner:
 
 
 def split_evenly(waiting: Sequence[PlannerStream], max_messages: int | None) -> dict[int, int]:
-    """Return {stream: up to which offset} of so many messages in all, at least one. A stream with few leaves its share
-    to the others, and where there are more streams than messages the first of those that wait get one each."""
+    """Return {stream: end offset} for a plan of at most `max_messages` in all, at least one; None: no limit. A stream
+    with few leaves its share to the others; where there are more streams than messages, the first get one each.
+    """
     wanted = [(granted.plannable_end - granted.position, granted) for granted in waiting[:max_messages]]
     wanted.sort(key=lambda pair: pair[0])
     left = sum(lag for lag, _ in wanted) if max_messages is None else max_messages
