@@ -25,7 +25,7 @@ class DefaultSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As in `format("sublet")`."""
+        """Return the name in `format("sublet")`."""
         return "sublet"
 
     def schema(self) -> StructType:

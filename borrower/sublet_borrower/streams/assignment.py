@@ -36,7 +36,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPla
 
 
 class SessionAssignment:
-    """All streams of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
+    """The assignment of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
     both.
 
     `epochs`: {space id: how far its group has come}, where that is atomic. `came_back` is called with each
@@ -98,7 +98,7 @@ class SessionAssignment:
             return is_news
 
     def end_unreadable(self, granted: GrantedStream, problem: PoisonBlock | PositionBeyondHead) -> bool:
-        """Hand the stream back, as nobody can read it on, when all before is done; return whether this is new."""
+        """Hand the stream back when all before is done, as no session can read on; return whether this is new."""
         with self._lock:
             is_news, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
             granted.final_error = problem
@@ -117,7 +117,7 @@ class SessionAssignment:
             return True
 
     def retry_deferred(self, now: float) -> None:
-        """Streams whose time has come are read again, though they could not be."""
+        """Make streams readable again whose `retry_at` has come."""
         if now < self._again_at:
             return
         with self._lock:
@@ -151,7 +151,7 @@ class SessionAssignment:
             return any(not isinstance(granted, EpochGrantedStream) for granted in self._granted.values())
 
     def streams_waiting_for_epochs(self) -> list[EpochGrantedStream]:
-        """Streams with messages of epochs that are not completed."""
+        """Return the streams with messages of epochs that are not completed."""
         with self._lock:
             return [
                 granted
@@ -160,7 +160,7 @@ class SessionAssignment:
             ]
 
     def update_frontiers(self, summaries: Mapping[int, BlockEpochSummaries]) -> None:
-        """Where streams end and what is completed in their spaces."""
+        """Mark the waiting streams in whose spaces more is completed, from summaries that have what is completed."""
         with self._lock:
             for granted in self.streams_waiting_for_epochs():
                 if granted.stream_id in summaries and summaries[granted.stream_id].lower != granted.step_planner.lower:
@@ -175,7 +175,7 @@ class SessionAssignment:
             )
 
     def abort_steps(self) -> None:
-        """Nothing more is read: epochs that are given out in part are left."""
+        """Abort all steps: nothing more is read of epochs that are given out in part."""
         with self._lock:
             for granted in self._granted.values():
                 if isinstance(granted, EpochGrantedStream):
@@ -210,7 +210,7 @@ class SessionAssignment:
                     granted.head_hint = head
 
     def release_read(self, granted: GrantedStream) -> None:
-        """It is not being read any more."""
+        """Note that the stream is no longer being read."""
         with self._lock:
             granted.is_reading = False
             if granted.is_handed_back and not granted.is_ended:
@@ -231,33 +231,33 @@ class SessionAssignment:
                 self.release_read(granted)
 
     def mark_skipped(self, granted: GrantedStream, ticket: int) -> None:
-        """What was taken under that ticket has nothing for this subscription."""
+        """Note that what was taken under that ticket has nothing for this subscription."""
         with self._lock:
             is_news = granted.mark_done(ticket)
             if is_news and not (granted.outstanding or granted.is_ended):
                 self._report(granted.to_progress())
 
     def mark_delivered(self, granted: GrantedStream, size: int) -> None:
-        """What was taken last, of `size` bytes, is a batch in the user's hands."""
+        """Note that what was taken last, of `size` bytes, is a batch given to the user."""
         with self._lock:
             granted.size += size
 
     def mark_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        """The batch is done."""
+        """Mark the batch as done."""
         self.came_back()
         with self._lock:
             granted.mark_done(ticket)
             self.report(granted)
 
     def mark_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        """The batch is done up to `position`, and still outstanding."""
+        """Mark the batch as done up to `position`, and still outstanding."""
         self.came_back()
         with self._lock:
             granted.mark_done_upto(ticket, position)
             self.report(granted)
 
     def abandon_outstanding(self) -> None:
-        """Nothing outstanding will be acknowledged any more."""
+        """Note that nothing outstanding will be acknowledged any more."""
         with self._lock:
             for granted in self._granted.values():
                 awaited, granted.is_abandoned = granted.is_ending and not granted.is_quiescent, True
@@ -310,7 +310,7 @@ class SessionAssignment:
         self._turn.append(grant.stream_id)
 
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
-        """What is completed by now may be what streams wait for."""
+        """Record the groups' progress, and mark the streams for which more may be completed."""
         for one in epochs:
             known = self.epochs.get(one.space_id)
             if known is None or one.lower != known.lower:

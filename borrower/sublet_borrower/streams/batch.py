@@ -60,17 +60,20 @@ class Batch:
 
     @property
     def positions(self) -> dict[int, tuple[int, int]]:
-        """{stream: (first offset, offset after the last)}."""
+        """Return {stream: (first offset, offset after the last)}."""
         return {self.stream_id: (self.first, self.end)}
 
     @property
     def grant_key(self) -> GrantKey:
-        """What the database demands of whoever moves the progress of the batch's grant; `reveal` returns its bytes."""
+        """Return the key that the database requires to move the progress of the batch's grant; `reveal` returns its
+        bytes.
+        """
         return self._granted.grant_key
 
     @property
     def completes_epochs(self) -> bool:
-        """Of an atomic group: whether the epochs in it, and in the batches of its stream before it, end with this one.
+        """Return whether, in an atomic group, the epochs in it and in the batches of its stream before it end with it.
+        Progress moves behind batches that do, and so may a transaction.
 
         Progress moves behind batches that do, and so may a transaction.
         """
@@ -83,7 +86,7 @@ class Batch:
 
     @property
     def next_offset(self) -> int:
-        """Where its stream is once it is done."""
+        """Return the position of its stream once it is done."""
         return self.end if self.step_end is None else self.step_end.position
 
     @property
@@ -93,8 +96,8 @@ class Batch:
 
     @property
     def is_lost(self) -> bool:
-        """Return True once the stream was taken away without our final progress: its new holder will see these messages
-        again.
+        """Return whether the stream was taken away without this session's final progress: its new holder will get these
+        messages again.
         """
         return self._granted.is_lost
 
@@ -112,8 +115,8 @@ class Batch:
 
     @property
     def is_recovered(self) -> bool:
-        """Return whether it was committed by a transaction of which that was found out later, and is still to be tried
-        again by its user, who does not know.
+        """Return whether a transaction committed it whose outcome was found out later, so that its user will still
+        retry it.
         """
         known = self._source._recovered_rows
         return known.start <= self._row < self._rows.stop <= known.stop
@@ -149,7 +152,9 @@ class Batch:
             self._acknowledge = None
 
     def slice(self, start: int, count: int) -> Batch:
-        """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
+        """Return rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction
+        has.
+        """
         rows = self.table.slice(start, count)
         first = end = self.first
         if rows.num_rows:
@@ -160,7 +165,7 @@ class Batch:
         return part
 
     def join_transaction(self, together: Iterable[Batch]) -> None:
-        """A transaction begins that is to bear its progress and that of those together with it. Raise `UsageError`."""
+        """Check that a transaction may have its progress and that of the others in `together`. Raise `UsageError`."""
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
@@ -189,8 +194,9 @@ class Batch:
         self._source._began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
-        """Of its rows these do the next that are to be done, without a gap, each once, and all if a later batch is
-        among them."""
+        """Raise `UsageError` unless its parts are the next rows to be done, without a gap, each once, and all of them
+        if a later batch follows.
+        """
         rows_done, offsets = self._rows_done(), self.table.column("offset")
         for part in sorted((one for one in of_stream if one._source is self), key=lambda one: one._row):
             if part._row < rows_done or not len(part):
@@ -220,12 +226,13 @@ class Batch:
 
     @property
     def _rows(self) -> range:
-        """Its rows, as numbered in the batch that it is of."""
+        """Return its rows, as numbered in the batch that it is a slice of."""
         return range(self._row, self._row + len(self))
 
     def complete_transaction(self, *, recovered: bool = False) -> None:
-        """Note that that transaction is committed. A part stands for what came before it too. `recovered`: its user
-        does not know."""
+        """Note that its transaction is committed. A slice includes the rows before it. `recovered`: its user does not
+        have the outcome.
+        """
         self.committed, known = True, self._source._recovered_rows
         if recovered:
             first = min(known.start, self._row) if known else self._row

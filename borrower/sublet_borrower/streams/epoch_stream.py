@@ -23,7 +23,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 
 @dataclass(frozen=True, slots=True)
 class EpochStepEnd:
-    """Progress of a stream between two steps."""
+    """The progress of a stream between two steps."""
 
     position: int
     consumed: ConsumedFrontier
@@ -51,7 +51,7 @@ class _Made:
 
 @dataclass(slots=True, eq=False)
 class EpochGrantedStream(GrantedStream):
-    """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
+    """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where marks are known.
 
     `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
     whether the step ends with it.
@@ -71,12 +71,12 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def acknowledged_offset(self) -> int:
-        """Everything before this offset is done."""
+        """Return the offset before which everything is done."""
         return self._step_end.position
 
     @property
     def may_have_more(self) -> bool:
-        """Worth reading, or looking at, now."""
+        """Return whether reading, or looking for a step, is worthwhile now."""
         if self.is_ended or self.is_unreadable or self.is_aborted:
             return False
         if self.pieces or self.step is not None:
@@ -85,17 +85,17 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def is_waiting(self) -> bool:
-        """For epochs to be completed."""
+        """Return whether it waits for epochs to be completed."""
         return self.step is None and self.step_planner.is_waiting and not (self.is_ended or self.is_stopping)
 
     @property
     def is_mid_step(self) -> bool:
-        """Some of it is given out, and some is not."""
+        """Return whether some of a step is given out, and some is not."""
         return not self.is_ended and (self.step is not None or bool(self.pieces))
 
     @property
     def is_quiescent(self) -> bool:
-        """Nothing will be acknowledged any more."""
+        """Return whether nothing will be acknowledged any more."""
         return self.is_abandoned or not (
             self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
         )
@@ -111,7 +111,7 @@ class EpochGrantedStream(GrantedStream):
         )
 
     def begin_step(self, limit_bytes: int) -> bool:
-        """Begin the next step, of about `max_bytes`, from what is known; False if there is none."""
+        """Begin the next step, of about `limit_bytes`, from the known marks; return False if there is none."""
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
@@ -161,7 +161,7 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def next_run(self) -> tuple[EpochStep, BlockRun] | None:
-        """The step that is being read, and what is to be read next of it."""
+        """Return the step that is being read, and the next run of it; None between steps."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
     def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
@@ -183,7 +183,7 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
-        """Progress does not move inside of a step."""
+        """Do nothing: progress does not move inside of a step."""
 
     def read_state(self) -> tuple[Any, ...]:
         """See `GrantedStream.read_state`: with what is planned, and the step that has begun."""
@@ -230,6 +230,6 @@ class EpochGrantedStream(GrantedStream):
         self._settle()
 
     def _settle(self) -> None:
-        """Progress moves on behind steps that are done, up to the first that is not."""
+        """Move progress on behind steps that are done, up to the first that is not."""
         while self._made and self._made[0].complete and not self._made[0].tickets:
             self._step_end = self._made.popleft().step_end

@@ -52,18 +52,18 @@ class GrantedStream:
 
     @property
     def acknowledged_offset(self) -> int:
-        """Everything before this offset is done. From any thread: the first of one copy is what counts."""
+        """Return the offset before which everything is done. From any thread, since it works on a copy."""
         read, outstanding = self.next_read_offset, self.outstanding.copy()
         return outstanding[min(outstanding)] if outstanding else read
 
     @property
     def may_have_more(self) -> bool:
-        """Worth reading now."""
+        """Return whether reading is worthwhile now."""
         return not (self.is_stopping or self.is_ended or self.is_unreadable) and self.has_more
 
     @property
     def has_more(self) -> bool:
-        """There may be more than was read."""
+        """Return whether there may be more messages than were read."""
         return self.head is None or max(self.head, self.head_hint) > self.next_read_offset
 
     @property
@@ -90,7 +90,7 @@ class GrantedStream:
         return self.outstanding.pop(ticket, None) is not None
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
-        """The batch, which is outstanding, is done up to there."""
+        """Mark the batch, which is outstanding, as done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
     def read_state(self) -> tuple[Any, ...]:
@@ -105,7 +105,7 @@ class GrantedStream:
 
     @property
     def is_quiescent(self) -> bool:
-        """Nothing will be acknowledged any more."""
+        """Return whether nothing will be acknowledged any more."""
         return self.is_abandoned or not (self.outstanding or self.is_reading)
 
     @property
@@ -135,7 +135,7 @@ class GrantedStream:
 
 
 def with_final_error(progress: ProgressReported, error: PoisonBlock | PositionBeyondHead) -> ProgressReported:
-    """Return the final progress of a stream that nobody can read on, with the reason."""
+    """Return the final progress of a stream that no session can read on, with the reason."""
     progress = replace(progress, read_error=plain(str(error)))
     if isinstance(error, PoisonBlock):
         return replace(progress, poison=error.offsets[1])

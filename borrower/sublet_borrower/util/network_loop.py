@@ -40,7 +40,7 @@ def network_loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """A forked child has the loop but not its thread."""
+    """Drop the loop in a forked child, which has none of its thread."""
     global _loop, _lock, _is_inherited
     _is_inherited = _is_inherited or _loop is not None
     _lock, _loop = threading.Lock(), None

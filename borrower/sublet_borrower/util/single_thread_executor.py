@@ -21,7 +21,7 @@ _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class SingleThreadExecutor:
-    """Does one piece of work after the other, in the order of `submit`.
+    """A thread that runs one call after the other, in the order of `submit`.
 
     Its thread begins with the first piece and ends with `stop`, or when the worker is garbage. It is a daemon: a
     process that ends, or that is interrupted a second time, does not wait for it.
@@ -54,7 +54,9 @@ class SingleThreadExecutor:
 
 
 async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> bool:
-    """Wait, at most so long, until it is done; whether it is. The work goes on when the waiting ends early."""
+    """Wait for the work for at most `timeout_s` (None: no limit), and return whether it is done. The work goes on when
+    the wait ends early.
+    """
     if work.done():
         return True
     loop = asyncio.get_running_loop()
@@ -72,7 +74,7 @@ async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> 
 
 
 def _work(pieces: queue.SimpleQueue[_Piece | None]) -> None:
-    """The thread; it must not keep alive what it has done, nor the worker."""
+    """Run the thread, without keeping finished work or the executor alive."""
     while (piece := pieces.get()) is not None:
         _do(*piece)
         del piece

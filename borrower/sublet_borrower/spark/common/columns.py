@@ -26,7 +26,7 @@ FEW_ROWS = 2048
 
 
 def all_columns() -> StructType:
-    """Every column. (Spark reads DDL with a JVM, which a source's process has not.)"""
+    """Return the schema with every column. (Spark reads DDL with a JVM, which a source's process has not.)"""
     from pyspark.sql import types
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())

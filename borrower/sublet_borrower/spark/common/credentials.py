@@ -78,7 +78,7 @@ def task_url(address: str, credentials: str) -> Secret:
 
 @dataclass(frozen=True)
 class _TaskUrl:
-    """Puts a URL together, at each call. `found`: that of the credentials, if there is one."""
+    """A callable that builds a URL at each call. `found`: that of the credentials, if there is one."""
 
     address: str
     found: Secret | None

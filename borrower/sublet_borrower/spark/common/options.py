@@ -211,7 +211,7 @@ def _duration(name: str, text: str) -> float:
 
 
 def to_camel_case(name: str) -> str:
-    """As it is called in Spark."""
+    """Return the name as Spark spells options, in camel case."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)
 

@@ -188,7 +188,9 @@ class Consumption:
         return self.result()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Drain, and have Spark cancel what has not ended within `grace_s`.
+        """Drain, and have Spark cancel the tasks that have not ended within `grace_s`. A cancelled task runs on for
+        some seconds and is then killed; its messages since the last progress are delivered again, to the next holders
+        of its streams after the eviction time.
 
         A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
         again, to the next holders of its streams after the eviction time.
@@ -201,10 +203,10 @@ class Consumption:
         self.wait(grace_s + 5.0)
 
     def result(self, timeout_s: float | None = None) -> list[TaskSummary]:
-        """Wait for the job's end; how each task ended, in order of partitions (those that Spark still knows of).
+        """Wait for the job's end, and return how each task ended, in order of partitions (those that Spark still has).
 
-        Raise `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, or what else
-        ended a task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
+        Raise `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, the error
+        that ended a task for good, or `Unavailable` when the time is over or when the Spark job itself has failed.
         """
         if not self.wait(timeout_s):
             raise Unavailable(f"the job has not ended within {timeout_s:g} s. Drain or stop it, or wait longer.")
@@ -268,7 +270,7 @@ class Consumption:
             self._control.drain()
 
     def _note_failure(self) -> None:
-        """One task has failed for good, the others are draining: see that it does not take for ever."""
+        """Cancel the job after a time, since one task has failed for good and the others are draining."""
         self._watchdog = threading.Timer(FAILURE_GRACE_S, self._cancel)
         self._watchdog.daemon = True
         self._watchdog.start()

@@ -30,7 +30,9 @@ START_TIMEOUT_S = 10.0
 
 
 class DriverEndpoint:
-    """Serves from its making until `close`. `on_failed` is called at the first failure, from the server's thread."""
+    """The server on the driver, which runs from its construction until `close`. `on_failed` is called at the first
+    failure, from the server's thread.
+    """
 
     def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
         self.token = secrets.token_hex(16)
@@ -50,7 +52,7 @@ class DriverEndpoint:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, as tasks reach it."""
+        """Return the endpoint's HOST:PORT, as tasks reach it."""
         return f"{_bracketed(self._advertised)}:{self._port}"
 
     def drain(self) -> None:

@@ -32,7 +32,9 @@ LAST_WORD_S = 2.0
 
 
 class SparkDriverLink:
-    """Runs as a context manager. `report()` and `drain(reason)` are called on the network thread and must not block."""
+    """The link to the driver, a context manager. `report()` and `drain(reason)` are called on the network thread and
+    must not block.
+    """
 
     def __init__(
         self,

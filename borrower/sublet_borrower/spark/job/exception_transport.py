@@ -26,7 +26,7 @@ _OURS = errors.__name__
 
 
 class TaskFailed(RuntimeError):
-    """What was raised in a task. `class_name`: its class, such as `builtins.ValueError`; `message`: its text."""
+    """An exception raised in a task. `class_name`: its class, such as `builtins.ValueError`; `message`: its text."""
 
     def __init__(self, class_name: str, message: str) -> None:
         self.class_name, self.message = class_name, message

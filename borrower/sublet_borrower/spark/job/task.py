@@ -41,7 +41,7 @@ CALL_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """Which attempt of which task this is. `session` is its name in the group; no other attempt anywhere has it."""
+    """One attempt of one task. `session` is its name in the group; no other attempt anywhere has it."""
 
     partition: int
     number: int
@@ -50,7 +50,7 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """How an attempt ended. `failure`: see `exception_transport.pack`; None if it was drained."""
+    """The outcome of an attempt. `failure`: see `exception_transport.pack`; None if it was drained."""
 
     attempt: TaskAttempt
     summary: RunSummary
@@ -59,7 +59,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that a task must know; it goes with the job, pickled by Spark."""
+    """The arguments of a task, which Spark pickles with the job."""
 
     subscription: str
     fn: UserFunction
@@ -88,7 +88,8 @@ def run(work: TaskSpec) -> TaskSummary:
 
 
 def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
-    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
+    """Run one attempt, from its first report to its last. A failure that must not be retried is returned, not raised.
+    Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
 
     Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
@@ -239,7 +240,7 @@ def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
 
 
 def encode_summary(summary: TaskSummary) -> str:
-    """As the one value of the task's result row."""
+    """Return the summary as the one value of the task's result row."""
     return json.dumps(asdict(summary))
 
 

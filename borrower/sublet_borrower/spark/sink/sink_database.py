@@ -35,8 +35,8 @@ class SinkDatabase:
 
     @classmethod
     def of(cls, options: WriteOptions) -> SinkDatabase:
-        """Read it from the options and the driver's environment. Raise `InvalidSetting` where there is no database
-        yet.
+        """Return the database from the options and the driver's environment. Raise `InvalidSetting` where there is no
+        database yet.
         """
         from sublet_storage.bootstrap.embedded import usable_data_dir
 
@@ -50,7 +50,8 @@ class SinkDatabase:
 
     @contextmanager
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
-        """The URL, and an autocommit connection to a database of this program's schema.
+        """Yield the URL, and an autocommit connection to a database of this program's schema. Raise `InvalidSetting` on
+        a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
 
         Raise `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
         """

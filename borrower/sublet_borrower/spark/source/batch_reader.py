@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class SubletBatchReader(DataSourceReader):
-    """See the module. It has nothing but the query's options: Spark sends it to the executors."""
+    """The reader of a batch query. It has nothing but the query's options, since Spark sends it to the executors."""
 
     def __init__(self, options: BatchQueryOptions, schema: StructType) -> None:
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
