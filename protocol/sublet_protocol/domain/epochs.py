@@ -58,7 +58,9 @@ def _is_index(part: object) -> bool:
 
 
 def at_or_before(one: Epoch, other: Epoch) -> bool:
-    """Product order. Not the order in which Python sorts tuples."""
+    """Return whether `one` is at or before `other` in product order, which is not the order in which Python sorts
+    tuples.
+    """
     if len(one) == 1 == len(other):
         return one[0] <= other[0]
     return all(map(operator.le, one, other)) if len(one) == len(other) else _refuse_dimensions(one, other)
@@ -82,8 +84,9 @@ def _refuse_dimensions(one: Epoch, other: Epoch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LowerFrontier:
-    """What may still be published: anything at or after one of these. None of them is at or before another, and they
-    are sorted; empty: nothing, all is completed."""
+    """The least epochs that may still be published, with anything at or after one of them. None of them is at or before
+    another, and they are sorted; empty: nothing may be published, all is completed.
+    """
 
     least: tuple[Epoch, ...] = ()
 
@@ -125,8 +128,9 @@ class LowerFrontier:
         return None if least is None else LowerFrontier(tuple(least))
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
-        """Return what may come according to both. Of two large ones of which neither could become the other, as no
-        consumer has them, this one: what may come according to both may come according to it too."""
+        """Return what may come according to both. Of two frontiers too large to combine, return the later one or else
+        this one, which also includes what may come according to both.
+        """
         if self == other:
             return self
         if len(self.least) * len(other.least) > MAX_ANTICHAIN:
@@ -136,8 +140,9 @@ class LowerFrontier:
 
 @dataclass(frozen=True, slots=True)
 class UpperFrontier:
-    """What has begun: nothing but what is at or before one of these. None of them is at or before another, and they
-    are sorted; empty: nothing has begun, or all that had is completed."""
+    """The greatest epochs that have begun, with anything at or before one of them. None of them is at or before
+    another, and they are sorted; empty: nothing has begun, or all that had is completed.
+    """
 
     greatest: tuple[Epoch, ...] = ()
 
@@ -156,7 +161,8 @@ class UpperFrontier:
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
     def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
-        """Less what filters nothing any more, as nothing at or before it may come.
+        """Return it without the epochs that are completed. An epoch in the lower frontier itself may come: it stays
+        until the frontier is strictly past it.
 
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """
@@ -165,7 +171,7 @@ class UpperFrontier:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedFrontier:
-    """What of a stream is consumed in entire epochs, beside all that lies before its position.
+    """The messages of a stream consumed in entire epochs, in addition to all before its position.
 
     Of the messages before offset `upto` those in an epoch that `lower` no longer admits, and those in no epoch. `lower`
     is None where no epoch is consumed. Of two such frontiers of one stream, one is at or after the other.
@@ -179,7 +185,7 @@ class ConsumedFrontier:
         return self.lower is None or self.lower.admits(epoch)
 
     def max_of(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
-        """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
+        """Return the later of the two; this one if the other's epochs have another number of dimensions."""
         if other is None or not have_same_dimensions(self.lower, other.lower):
             return self
         if self.lower is None or other.lower is None:
@@ -195,18 +201,18 @@ class ConsumedFrontier:
         return ConsumedFrontier(upto, completed if self.lower is None else self.lower.intersect(completed))
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the frontier as it is stored."""
         return {"upto": self.upto, "least": None if self.lower is None else self.lower.least}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
-        """As it was stored."""
+        """Return a stored frontier."""
         return cls(stored["upto"], lower_frontier_from_json(stored["least"]))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFrontier:
-    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
+    """The progress of a group in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
 
     A space that is made anew under the name of one that was dropped has another id.
     """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 
 class SubletError(Exception):
-    """Base of every error this project raises on purpose."""
+    """The base of every error this project raises on purpose."""
 
     exit_code = 1
 
@@ -34,7 +34,7 @@ class InvalidFilter(UsageError):
 
 
 class InvalidSubscription(UsageError):
-    """Not `$share/GROUP/FILTER` or `$queue/GROUP/FILTER`."""
+    """A text other than `$share/GROUP/FILTER` or `$queue/GROUP/FILTER`."""
 
 
 class InvalidSetting(UsageError):
@@ -42,11 +42,11 @@ class InvalidSetting(UsageError):
 
 
 class InvalidEpoch(UsageError):
-    """Not an integer or a tuple of as many integers as the space's epochs have."""
+    """A value other than an integer or a tuple of as many integers as the space's epochs have."""
 
 
 class EpochAlreadyCompleted(UsageError):
-    """An epoch that nobody may publish any more, or that this publisher has given up."""
+    """An epoch that may no longer be published, or that this publisher has given up."""
 
 
 class EpochCapabilityExpired(UsageError):
@@ -58,11 +58,11 @@ class ValueTooLarge(UsageError):
 
 
 class PublisherClosed(UsageError):
-    """Publishing after `close()`, or through a publisher that can never publish again."""
+    """A publish call after `close()`, or through a publisher that can never publish again."""
 
 
 class NotFound(SubletError):
-    """Named something that does not exist."""
+    """A name of something that does not exist."""
 
     exit_code = 3
 
@@ -72,17 +72,17 @@ class UnknownSpace(NotFound):
 
 
 class UndeclaredQueue(NotFound):
-    """`$queue/...` groups are declared before they are used."""
+    """A `$queue/...` group that was used before it was declared."""
 
 
 class Conflict(SubletError):
-    """It exists already, and is different."""
+    """An object that exists already, and is different."""
 
     exit_code = 4
 
 
 class NodeNameTaken(Conflict):
-    """Another live node has this name, for `remaining_s` more seconds unless it renews."""
+    """A name that another live node has, for `remaining_s` more seconds unless it renews."""
 
     def __init__(self, name: str, address: str, remaining_s: float) -> None:
         self.name, self.address, self.remaining_s = name, address, remaining_s
@@ -109,7 +109,7 @@ class SinkBatchOutOfOrder(Conflict):
 
 
 class StagedBlocksLost(SubletError):
-    """Of the messages that a write has staged, not all are there any more: nothing was stored."""
+    """A write whose staged messages are no longer complete: nothing was stored."""
 
     def __init__(self, sink: str, batch: int, staged: int, remaining: int) -> None:
         self.sink, self.batch = sink, batch
@@ -125,7 +125,7 @@ class ProducerFenced(Conflict):
 
 
 class GrantLost(Conflict):
-    """Progress under a grant that is over: the transaction that it was to be part of must not commit."""
+    """Progress under a grant that is over: the transaction that includes it must not commit."""
 
     def __init__(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
         self.group_id, self.stream_id, self.grant_id, self.position = group_id, stream_id, grant_id, position
@@ -165,25 +165,25 @@ class TlsFailed(SubletError):
 
 
 class Unavailable(SubletError):
-    """Nothing is wrong with the request; what it needs is not there now."""
+    """A valid request for something that is not available now."""
 
     exit_code = 5
 
 
 class TooManyGroups(Unavailable):
-    """One principal has had as many groups made as it may for now."""
+    """A principal that has created as many groups as it may for now."""
 
 
 class DatabaseUnreachable(Unavailable):
-    """No connection to Postgres."""
+    """A failed connection to Postgres."""
 
 
 class PayloadUnavailable(Unavailable):
-    """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
+    """Messages outside of Postgres, at a location that is away. Nothing is lost: they are read when it is back."""
 
 
 class PayloadObjectUnreadable(PayloadUnavailable):
-    """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
+    """Messages outside of Postgres, in an object that cannot be read, while others at its location can."""
 
 
 class PoisonBlock(SubletError):
@@ -210,7 +210,7 @@ class PoisonBlock(SubletError):
 
 
 class PayloadDamaged(PoisonBlock):
-    """A block lies outside of Postgres, and what is found there is not what was put there, or nothing is."""
+    """A block outside of Postgres whose object is missing, or is not what was stored."""
 
 
 class EmbeddedDirectoryUnusable(UsageError):
@@ -251,7 +251,7 @@ class PositionBeyondHead(Conflict):
 
 
 class TimelineChanged(PositionBeyondHead):
-    """What is being read was granted, or planned, on another timeline of the database."""
+    """A read that was granted, or planned, on another timeline of the database."""
 
 
 class SubscriptionEnded(SubletError):

@@ -21,7 +21,7 @@ def timeline_number(drawn: int) -> int:
 
 
 class SecretKey:
-    """Bytes that are `***` for whatever prints or formats them; `reveal` returns them. It stays in its process."""
+    """A key that is `***` when it is printed or formatted; `reveal` returns its bytes. It stays in its process."""
 
     __slots__ = ("_value",)
 
@@ -46,7 +46,7 @@ class SecretKey:
 
 
 class GrantKey(SecretKey):
-    """The key of one grant: who knows it may move the grant's progress. Drawn where the grant is written."""
+    """The key of one grant, which authorizes moving the grant's progress. Drawn where the grant is written."""
 
     __slots__ = ()
     BYTES = 16
@@ -57,5 +57,5 @@ class GrantKey(SecretKey):
         return cls(secrets.token_bytes(cls.BYTES))
 
     def digest(self) -> bytes:
-        """Return its SHA-256, by which it can be checked and not known."""
+        """Return its SHA-256, with which the key can be checked and not recovered."""
         return hashlib.sha256(self._value).digest()

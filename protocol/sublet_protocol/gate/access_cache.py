@@ -15,7 +15,9 @@ MAX_AGE_S = 60.0
 
 
 class AccessCache:
-    """Thread-safe: `replace` and `confirm` are called by whoever reads the tables. `clock` is in seconds."""
+    """A cache of rules and tokens. Thread-safe: `replace` and `confirm` are called by the reader of the tables. `clock`
+    is in seconds.
+    """
 
     def __init__(self, snapshot: AccessSnapshot, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,7 +35,7 @@ class AccessCache:
 
     @property
     def version(self) -> int:
-        """Of the snapshot in use."""
+        """Return the version of the snapshot in use."""
         return self._state[0].version
 
     @property
@@ -65,7 +67,7 @@ class AccessCache:
         return self._state[0].rights.find_rule(principal, right, filter, group)
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Return whether there is a rule with this right for the principal, on whatever; however old the rules are."""
+        """Return whether a rule allows the principal this right, on any topic or group; however old the rules are."""
         return self._state[0].rights.has_right(principal, right)
 
     def take_used(self) -> set[str]:

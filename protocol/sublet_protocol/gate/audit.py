@@ -35,7 +35,7 @@ def record(principal: str | None, address: str, action: str, object: str, outcom
 
 
 class RefusalLog:
-    """Writes refusals, one per principal and minute. Thread-safe. `clock` is in seconds."""
+    """A log of refusals, one per principal and minute. Thread-safe. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()

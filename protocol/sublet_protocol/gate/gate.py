@@ -26,9 +26,10 @@ UNKNOWN = (
 
 @dataclass(slots=True)
 class Caller:
-    """Whoever made one call. `principal` None: authentication is off. `is_checked`: a right was asked for.
+    """The caller of one call. `principal` None: authentication is off. `is_checked`: a right was checked.
 
-    Calls live long: each `check` asks whether the token still counts, too."""
+    A call may last long: each `check` also checks whether the token is still valid.
+    """
 
     principal: str | None
     address: str
@@ -46,20 +47,23 @@ class Caller:
         return self.principal is not None and (self._access.find_rule(self.principal, right, filter, group) is not None)
 
     def may_somewhere(self, right: Right) -> bool:
-        """Return whether a rule allows it on whatever, however old the rules are."""
+        """Return whether a rule allows it on any topic or group, however old the rules are."""
         if self._access is None:
             return True
         return self.principal is not None and self._access.has_right(self.principal, right)
 
     def check(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> None:
-        """Raise `PermissionDenied` unless a rule allows it, whether or not there is such a thing; `Unauthenticated`
-        where the caller's token counts no more."""
+        """Raise `PermissionDenied` unless a rule allows it, whether or not the object exists; `Unauthenticated` where
+        the caller's token is no longer valid.
+        """
         self.check_token()
         if not self.may(right, filter, group):
             raise self.denied(right, filter, group)
 
     def check_token(self) -> None:
-        """Note that a right was asked for, of none of which there was an object; raise `Unauthenticated` as above."""
+        """Note that a right was checked where there was no object to check it on; raise `Unauthenticated` as `check`
+        does.
+        """
         self.is_checked = True
         if (
             self._access is not None
@@ -94,9 +98,10 @@ MAX_REFUSED = 1_000
 
 
 class AccessGate:
-    """`access`: the rules and tokens; None: authentication is off. `read_anew` has them read once more, and returns
-    what is done then, with True if they were; None where too many wait for that. `by_certificate`: every client has
-    shown a certificate, whose name is its principal, and no token is looked at."""
+    """The gate of a server. `access`: the rules and tokens; None: authentication is off. `read_anew` begins to read
+    them again, and returns a future of whether they were read; None where too many callers wait for that.
+    `by_certificate`: every client has shown a certificate, whose name is its principal, and no token is used.
+    """
 
     def __init__(
         self,
@@ -151,7 +156,7 @@ class AccessGate:
         return Caller(principal, address, action, self.access, self._refusals, token)
 
     def knows(self, authorization: str | None) -> bool:
-        """Return whether this does not keep `identify` from returning somebody."""
+        """Return whether `identify` can find the caller's principal: the token is valid, or none is needed."""
         token = _token_in(authorization)
         if self.access is None or self.by_certificate:
             return True
@@ -162,7 +167,9 @@ class AccessGate:
         _caller.set(caller)
 
     def caller(self) -> Caller:
-        """Return who made the present call. Raise `LookupError` where authentication is on and nobody was let in."""
+        """Return the caller of the present call. Raise `LookupError` where authentication is on and no caller was let
+        in.
+        """
         return self._anybody("", "") if self.access is None else _caller.get()
 
     def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:

@@ -18,7 +18,7 @@ from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
 
 class OpenCallLimiter:
-    """How many are under way, and from where."""
+    """A limit on the open calls under way, by client address."""
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
         self._request_s = request_s

@@ -80,7 +80,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class FeedReadRequest:
-    """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
+    """A request to read matching messages from a position. Every page of the answer has its `subscription_id`."""
 
     filter: TopicFilter
     starting_position: StartingPosition | Bookmark

@@ -20,8 +20,9 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most; under which
-    grant."""
+    """A request to read what matches in a stream from `position` on, about `limit_bytes` of it at most, under a
+    grant.
+    """
 
     stream_id: int
     position: int
@@ -33,7 +34,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """What matches from `start` up to before `position`, of a stream that ends at `head`.
+    """The messages that match from `start` up to before `position`, of a stream that ends at `head`.
 
     `messages` is an Arrow IPC stream, None where nothing matches.
     """
@@ -47,8 +48,9 @@ class FetchedPage:
 
 @dataclass(frozen=True, slots=True)
 class PageGone:
-    """Retention has taken the requested messages; `oldest_offset` is the oldest that is left of the stream, None:
-    nothing."""
+    """The reply that retention has taken the requested messages; `oldest_offset` is the oldest that is left of the
+    stream, None: nothing.
+    """
 
     oldest_offset: int | None
 
@@ -96,7 +98,7 @@ def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
 
 
 def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
-    """Return a page, or that there is none. Raise `MalformedMessage`."""
+    """Return a page, or that it is gone. Raise `MalformedMessage`."""
     if wire.HasField("gone"):
         return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
@@ -114,7 +116,7 @@ def encode_heads_request(stream_ids: Iterable[int]) -> Any:
 
 
 def decode_heads_request(wire: Any) -> Sequence[int]:
-    """Streams, perhaps none. Raise `MalformedMessage`, `ProtocolMismatch`."""
+    """Return the ids of the streams, perhaps none. Raise `MalformedMessage`, `ProtocolMismatch`."""
     check_request(wire)
     check_streams("heads", wire.stream_ids, len(wire.stream_ids))
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]

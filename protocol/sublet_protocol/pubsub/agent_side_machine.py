@@ -62,7 +62,7 @@ HOLD_SPREAD = 0.2
 
 @dataclass(frozen=True, slots=True)
 class PubSubClientSettings:
-    """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
+    """Times in seconds, and bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
     `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
     """
@@ -88,7 +88,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Life:
-    """What holds under one subscriber id only. `number`: of the last batch; `flight`: its commands if unanswered."""
+    """State under one subscriber id. `number`: of the last batch; `flight`: its commands if unanswered."""
 
     id: int
     number: int = 0
@@ -145,12 +145,12 @@ class AgentSideMachine:
 
     @property
     def subscriber_id(self) -> str:
-        """The id of the present life."""
+        """Return the id of the present life."""
         return f"{self._agent}.{self._life.id}"
 
     @property
     def unacknowledged_count(self) -> int:
-        """Messages without the node's receipt."""
+        """Return the number of messages without the node's receipt."""
         return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._life.flight))
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
@@ -159,7 +159,7 @@ class AgentSideMachine:
 
     @property
     def counters(self) -> AgentSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         names = (field.name for field in fields(AgentSideCounters) if field.name != "connections_lost")
         return AgentSideCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
 
@@ -243,7 +243,7 @@ class AgentSideMachine:
             self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
 
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
-        """A rejected subscription is not declared again, unless it was requested once more after the rejected one."""
+        """Drop each rejected subscription, unless it was requested once more after the rejected one."""
         commands = (*flight, *self._queue)
         last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
         for subject, index in last.items():
@@ -263,7 +263,9 @@ class AgentSideMachine:
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
-        """Return whether the answer is from the node's known incarnation, and the node knows this subscriber."""
+        """Return whether the answer is from the expected incarnation of the node, which has this subscriber; else
+        report the loss.
+        """
         call.busy, call.failures = False, 0
         if self._life.incarnation not in ("", event.node_incarnation):
             detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
@@ -324,7 +326,7 @@ class AgentSideMachine:
         self._begin_life(begins_at)
 
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
-        """Report the loss once; a final loss is reported also to subscriptions that know of a loss."""
+        """Report the loss once; a final loss is reported also to subscriptions to which a loss was reported."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
         elif self._unreported:
@@ -389,7 +391,7 @@ class AgentSideMachine:
             self._counts.update(batches=1, commands=len(self._life.flight))
 
     def _next_commands(self) -> tuple[Command, ...]:
-        """As many commands as one batch may hold, and at least one."""
+        """Return as many commands as one batch may hold, and at least one."""
         commands = [self._queue.popleft()]
         size, items = self._size_of(commands[0])
         while self._queue and len(commands) < self._settings.batch_commands:

@@ -18,7 +18,7 @@ from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
 @dataclass(frozen=True, slots=True)
 class MailboxLimits:
-    """Bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
+    """The bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
 
     messages: int = 10_000
     bytes: int = 4 << 20
@@ -82,7 +82,7 @@ class Mailbox:
 
     @property
     def sequence(self) -> int:
-        """The last number that was handed out."""
+        """Return the last number that was handed out."""
         return self._sequence
 
     def put(self, message: QueuedMessage) -> None:
@@ -172,7 +172,7 @@ class Mailbox:
         self._waiting_bytes -= message.size
 
     def _hand_out_gap(self) -> None:
-        """The gap is the predecessor of what follows it, so that nobody can overlook it."""
+        """Hand out the gap, as the predecessor of what follows on its channels, so that it cannot be overlooked."""
         self._sequence += 1
         channels = tuple(self._dropped_channels)
         self._last_on.update((channel, self._sequence) for channel in channels)

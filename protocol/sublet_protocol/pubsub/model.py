@@ -16,7 +16,7 @@ class Channel(StrEnum):
 
 
 class ChannelKind(Enum):
-    """What a subscriber of a channel may rely on."""
+    """The kinds of channels, by what a subscriber may rely on."""
 
     LOG = "log"  # every message, in order; each names its predecessor
     STATE = "state"  # the newest value of each key; a subscribe is answered with it
@@ -61,7 +61,7 @@ CHANNELS = ChannelCatalog(
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Subscribes to one key of a channel; to all of them where `key` is None."""
+    """The command to subscribe to one key of a channel; to all of them where `key` is None."""
 
     channel: str
     key: str | None
@@ -69,7 +69,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Undo the subscribe with the same channel and key."""
+    """The command to undo the subscribe with the same channel and key."""
 
     channel: str
     key: str | None
@@ -84,8 +84,9 @@ class MessageToNode:
 
 @dataclass(frozen=True, slots=True)
 class UndecodableCommand:
-    """Stands for a command that could not be decoded; `text` is why. It is answered with an error and has no other
-    effect."""
+    """A command that could not be decoded; `text` is the reason. It is answered with an error and has no other
+    effect.
+    """
 
     text: str
 

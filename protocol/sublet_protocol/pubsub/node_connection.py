@@ -84,7 +84,7 @@ SHOWN_CHARACTERS = 300
 
 
 def truncate(text: str) -> str:
-    """As much of it as a line of a log should have."""
+    """Return as much of the text as one line of a log should have."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
@@ -140,22 +140,22 @@ class NodeConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """What is true between this agent and the node."""
+        """Return the status of the connection between this agent and the node."""
         return self._machine.status
 
     @property
     def subscriber_id(self) -> str:
-        """The id under which the node knows this agent at present."""
+        """Return the id under which the node has this agent at present."""
         return self._machine.subscriber_id
 
     @property
     def counters(self) -> AgentSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return self._machine.counters
 
     @property
     def unacknowledged_count(self) -> int:
-        """Commands that the node has not acknowledged yet."""
+        """Return the number of messages that the node has not acknowledged yet."""
         return self._machine.unacknowledged_count
 
     def find_leaks(self) -> tuple[str, ...]:
@@ -280,7 +280,7 @@ class NodeConnection:
         call_safely(self._on_refused, command, text)
 
     def _log_refusal(self, command: Command, text: str) -> None:
-        """The first, the second, the fourth, the eighth ... of this connection."""
+        """Log the first, the second, the fourth, the eighth ... refusal of this connection."""
         self._refusals += 1
         if self._refusals & (self._refusals - 1) == 0:
             kind = type(command.body if isinstance(command, MessageToNode) else command).__name__
@@ -374,6 +374,6 @@ class NodeConnection:
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:
-    """The task that is taking its own answer to the machine has done its call already."""
+    """Cancel the task, unless it is the current one, which has done its call already."""
     if task is not None and task is not asyncio.current_task():
         task.cancel()

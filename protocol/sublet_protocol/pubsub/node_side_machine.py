@@ -47,7 +47,7 @@ REMEMBERED_PAST = 10_000
 
 @dataclass(frozen=True, slots=True)
 class SubscriberLimits:
-    """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
+    """The bounds on the cost of subscribers; `hold_s` is the longest that a poll is held."""
 
     hold_s: float = 5.0
     mailbox: MailboxLimits = field(default_factory=MailboxLimits)
@@ -58,7 +58,7 @@ class SubscriberLimits:
 
 @dataclass(slots=True)
 class _Subscriber:
-    """`subjects`: the keys, or None for all, by channel."""
+    """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox
     received_at: float
@@ -172,7 +172,7 @@ class NodeSideMachine:
         return len(readers)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """Queue `body` for one subscriber, whatever it subscribed to; False if the node does not know it.
+        """Queue `body` for one subscriber, also without a subscription; return False if the node does not know it.
 
         On a log channel, while an equal message is unacknowledged it is not queued again: resending is free.
         """
@@ -205,13 +205,13 @@ class NodeSideMachine:
 
     @property
     def wake_at(self) -> float | None:
-        """When `expire` may find a silent subscriber; None while there is no subscriber."""
+        """Return when `expire` may find a silent subscriber; None while there is no subscriber."""
         oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
         return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
 
     @property
     def subscriber_ids(self) -> tuple[str, ...]:
-        """Everybody known, in order of arrival."""
+        """Return the ids of all subscribers, in order of arrival."""
         return tuple(self._subscribers)
 
     def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
@@ -229,7 +229,7 @@ class NodeSideMachine:
 
     @property
     def counters(self) -> NodeSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return NodeSideCounters(**self._counts)
 
     def find_leaks(self) -> tuple[str, ...]:

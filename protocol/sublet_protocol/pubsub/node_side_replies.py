@@ -45,7 +45,7 @@ class PollReply:
 
 @dataclass(frozen=True, slots=True)
 class HoldPoll:
-    """Nothing waits: come back when `on_ready` names the subscriber, or at `hold_until`."""
+    """The reply that nothing waits: poll again when `on_ready` names the subscriber, or at `hold_until`."""
 
     hold_until: float
 

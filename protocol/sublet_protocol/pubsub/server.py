@@ -91,16 +91,15 @@ def new_publisher(
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
-    """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order; for a
-    long one once per slice of it, between which others have their turn.
+    """The server of sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order;
+    for a long one once per slice of it, between which others have their turn.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
-    the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
-    silent, or broke a rule; and with those that were refused, of which `check_subscribe` may have been asked.
-    `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of it has come, or the last
-    has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
-    not subscribe to it. `principal()` returns who calls; None: nobody knows.
-    `channels` are those of the publisher.
+    the sender as that message's error. `on_expired` is called with subscriber ids that were dropped because they were
+    silent or broke a rule, and with those that were refused after `check_subscribe` may have been called for them.
+    `on_interest(channel, key or None for all, wanted)` is called when its first subscriber has come, or the last has
+    gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may not
+    subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the publisher.
     """
 
     def __init__(
@@ -155,12 +154,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     @property
     def held_polls(self) -> int:
-        """How many polls are held at this instant."""
+        """Return how many polls are held at this instant."""
         return len(self._held)
 
     @property
     def counters(self) -> NodeSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return self.publisher.counters
 
     def find_leaks(self) -> tuple[str, ...]:
@@ -289,7 +288,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return command
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandRefusal | None:
-        """Whatever goes wrong with one message harms its sender only."""
+        """Hand the message over, so that an error with it affects its sender only."""
         try:
             for part, items in wire.slices(message):
                 result = self._on_message(subscriber_id, part)
@@ -348,7 +347,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
 
 class _Turn:
-    """What a batch has had of the event loop at a stretch: after a slice, others have their turn."""
+    """The time that a batch has used of the event loop; after a slice, others have their turn."""
 
     def __init__(self) -> None:
         self._items = 0

@@ -53,7 +53,7 @@ class SubscriptionIndex:
         return None in self._channels.get(channel, {})
 
     def entries(self) -> Iterator[tuple[str, str, str | None]]:
-        """Every (subscriber id, channel, key or None)."""
+        """Yield every (subscriber id, channel, key or None)."""
         for channel, keys in self._channels.items():
             for key in keys:
                 for subscriber_id in self._of(channel, key):

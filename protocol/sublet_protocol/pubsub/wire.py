@@ -270,7 +270,7 @@ def _body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
 
 
 def decode_delivery(wire: Any, channels: ChannelCatalog = CHANNELS) -> SequencedMessage:
-    """One message of a poll's reply; raises `MalformedMessage`."""
+    """Return one message of a poll's reply. Raise `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
@@ -297,7 +297,7 @@ def _channel(number: int, channels: ChannelCatalog) -> str:
 
 
 def body_size(body: object) -> int:
-    """Bytes of a delivery's body on the wire, nearly, and a little for its envelope."""
+    """Return the bytes of a delivery's body on the wire, approximately, with a little for its envelope."""
     match body:
         case StreamHead():
             return _ENVELOPE_BYTES

@@ -31,7 +31,7 @@ def open_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
 
 
 def open_aio_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
-    """The same, for asyncio."""
+    """Return a channel to the address for asyncio, as `open_channel` does."""
     if is_tls(address):
         return grpc.aio.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
     return grpc.aio.insecure_channel(address, options=options)
@@ -100,8 +100,8 @@ def _explain_tls(address: str) -> str | None:
 
 
 def _is_let_in(address: str, context: ssl.SSLContext) -> bool:
-    """Return whether a server of HTTP/2 says something after the handshake, as it does unless it turns the client away.
-    Raises `OSError`, of which `SSLError` is one.
+    """Return whether an HTTP/2 server sends something after the handshake, as it does unless it rejects the client.
+    Raise `OSError`, of which `SSLError` is one.
     """
     found = split_node_address(address)
     assert found is not None, "addresses are checked where they are given"

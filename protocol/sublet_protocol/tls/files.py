@@ -20,7 +20,7 @@ Signature = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsContent:
-    """What is in the files."""
+    """The content of the files."""
 
     certificates: bytes | None
     key: bytes | None
@@ -29,8 +29,9 @@ class TlsContent:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files: one's own certificates, the first of them one's own and then those between it and the
-    authority; its key; the authorities that the other side's certificate is checked against."""
+    """The paths of PEM files: one's own certificates, the first of them one's own and then those between it and the
+    authority; its key; the authorities that the other side's certificate is checked against.
+    """
 
     certificates: str | None = None
     key: str | None = None
@@ -65,7 +66,9 @@ class TlsFiles:
         return tuple(_signature(path) for path in (self.certificates, self.key, self.authorities))
 
     def read(self) -> TlsContent:
-        """Raise `InvalidSetting`, with the file's name, unless all of it can be used together."""
+        """Return the content of the files. Raise `InvalidSetting`, with the file's name, unless all can be used
+        together.
+        """
         if self.key is not None:
             _check_key(self.key)
         self.fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
@@ -105,7 +108,9 @@ class TlsFiles:
 
 
 class ReloadedFiles:
-    """Files of a server. Those that cannot be used any more are warned of, and what they had before stays in use."""
+    """The files of a server. Where they cannot be used any more a warning is logged, and what they had before stays in
+    use.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -114,7 +119,7 @@ class ReloadedFiles:
         self.content = files.read()
 
     def reload(self) -> bool:
-        """Return whether there is a new `content`. From any thread."""
+        """Read the files if they have changed, and return whether there is a new `content`. From any thread."""
         with self._lock:
             signature = self.files.signature()
             if signature == self._signature:
@@ -146,7 +151,9 @@ def _content(path: str | None) -> bytes | None:
 
 
 def _check_key(path: str) -> None:
-    """Postgres' rule: nobody else reads the key; one of root's may be read by a group, as Kubernetes mounts it."""
+    """Raise `InvalidSetting` unless the key is readable by its owner alone, as Postgres requires; one of root's may be
+    readable by a group, as Kubernetes mounts it.
+    """
     try:
         status = os.stat(path)
     except OSError:

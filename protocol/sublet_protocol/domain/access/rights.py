@@ -19,7 +19,7 @@ ANYBODY = "*"
 
 
 class Right(StrEnum):
-    """What a rule allows."""
+    """The rights that a rule can allow."""
 
     PUBLISH = "publish"  # append to the topics of the filter
     READ = "read"  # read what is stored, without a group
@@ -34,7 +34,7 @@ class Right(StrEnum):
 
     @property
     def included_in(self) -> tuple[Right, ...]:
-        """The rights that allow this one."""
+        """Return the rights that allow this one."""
         return (Right.WATCH, Right.OPERATE) if self is Right.WATCH else (self,)
 
 
@@ -43,7 +43,8 @@ ALL = TopicFilter("#")
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for any.
+    """A rule that allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for
+    any.
 
     Raises `UsageError`.
     """
@@ -74,7 +75,7 @@ class AccessRule:
 
 
 class AccessRules:
-    """All rules, by whom and what they are for."""
+    """All rules, by principal and right."""
 
     def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
         self._rules: dict[tuple[str, Right], list[AccessRule]] = {}
@@ -93,7 +94,7 @@ class AccessRules:
         return None
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Return whether any rule gives the principal this right, on whatever."""
+        """Return whether any rule allows the principal this right, on any topic or group."""
         return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
 
 
@@ -108,7 +109,7 @@ class ValidToken:
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """All rules and valid tokens (by id) of one moment. `version`: of the changes that it has all of."""
+    """All rules and valid tokens (by id) at one moment. `version`: it includes all changes up to this one."""
 
     version: int
     rights: AccessRules

@@ -29,7 +29,7 @@ class NewToken:
 
     @property
     def digest(self) -> bytes:
-        """What is stored."""
+        """Return the hash that is stored."""
         return digest_of(self.token.reveal())
 
 
