@@ -1,7 +1,8 @@
-"""The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
+"""The agent on the network: an event loop around the pure `Agent`, one connection per node.
 
 Members call it from their own threads; what it has for them arrives in their `SessionEventQueue`. It goes on pinging
-while a session's user function runs, as long as that lets go of the interpreter now and then."""
+while a session's user function runs, as long as that lets go of the interpreter now and then.
+"""
 
 from __future__ import annotations
 
@@ -268,7 +269,7 @@ class AgentLoop:
             self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, BorrowerEndReason.DENIED, reason)))
 
     def _look_up(self) -> None:
-        """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
+        """Query the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
         if self._is_looking_up or self._is_closed:
             return
         self._is_looking_up = True

@@ -112,7 +112,7 @@ class AsyncSession:
         return None
 
     async def wait(self, timeout_s: float) -> None:
-        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
+        """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
 
         Raise `SubscriptionEnded`.
         """
@@ -128,9 +128,9 @@ class AsyncSession:
 
     async def run_in_transaction(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
         """Call `work(connection)` on the session's thread, in a transaction that commits its output together with the
-        progress of these batches; its answer. See `Session.transaction` for the rules and the errors.
+        progress of these batches; return its result. See `Session.transaction` for the rules and the errors.
 
-        Cancelling the waiting does not end the work: it is committed or rolled back as if it had been waited for.
+        Cancelling the wait does not end the work: it is committed or rolled back as if it had been waited for.
         """
         session = await self._opened()
         working = self._worker.submit(partial(_in_transaction, session, work, batches))

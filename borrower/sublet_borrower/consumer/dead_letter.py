@@ -1,6 +1,7 @@
-"""Publishes a record that a function cannot process to the dead-letter topic.
+"""Publishing of records that a function cannot process to the dead-letter topic.
 
-That and the progress behind it are one transaction: it is published once, and never both published and delivered again.
+The record and the progress behind it are one transaction: it is published once, and never both published and delivered
+again.
 """
 
 from __future__ import annotations

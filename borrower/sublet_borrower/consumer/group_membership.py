@@ -1,7 +1,7 @@
-"""A member of a consumer group: what a session and a micro-batch planner have alike, and hold one of.
+"""A member of a consumer group, as used by a session and by a micro-batch planner.
 
-It opens the transport, runs the agent, keeps the assignment, learns of new messages, and leaves the group. It does not
-know who holds it, so that the network's thread, which knows it, keeps no session alive.
+It opens the transport, runs the agent, keeps the assignment, learns of new messages, and leaves the group. It has no
+reference to its owner, so that the network's thread, which refers to it, keeps no session alive.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class GroupMembership(Generic[A]):
         self.owner.check(self.subscription)
 
     def give_up(self, reason: str) -> None:
-        """Leave the group for a user who does not come back; on the network's thread."""
+        """Leave the group since the user does not poll; on the network's thread."""
         handle, self.is_given_up = self.handle, True  # its user may join again from here on, under another handle
         self.agent.give_up(handle, reason)
 

@@ -1,8 +1,8 @@
-"""Gives a session's streams up when its user has not polled for too long.
+"""The monitor that gives a session's streams up when its user has not polled for too long.
 
 The network's thread keeps a session in touch by itself, and would do so for ever for a user function that hangs, or for
 a session that was dropped. So it measures how long the user has not called, and gives the streams up when that is too
-long. It must not keep the session alive: it knows this object and the member, which do not know the session.
+long. It must not keep the session alive: it refers to this object and the member, which do not refer to the session.
 """
 
 from __future__ import annotations

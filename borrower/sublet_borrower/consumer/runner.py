@@ -1,4 +1,4 @@
-"""Calls a user's function with each batch of a session, with retries and dead letters.
+"""The runner that calls a user's function with each batch, with retries and dead letters.
 
 Progress moves only behind what the function has returned from. When it raises, the same batch is tried again after a
 pause; when it keeps raising, the batch is halved until the one record is found that cannot be processed, and that ends

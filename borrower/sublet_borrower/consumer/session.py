@@ -244,7 +244,8 @@ class Session:
     @contextlib.contextmanager
     def transaction(self, *batches: Batch) -> Iterator[psycopg.Connection[Any]]:
         """Return a transaction in which the user's output and the progress of these batches of this session are
-        committed together. For one batch: `batch.transaction()`, which says more."""
+        committed together. For one batch use `batch.transaction()`, which has the details.
+        """
         self._member.check_owner()
         try:
             with self._transactions.run(batches) as connection:
@@ -336,7 +337,7 @@ class Session:
         self._assignment.mark_progress(granted, ticket, position)
 
     def _join_again(self) -> None:
-        """Begin anew for a user who has not come back in time, and is there now."""
+        """Join the group again for a user who polls after the member was given up."""
         log.warning("%s: its user is back, and it joins its group again", self.subscription)
         self._last = None
         self._failed.clear()

@@ -1,4 +1,4 @@
-"""Reads blocks from the log in the database, and survives its absence.
+"""Reads blocks from the log in the database, and retries while it is away.
 
 What is read of a stream is one sequence: each page has its first offset, and is taken only if that is where the page
 taken last ended.

@@ -1,4 +1,4 @@
-"""Fetches what follows in the streams of a session, and notes of which streams that cannot be had, and why."""
+"""Fetches the next messages of a session's streams, and records which cannot be read, and why."""
 
 from __future__ import annotations
 

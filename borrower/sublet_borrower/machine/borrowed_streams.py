@@ -1,4 +1,4 @@
-"""The streams that a borrower holds, and the grants that it knows to be over."""
+"""The streams that a borrower holds, and the highest grant id that ended per stream."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class BorrowedStream:
 class BorrowedStreams:
     """All streams of one borrower.
 
-    A grant id only grows per stream, so one number per stream remembers every grant that is over: a late or repeated
+    A grant id only grows per stream, so one number per stream stands for every grant that is over: a late or repeated
     `grant` at or below it must not bring the stream back.
     """
 
@@ -134,7 +134,7 @@ class BorrowedStreams:
         return stream
 
     def held(self) -> tuple[HeldGrant, ...]:
-        """Return what a successor asks the next leader to confirm."""
+        """Return what a successor requests the next leader to confirm."""
         return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:

@@ -132,7 +132,9 @@ AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress
 
 @dataclass(frozen=True, slots=True)
 class BorrowerEnded:
-    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held_grants`."""
+    """The update that the borrower is destroyed. After `RETRY` the agent makes a successor that requests to keep
+    `held_grants`.
+    """
 
     reason: BorrowerEndReason
     detail: str

@@ -1,4 +1,4 @@
-"""Splits what a borrower reports, or asks for, into messages within the limits of one."""
+"""Splits a borrower's reports and requests into messages within the limits of one."""
 
 from __future__ import annotations
 

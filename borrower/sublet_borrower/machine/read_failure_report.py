@@ -1,4 +1,4 @@
-"""Why a stream cannot be read on, and what of it is reported to the leader; pure."""
+"""The read failure of a stream, and what of it is reported to the leader; pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statuses of a borrower and of its streams, and the action for each event in each status.
+"""Statuses of a borrower and its streams, and the action for each event in each.
 
 The table is the protocol: every event, also a leader's message out of turn, has its pair, and `IGNORE` is an answer. A
 borrower that has not begun, or is over, has no row: nothing reaches it. Tests read the table and the documentation

@@ -1,15 +1,15 @@
-"""Decides when a session reads heads from the log: at once after a push, else after a silence.
+"""The machine that decides when a session polls heads: after a push, else after a silence.
 
-A pushed head may be lost, late, repeated or invented: all that it does is to make us look earlier. A stream that is
-read to its end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second
-is bumped after a miss, which is a head that we had to find by ourselves and that was not pushed soon after: the old
-subscription is dropped, a new one made, and pushes under the old one are rejected.
+A pushed head may be lost, late, repeated or invented: its only effect is an earlier poll. A stream that is read to its
+end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second is bumped
+after a miss, which is a head that was polled and not pushed soon after: the old subscription is dropped, a new one
+made, and pushes under the old one are rejected.
 
 The silence is adaptive. Without push it is short, but never so short that a session would query the log for most of its
-time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are looked
-at but now and then, other than those with a miss and no push since, and those of which more was read than was pushed:
-under load pushes lag behind the log, and a look brings all at once. A stream that is never read to its end is not
-followed: its pushes would only cost.
+time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are polled
+only rarely, except those with a miss and no push since, and those of which more was read than was pushed: under load
+pushes lag behind the log, and one poll returns all at once. A stream that is never read to its end is not followed,
+since its pushes would be of no use.
 """
 
 from __future__ import annotations

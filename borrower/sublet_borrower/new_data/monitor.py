@@ -1,4 +1,4 @@
-"""Learns that streams have new messages, from what is pushed and from the log itself. See `HeadTracker`."""
+"""The new-data monitor of a session: `HeadTracker` with pushed heads and the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Receives heads from publishers at the database itself, without a node between, for the sessions of this process.
+"""Receives heads from publishers at the database itself, without a node between.
 
 A few processes listen to what publishers send to nodes by LISTEN and NOTIFY: see
 `sublet_storage.notify.drivers.listener_slots`. One thread and one connection serve all sessions of a process, while

@@ -1,4 +1,4 @@
-"""How far a reader of a feed has come, and which pages it takes; pure.
+"""The position of a feed's reader, and which pages it takes; pure.
 
 A page has the id of the call it answers, its start and its end. Only the direct successor of what was taken last, under
 the id of the call that is under way, moves the reader on; so whatever a node or a network does, each message comes once

@@ -75,8 +75,9 @@ WatchEvent = WatchedGroupEvent | GroupEventsDropped | NodeUnreachable | LeaderIn
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
-    """Return who is connected to the group's leader, which is at that address; None where it does not answer in
-    time."""
+    """Return the members connected to the group's leader, which is at that address; None where it does not answer in
+    time.
+    """
     give_up_at = time.monotonic() + wait_s
     with GroupEventWatcher(subscription) as watch:
         watch.set_nodes([address])

@@ -53,7 +53,7 @@ _REFUSED: Final = {
 
 
 class RetryableCallError(Exception):
-    """The call may be repeated, at this node or another; after `after_s` if the node has asked for that."""
+    """A call that may be repeated, at this node or another; after `after_s` if the node has requested that."""
 
     def __init__(self, address: str, reason: str, after_s: float = 0.0) -> None:
         self.address, self.reason, self.after_s = address, reason, after_s

@@ -1,4 +1,4 @@
-"""A session that plans ahead in groups that are atomic: what its streams have of epochs, and what of them it plans."""
+"""The planner of whole epochs, for the streams of a session in atomic groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Micro-batches of whole epochs: up to which epoch a batch goes, the same for all streams of a space that a query has.
+"""Plans of whole epochs: the last epoch of a batch, common to a space's streams.
 
 What is completed is known of each stream up to its head. So a batch can end behind any epoch that is completed
 everywhere, and has all messages of it that these streams have.

@@ -1,8 +1,8 @@
-"""Hands the keys of grants to whoever commits what was planned, in another process of the same user on this machine.
+"""Hands grant keys to the process that commits a plan, of the same user and machine.
 
 Spark runs a query's source and its `foreachBatch` in two processes, and nothing secret may be in what it carries from
 one to the other. So the planner writes each key that it gets to a file of its own, which it holds locked, in a
-directory that is its user's alone; a file that nobody holds locked any more is removed by the session's next planner.
+directory that is its user's alone; a file that is no longer locked is removed by the session's next planner.
 """
 
 from __future__ import annotations

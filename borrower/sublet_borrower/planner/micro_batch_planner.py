@@ -1,8 +1,7 @@
-"""A member whose work is done elsewhere, a range at a time, as a Spark query does it with its micro-batches.
+"""A group member that plans ranges for an engine to process, such as Spark's micro-batches.
 
-What is planned is saved in the group's rows first, and `plan` waits for that, so that it can be known later whether it
-was done. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's thread
-keeps it in touch.
+What is planned is saved in the group's rows first, and `plan` waits for that, so that its outcome can be found out
+later. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's thread keeps it in touch.
 """
 
 from __future__ import annotations
@@ -133,9 +132,7 @@ class MicroBatchPlanner:
         return again, lost
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
-        """Do not do again what was begun and has a block that cannot be decoded. When this returns the rows say so.
-        What lies before the block is planned next; then the stream is handed back. Raise `SubscriptionEnded`.
-        """
+        """Skip begun ranges with a block that cannot be decoded. When this returns the rows have that."""
         self._ledger.put_off(poison)
         while PlannedRangeStatus.OPEN in self._outcomes(poison).values():
             self._wait()
@@ -156,7 +153,7 @@ class MicroBatchPlanner:
         return done, [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
 
     def _outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
-        """Return what became of each; `OPEN` where the rows cannot be read."""
+        """Return the status of each; `OPEN` where the rows cannot be read."""
         group_id, begun = self._member.group_id, list(begun)
         if group_id is None or not begun:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
@@ -340,7 +337,7 @@ class MicroBatchPlanner:
                 log.warning("%s: no guard gets the key of stream %d: %s", self.subscription, grant.stream_id, error)
 
     def _poll_heads(self) -> None:
-        """Read how far the streams go that were not looked at, or are said to go on."""
+        """Read the heads of streams that were not looked at yet, or have a head hint."""
         if stream_ids := self._ledger.streams_to_poll():
             before = self._ledger.known_ends(stream_ids)
             heads = self._reader.fetch_heads(stream_ids)

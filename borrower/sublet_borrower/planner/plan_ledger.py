@@ -1,4 +1,4 @@
-"""Ledger of a session that plans ahead: of each granted stream what is planned, what is durable, what is done.
+"""The ledger of a planning session: what is planned, durable and done of each stream.
 
 Plain bookkeeping, no I/O. The work is done elsewhere and its end is known late, as a Spark query does with
 its micro-batches. So a range is planned, made durable as in doubt, and only then started; when it is done it is

@@ -1,4 +1,4 @@
-"""What a session that plans ahead says of a stream: what is planned, what may be begun, and how far it has come."""
+"""The planned ranges of a stream: their status, and how far the stream has come."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PlannedRange:
         return InDoubtRange(self.grant_id, self.start, self.start, 0.0)
 
     def is_put_off(self, doubt: InDoubtRange) -> bool:
-        """Return whether that says so."""
+        """Return whether the row has that range as put off."""
         return doubt == self.cut
 
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:

@@ -1,4 +1,4 @@
-"""The streams a session holds: how far each is read, how far acknowledged, and which is read next.
+"""The streams a session holds: what is read and acknowledged, and which is read next.
 
 Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
 the first of them, whatever is acknowledged behind it, and final progress can only be reported when there is none, or

@@ -2,8 +2,8 @@
 
 What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
 more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
-to be handed over is read to the end of the step that has begun; if it is `cut_short`, that step is left undone, and
-delivered again by the next holder.
+to be handed over is read to the end of the step that has begun; if that is aborted (`abort_step`), it is delivered
+again by the next holder.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
-        """Take the matching messages of a page that was read for the run; False if nothing more comes of it. `entire`:
-        all of a step together."""
+        """Take the matching messages of a page that was read for the run; return False if no batch results yet.
+        `atomic`: all of a step together.
+        """
         sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
         if not sifted:
             return False

@@ -1,7 +1,7 @@
-"""One event loop for all network work of a process, on a thread of its own, for as long as the process lives.
+"""The one event loop for all network work of a process, on its own thread.
 
-grpc hands out the events of all its event loops through whichever wakes first, and stumbles over a loop that has been
-closed. Agents come and go in a process; this loop stays.
+It lives as long as the process: grpc delivers the events of all its event loops through whichever wakes first, and
+fails on a loop that has been closed. Agents come and go in a process; this loop stays.
 """
 
 from __future__ import annotations

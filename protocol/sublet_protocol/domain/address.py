@@ -1,4 +1,4 @@
-"""Where a node is: `HOST:PORT` or `[::1]:PORT`, after `tls://` where it speaks TLS."""
+"""A node's address: `HOST:PORT` or `[::1]:PORT`, after `tls://` where it uses TLS."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def is_tls(address: str) -> bool:
-    """Return whether a node's address says that it speaks TLS."""
+    """Return whether a node's address is one with TLS."""
     return address.startswith(TLS_SCHEME)
 
 

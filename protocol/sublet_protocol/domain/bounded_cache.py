@@ -1,4 +1,4 @@
-"""A cache of what was computed from texts, bounded by their bytes: texts of peers may be long, and never the same."""
+"""A cache of results by text, bounded by bytes, since texts of peers may be long."""
 
 from __future__ import annotations
 

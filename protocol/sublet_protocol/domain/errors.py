@@ -1,4 +1,4 @@
-"""Everything that can go wrong by name.
+"""Every public error, by name.
 
 Each message names the value, the rule it breaks and the remedy. `exit_code` is what the command line returns for it.
 """

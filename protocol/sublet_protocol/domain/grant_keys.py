@@ -1,5 +1,7 @@
-"""Ids of grants, which say on which timeline of the database they were drawn, and keys: random bytes by which their
-holder proves a right, and which are shown nowhere."""
+"""Grant ids, and the secret keys with which a grant's holder proves its right.
+
+An id has the timeline of the database on which it was drawn. A key is random bytes, which are shown nowhere.
+"""
 
 from __future__ import annotations
 

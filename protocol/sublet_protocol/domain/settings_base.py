@@ -1,4 +1,4 @@
-"""Settings: a class's numbers, each read from an environment variable, checked by itself and against the others."""
+"""The base of settings: numbers from environment variables, checked each and against one another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a group subscribes to and from where: subscriptions, starts and bookmarks, parsed and checked."""
+"""Subscriptions, starting positions and bookmarks, parsed and checked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node's memory of all rules and tokens, by which it decides for a while also without the database."""
+"""A node's cache of all rules and tokens, which serves for a while without the database."""
 
 from __future__ import annotations
 

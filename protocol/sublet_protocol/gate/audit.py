@@ -1,4 +1,4 @@
-"""The audit log: a line of JSON for each change that somebody asked for, and for what was refused.
+"""The audit log: a line of JSON for each requested change, and for each refusal.
 
 It never has a message, a token or a hash.
 """

@@ -1,4 +1,4 @@
-"""How many of something are under way, by where they come from: one address, or of IPv6 the network of one customer."""
+"""Counts by client address; for IPv6 by the network of one customer."""
 
 from __future__ import annotations
 

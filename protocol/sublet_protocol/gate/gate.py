@@ -1,4 +1,4 @@
-"""Decides who calls, and whether it may. Where authentication is off, anybody may do anything."""
+"""Identifies callers and decides what they may do. Where authentication is off, every caller may do everything."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class AccessGate:
 
     @property
     def is_on(self) -> bool:
-        """Return whether callers have to prove who they are."""
+        """Return whether callers have to authenticate."""
         return self.access is not None
 
     async def read_unknown(self, authorization: str | None) -> None:
@@ -136,7 +136,7 @@ class AccessGate:
     def identify(
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None
     ) -> Caller:
-        """Return who calls, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
+        """Return the caller, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
         Raise `Unauthenticated`.
         """
         if self.access is None:
@@ -173,7 +173,7 @@ class AccessGate:
         return self._anybody("", "") if self.access is None else _caller.get()
 
     def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:
-        """Return a caller that was let in before, to ask for its rights again."""
+        """Return a caller that was let in before, to check its rights again."""
         return Caller(principal, agent, action, self.access, self._refusals)
 
     def _anybody(self, address: str, action: str) -> Caller:

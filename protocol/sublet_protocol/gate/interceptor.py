@@ -1,4 +1,4 @@
-"""Puts a gate before every method of a gRPC server."""
+"""The interceptor that puts a gate before every method of a gRPC server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bounds what calls that anybody may make can cost: health, which has to answer whoever asks.
+"""Bounds the cost of calls without authentication: health, which answers every caller.
 
 Such a call is made as one whose requests are a stream, so that its one request is read here: within a time, and not at
 all for an address that has as many calls under way as it may. A watch of health stays as long as its client likes.

@@ -1,4 +1,4 @@
-"""What each RPC of our servers needs: the only place that says so. What is not in it is refused."""
+"""The right that each RPC needs, in one table. What is not in it is refused."""
 
 from __future__ import annotations
 

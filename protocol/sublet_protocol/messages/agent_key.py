@@ -1,4 +1,4 @@
-"""Agent keys: with every request an agent proves to any node that its id is its own.
+"""Agent keys, with which an agent proves its id to any node in every request.
 
 An agent draws random bits, its key, and its id ends in their hash. So the id may be shown to everybody, and a node
 needs neither a registry nor a memory to find out whether a request is from that agent.

@@ -43,7 +43,7 @@ class GrantOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldGrant:
-    """A stream that a borrower held when its leader was lost, and asks the next leader to confirm."""
+    """A stream that a borrower held when its leader was lost, and requests the next leader to confirm."""
 
     stream_id: int
     grant_id: int

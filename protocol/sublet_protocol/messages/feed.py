@@ -1,4 +1,4 @@
-"""Requests and replies of feeds, which publish and read through nodes, on the wire, and their bounds.
+"""Requests and replies of feeds on the wire, for publishing and reading through nodes.
 
 Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender
 alone. Messages travel as Arrow, which is opaque to this module.

@@ -1,7 +1,7 @@
-"""Requests of group members without database access on the wire: pages and ends of granted streams, session epochs.
+"""Requests of group members without database access, on the wire.
 
-As in `sublet_protocol.messages.feed`, decoding trusts nothing on either side, and messages travel as Arrow, which is
-opaque.
+They are for pages and ends of granted streams, and for session epochs. As in `sublet_protocol.messages.feed`, decoding
+trusts nothing on either side, and messages travel as Arrow, which is opaque.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counters of a connection, on both sides; a snapshot is a frozen value, and numbers only grow."""
+"""Counters of a connection, on both sides; a snapshot is a frozen value."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The agent's side of a connection on the network: one `NodeConnection` per node, on an asyncio loop.
+"""The agent's side of a connection on the network, one `NodeConnection` per node.
 
-It drives a `AgentSideMachine`: carries out the actions that the machine decides, in order, and returns their
-results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`,
-and must not block.
+It drives an `AgentSideMachine` on an asyncio loop: carries out the actions that the machine decides, in order, and
+returns their results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and
+`unsubscribe`, and must not block.
 """
 
 from __future__ import annotations

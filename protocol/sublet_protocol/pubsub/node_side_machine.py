@@ -184,7 +184,7 @@ class NodeSideMachine:
         return True
 
     def clear_state(self, channel: str, key: str) -> None:
-        """Forget the current value of a state that is over; who subscribes later is not answered."""
+        """Drop the current value of a state that is over; a later subscriber gets none."""
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:

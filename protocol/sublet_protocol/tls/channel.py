@@ -1,4 +1,4 @@
-"""Channels to nodes, plain or with TLS as the address says, and the reason where none can be made."""
+"""Channels to nodes, plain or with TLS, and the reason where none can be made."""
 
 from __future__ import annotations
 

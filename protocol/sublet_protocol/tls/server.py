@@ -1,4 +1,4 @@
-"""What a gRPC server is made with to speak TLS."""
+"""The TLS credentials of a gRPC server."""
 
 from __future__ import annotations
 

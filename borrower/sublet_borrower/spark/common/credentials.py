@@ -1,7 +1,7 @@
-"""How a query's processes are given the database: where it is, by the plan; its password, by themselves.
+"""The database of a query's processes: the address from the plan, the password from each process.
 
 Spark pickles, logs, stores and shows what is in plans, options and closures. So these have the address alone, and
-`credentials` says where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
+`credentials` names where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
 that process), `file:PATH`, or `class:MODULE.NAME`, a function or class that is called without arguments. Each gives a
 URL, or a part of one such as password=...
 """

@@ -1,4 +1,4 @@
-"""The database of a query, checked on driver and executors, and kept running where it is embedded.
+"""The database of a query, checked on driver and executors; keeps an embedded server running.
 
 On the driver it must exist already, on an executor it must be reachable. The last user of an embedded server stops it:
 a query's processes come and go, and without a process that holds it each would stop it at its end and have the next one

@@ -1,4 +1,4 @@
-"""Consuming in Spark's executors: a job of N tasks that run until they are drained, each a session of the group.
+"""Consuming in Spark's executors: a job of N tasks, each a session of the group.
 
     def work(batch):
         store(batch.table)

@@ -1,4 +1,4 @@
-"""The driver's side of the link to its tasks: takes their reports, and asks them to drain.
+"""The driver's side of the link to its tasks: receives reports, sends the drain request.
 
 It is a server like a node's, for one job: a task sends its report as an event, again and again, and receives the
 request to drain in its held poll, at once. A peer without the job's token is rejected. What travels is figures and a

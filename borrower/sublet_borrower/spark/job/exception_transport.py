@@ -1,7 +1,7 @@
-"""Carries an exception from a task to the driver as plain data: class name, message, traceback text.
+"""Carries an exception from a task to the driver as plain data.
 
-The driver makes no object of a class that a task names, but for sublet's own errors, which come with their numbers and
-texts.
+It has the class name, the message and the traceback text. The driver makes no object of a class that a task names,
+except for sublet's own errors, which come with their numbers and texts.
 """
 
 from __future__ import annotations

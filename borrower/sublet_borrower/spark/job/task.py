@@ -1,4 +1,4 @@
-"""What runs in an executor: one attempt of one task, which is one session.
+"""The code of an executor: one attempt of one task, which is one session.
 
 Nothing here may load grpc before `run` is called, in the worker that stays.
 """
@@ -219,7 +219,7 @@ class _Task:
 
 
 def _is_away(error: Exception) -> bool:
-    """Return whether a session may be had later; the log says why not now."""
+    """Return whether a session may be opened later; the reason is logged."""
     if isinstance(error, Unavailable):
         log.warning("no session yet: %s", error)
     return isinstance(error, Unavailable)

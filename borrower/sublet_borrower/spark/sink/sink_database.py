@@ -1,4 +1,4 @@
-"""The database that a write goes to, the same on the driver, in tasks and in commits."""
+"""The database of a write, the same on the driver, in tasks and in commits."""
 
 from __future__ import annotations
 

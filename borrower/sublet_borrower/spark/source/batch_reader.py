@@ -42,7 +42,7 @@ class SubletBatchReader(DataSourceReader):
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks. Raise `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
+        """Return the tasks. Raise `UnknownSpace`, `InvalidEpoch`, and what `resolve_database` raises."""
         o = self._options
         url = driver_url(o.url, o.data_dir, o.credentials)
         check_database_exists(url, o.data_dir)

@@ -62,7 +62,7 @@ def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
 
 
 def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """Return what earlier batches have done, of which the group may not know. Raise as `ranges_of` does."""
+    """Return the ranges that earlier batches have done, which the group may not have. Raise as `decode_ranges` does."""
     return _listed(offset, "done") if "done" in offset else []
 
 

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: what the read decides, and what is left to Spark; no I/O."""
+"""The filters that Spark pushes down, and those left to Spark; no I/O."""
 
 from __future__ import annotations
 

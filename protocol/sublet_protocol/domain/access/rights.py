@@ -1,7 +1,7 @@
 """Rights: which principal may do what, on which topics and groups; pure.
 
-There are only rules that allow: what no rule allows is refused. A rule is one principal, one right, one filter, and for
-rights on groups a pattern of their names. What is asked has to be covered by one rule: several do not add up.
+Rules only allow: what no rule allows is refused. A rule is one principal, one right, one filter, and for rights on
+groups a pattern of their names. A request has to be covered by one rule: several do not add up.
 """
 
 from __future__ import annotations
