@@ -49,7 +49,7 @@ LOOKUP_INTERVAL_S = 0.5
 """Least time between two look-ups of the live nodes."""
 
 REFUSAL_S = 10.0
-"""How long a refusal is believed where no other node is left: by then another release may serve at that address."""
+"""How long a refusal holds where no other node is left: by then another release may serve at that address."""
 
 
 class AgentLoop:
@@ -221,8 +221,8 @@ class AgentLoop:
                 for handle, pushed in self._head_subscriptions.route_head(address, head):
                     self._queues[handle].put(pushed)
             case MailboxOverflow(channels=channels):
-                # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
-                # lost heads of streams nothing is missing: a session that follows one polls.
+                # A message to one of these borrowers is missing: all begin again, and reclaim what they hold. Where heads
+                # of streams are lost nothing is missing: a session polls the heads that it subscribes to.
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:
@@ -283,7 +283,7 @@ class AgentLoop:
     def _find(self) -> tuple[str, ...] | None:
         try:
             return tuple(self._find_nodes())
-        except Exception as error:  # noqa: BLE001 whatever hinders the look-up, it is tried again
+        except Exception as error:  # noqa: BLE001 the look-up is retried after any error
             log.warning("no list of nodes: %s", error)
             return None
 

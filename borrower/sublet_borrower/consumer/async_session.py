@@ -30,7 +30,7 @@ from sublet_protocol.domain.errors import InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
 POLL_INTERVAL_S = 0.1
-"""How often the session is looked at while it waits with a batch outstanding."""
+"""How often the session is checked while it waits with a batch outstanding."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

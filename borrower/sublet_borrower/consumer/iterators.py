@@ -196,8 +196,8 @@ class _Loop:
         is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
         if not _is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
-        # A loop within a generator is left with the loop over that. What the generator does when it is closed, a
-        # `return` say, says nothing; what it does when it is asked for more does.
+        # A loop within a generator is left with the loop over that. How the generator reacts to its close, by a
+        # `return` for example, shows nothing; how it reacts to `next` does.
         dropped = self._drops(frame)
         while _is_generator(frame):
             if _opcode(frame) in _ASKS:
@@ -210,7 +210,7 @@ class _Loop:
         return dropped and (_opcode(frame) in _ASKS or (_called(frame) in _TAKERS and self._is_undisturbed()))
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if _call_site(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
+        if _call_site(frame) == self._asked_at:  # the frames in between have ended, and may have dropped the batch
             return any(frame.f_locals.get(name) is batch for name in _targets(frame.f_code, _index(frame)))
         return self._drops(frame)
 

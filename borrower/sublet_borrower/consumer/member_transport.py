@@ -63,7 +63,7 @@ def node_transport(
     """Return a transport with everything from these nodes, and from those whose addresses they send. `opened` closes
     what is opened here.
     """
-    from sublet_borrower.fetch.node_reader import NodeReader  # who has a database does without the remote transport
+    from sublet_borrower.fetch.node_reader import NodeReader  # a member with a database needs no remote transport
 
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)

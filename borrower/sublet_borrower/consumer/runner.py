@@ -29,10 +29,10 @@ SHOWN_KEY_BYTES = 60
 """A longer key is cut in error texts."""
 
 JITTER = 0.5
-"""How much of a pause is left to chance."""
+"""The random part of a pause."""
 
 TRUST_WAIT_S = 0.1
-"""Between two looks whether the stream is still ours."""
+"""Between two checks whether this session still holds the stream."""
 
 
 class BatchSource(Protocol):
@@ -145,14 +145,14 @@ class _Runner:
                 self._fn(part)
             except GrantLost:
                 raise _Lost from None
-            except Unavailable as away:  # ours, not the record's fault: the very same part again, as often as it takes
+            except Unavailable as away:  # an error of sublet's, not of the record: the same part is retried without a limit
                 log.warning("%r is tried again: %s", part, away)
-            except Exception as error:  # noqa: BLE001 whatever the user's code raises
+            except Exception as error:  # noqa: BLE001 the user's code may raise anything
                 self.summary.failures += 1
                 tried += 1
                 log.warning("the function raised %s at %r (try %d of %d)", _error_text(error), part, tried, tries)
                 if part.committed:
-                    return None  # by its transaction; to call again would do it twice
+                    return None  # by its transaction; another call would process it twice
                 if tried == tries:
                     return error
             else:

@@ -53,12 +53,12 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 log = logging.getLogger(__name__)
 
 OnEpochsConsumed = Callable[[GroupFrontier], None]
-"""Called with how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
+"""Called with the progress of an atomic group in a space: once with the first, then whenever it has moved on."""
 
 WARN_AFTER_FAILURES = 3
 
 MAX_WAIT_S = 0.1
-"""The longest pause of a session that waits: whether a call may begin is not announced, but checked."""
+"""The longest pause of a session that waits: whether a call may begin is not pushed, but checked."""
 
 
 class Session:

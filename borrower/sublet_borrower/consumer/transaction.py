@@ -34,7 +34,7 @@ from sublet_storage.groups.consumer_progress import PostgresTransactionId
 Connection = psycopg.Connection[Any]
 
 RESOLVE_INTERVAL_S = 1.0
-"""How often a session that waits looks for the outcome of a transaction that is in doubt."""
+"""How often a session that waits queries the outcome of a transaction that is in doubt."""
 
 
 class CommittableBatch(Protocol):
@@ -272,7 +272,7 @@ class ProgressTransactions:
         try:
             return all(self._is_durable(connection, batch) for batch in furthest)
         except UnknownOutcome:
-            self._doubt = None  # for good; to do it again is refused, as the grant is over
+            self._doubt = None  # for good; a repetition is rejected, as the grant is over
             raise
 
     def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:

@@ -44,7 +44,7 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 log = logging.getLogger(__name__)
 
 FIRST_NODE_TIMEOUT_S: Final = 10.0
-"""How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
+"""How long a session waits for its first node, if that is less than its `read_timeout_s`."""
 
 REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError)
 """Errors of exactly these kinds are about the node and not about the request: another node may serve it."""

@@ -24,7 +24,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 log = logging.getLogger(__name__)
 
 UNREADABLE_RETRY_S = 10.0
-"""After which a stream whose next payload was unreadable is read again: somebody may have repaired it."""
+"""After which a stream whose next payload was unreadable is read again: it may have been repaired."""
 
 UNAVAILABLE_RETRY_S = 1.0
 """After which a stream whose next payload's location did not answer is read again."""

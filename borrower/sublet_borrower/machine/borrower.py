@@ -191,7 +191,7 @@ class Borrower:
             return None, event
         if isinstance(message, LeaderConnectResponse):
             return BorrowerEventKind.CONNECT_RESPONSE, event
-        # Only a node that knows of no leader sends under no term, and all it can send is that we are over.
+        # Only a node without a known leader sends under no term, and then only that this borrower is over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
         return _KINDS[type(message)], message
@@ -244,7 +244,7 @@ class Borrower:
     def _try_other_node(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if self.node in (None, event.node):
-            # Soon, but not at once: a dead leader's claim redirects us to its dead node until the lease is over.
+            # Soon, but not at once: a dead leader's claim redirects to its dead node until the lease is over.
             self.node = None
             self._ask_at = min(self._ask_at, now + self.settings.leader_lookup_interval_s / 4)
 
@@ -309,8 +309,8 @@ class Borrower:
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
         if message.reason is BorrowerEndReason.FENCED:
-            # The receiver need not wait until our right to begin calls is over. Who sent this may be another node than
-            # our leader, to which we are a member with calls under way.
+            # The receiver need not wait until the right to begin calls is over. The sender may be another node than
+            # the leader, for which this borrower is a member with calls under way.
             self._send_final_progress(message.detail)
         self._destroy(message.reason, message.detail)
 

@@ -8,7 +8,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 
 PERSISTENT_AFTER_S = 10.0
-"""A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
+"""A location that is away for less than this gets no line in the group's history for each stream that waits."""
 
 RETRY_INTERVAL_S = 60.0
 """Minimum time between two reports of an error that comes and goes: each is two lines of history."""

@@ -21,7 +21,7 @@ from typing import assert_never
 from sublet_protocol.tick import Tick
 
 WEIGHT = 0.25
-"""Of the last look in what a look takes."""
+"""The weight of the last poll in the average duration of polls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class HeadTrackerSettings:
     poll_max_s: float = 0.1
     poll_max_with_push_s: float = 1.0
     push_late_s: float = 0.1
-    """How much later than our own look a head may be pushed and is no miss."""
+    """How much later than a poll found it a head may be pushed without being a miss."""
     busy_after_s: float = 1.0
-    """A stream that was not read to its end for so long is followed no more."""
+    """A stream that was not read to its end for this long is no longer followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ class HeadTracker:
                 one.look_at = min(one.look_at, now + one.silence_s)
             if not one.at_end:
                 one.at_end, one.look_at = True, now + one.silence_s
-            # A head from the log counts: invented pushes cost one look.
+            # A head from the log counts: invented pushes cost one poll.
             one.head, pushed, one.unread = head, one.unread, 0
             if pushed > head:
                 news[stream_id] = one.head = pushed
@@ -200,7 +200,7 @@ class HeadTracker:
         if one is None or one.id != pushed.subscription:
             self.counters.rejected += 1
             return {}
-        self._push_works = True  # a node has our subscription, at least
+        self._push_works = True  # a node has the subscription, at least
         if one.awaited_until is not None and pushed.head >= one.polled_head:
             one.awaited_until, one.doubted = None, False
         if pushed.head <= one.head:
@@ -263,7 +263,7 @@ class HeadTracker:
         self.counters.polls += 1
         due = [(stream_id, one) for stream_id, one in waiting if now >= one.look_at - one.silence_s / 2]
         for _, one in due:
-            # Should no answer come, the database is away: look again as if nothing was new.
+            # If no answer comes, the database is away: poll again as if nothing was new.
             one.look_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
 

@@ -29,7 +29,7 @@ JITTER = 0.5
 """Before a try to acquire a slot: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
-"""Called with {stream: head}, of whatever streams there are, on a thread of ours."""
+"""Called with {stream: head}, of any stream, on the listener's thread."""
 
 
 class PostgresHeadListener(StoppableThread):

@@ -38,7 +38,7 @@ MAX_BUFFERED_BYTES = 32 << 20
 RETRY_TIMEOUT_S = 120.0
 NODE_TIMEOUT_S = 20.0
 SENDER_STOP_TIMEOUT_S = 2.0
-"""What `close` grants the sender once its own time is over."""
+"""The extra time that `close` gives the sender once its own time is over."""
 
 HINT = "publish it with access to the database: Publisher(max_message_bytes=...)."
 

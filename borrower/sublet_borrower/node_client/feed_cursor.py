@@ -18,7 +18,7 @@ class FeedPageOutcome(Enum):
     """The outcome of offering a page to the cursor."""
 
     ADVANCED = "advanced"  # it was the successor: its messages are next
-    HEARTBEAT = "heartbeat"  # it was a bookmark or a sign of life
+    HEARTBEAT = "heartbeat"  # it was a bookmark or a heartbeat
     STALE = "stale"  # it was of an older call, or a repeat; nothing has changed
     GAP = "gap"  # something is missing before it; nothing has changed, and a new call has to begin
 

@@ -36,12 +36,12 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
 MIN_ATTEMPT_S = 1.0
-"""After how long without an answer a batch is sent again, to this node or another."""
+"""The time without an answer after which a batch is sent again, to this node or another."""
 
 HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
 
 _ENVELOPE_BYTES = 64 * 1024
-"""Left for what Arrow adds to the columns."""
+"""Reserved for what Arrow adds to the columns."""
 
 
 class PassThroughRoutingTable(RoutingTable):

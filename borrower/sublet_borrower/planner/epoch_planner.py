@@ -17,9 +17,9 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
 ONE_EPOCH = PlanLimits(max_messages=1)
-"""As few as there are, where a stream has a block that cannot be decoded: up to before the epoch that is in it."""
+"""One epoch at a time, where a stream has a block that cannot be decoded: up to before the epoch in that block."""
 COMPLETED_S = 0.1
-"""Between two looks at whether epochs are completed that streams have messages of."""
+"""Between two checks whether epochs are completed that streams have messages of."""
 
 
 class EpochPlanner:

@@ -100,7 +100,7 @@ def _folder() -> Iterator[int]:
 def _remove_abandoned(folder: int, prefix: str) -> None:
     for name in os.listdir(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # somebody holds it, or has just removed it
+            with contextlib.suppress(OSError):  # another process holds it, or has just removed it
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

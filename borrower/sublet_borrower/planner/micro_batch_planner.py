@@ -36,11 +36,11 @@ from sublet_storage.log import fetch as message_log
 log = logging.getLogger(__name__)
 
 AVAILABLE_NOW_TIMEOUT_S = 120.0
-"""How long a finite plan waits for streams that nobody has."""
+"""How long a finite plan waits for streams without a holder."""
 LAG_INTERVAL_S = 1.0
-"""Between two reads of where all streams end, for people."""
+"""Between two reads of all heads for the progress display."""
 POLL_INTERVAL_S = 0.25
-"""Between two reads of what became of started ranges."""
+"""Between two reads of the outcomes of started ranges."""
 
 PLAN_SAVED_TIMEOUT_S = 10.0
 """How long `plan` waits at least for a leader to save the plan: then it is sent again, or a finite plan fails."""

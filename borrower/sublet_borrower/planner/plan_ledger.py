@@ -108,7 +108,7 @@ class PlanLedger:
         if granted.in_doubt is None or granted.in_doubt != saved.in_doubt or granted.is_plan_saved:
             return
         if granted.is_behind(saved.position, saved.consumed):
-            # An earlier process of this session has done a part of it before it was written down: plan anew.
+            # An earlier process of this session has done a part of it before it was saved: plan it again.
             granted.in_doubt, granted.step = None, None
             granted.advance(saved.position, saved.consumed)
         else:

@@ -55,10 +55,10 @@ class PlannedRange:
 class PlannedRangeStatus(Enum):
     """The status of a range that was begun, from the group's rows. Only an open one can come back with a grant."""
 
-    OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
+    OPEN = "open"  # reserved for its session, or held by it: it comes back, or is reported as done
     DONE = "done"  # progress has passed it
     PUT_OFF = "put off"  # it has a block that cannot be decoded: what lies before that comes in a later batch
-    LOST = "lost"  # something else was planned after it, or others have got it, or may get it
+    LOST = "lost"  # something else was planned after it, or another member has it, or may get it
 
 
 def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> PlannedRangeStatus:

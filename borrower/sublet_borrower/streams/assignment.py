@@ -80,7 +80,7 @@ class SessionAssignment:
         with self._lock:
             for _ in range(len(self._turn)):
                 granted = self._granted[self._turn[0]]
-                self._turn.rotate(-1)  # at once: what breaks off here must not leave a stream out
+                self._turn.rotate(-1)  # at once: an exception here must not leave a stream out
                 if granted.may_have_more and allowed(granted):
                     granted.is_reading = True
                     return granted
@@ -316,7 +316,7 @@ class SessionAssignment:
             if known is None or one.lower != known.lower:
                 for granted in self.streams_waiting_for_epochs():
                     granted.has_new_frontier = True
-            # A failover may have lost the space of that number: it is another's then.
+            # A failover may have lost the space of that id, which then belongs to another.
             if known is None or known.space != one.space or known.consumed.is_at_or_before(one.consumed):
                 self.epochs[one.space_id] = one
 

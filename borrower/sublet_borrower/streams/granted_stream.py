@@ -12,7 +12,7 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AWAITED: Final = 64
-"""As many messages more are little."""
+"""A stream with at most this many more messages counts as having little."""
 
 
 @dataclass(slots=True, eq=False)

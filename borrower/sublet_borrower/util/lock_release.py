@@ -8,6 +8,6 @@ from collections.abc import Callable
 
 def release_fully(release: Callable[[], None]) -> None:
     """Release a reentrant lock where an exception interrupted its holder on this thread."""
-    with contextlib.suppress(RuntimeError):  # it is not ours
+    with contextlib.suppress(RuntimeError):  # this thread does not hold it
         while True:
             release()

@@ -13,7 +13,7 @@ import threading
 from sublet_borrower.util.owner_process import ADVICE
 from sublet_protocol.domain.errors import UsageError
 
-# grpc does not survive a fork, so its fork handlers can but warn, of every process that is started. It reads this once,
+# grpc does not survive a fork, so its fork handlers only log warnings, for each process started. It reads this once,
 # when it is first used.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 

@@ -13,8 +13,8 @@ from typing import NoReturn, Self
 from sublet_protocol.domain.secret import MASK
 
 TIMELINE_US = 1 << 52
-"""By so much each timeline of the database is ahead of the one before in terms and grant ids, whatever its clock says:
-for longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
+"""How far each timeline of the database is ahead of the one before in terms and grant ids, regardless of its clock:
+more than any clock has counted since 1970. The same as in the SQL function `timeline_ahead`."""
 
 
 def timeline_number(drawn: int) -> int:

@@ -11,7 +11,7 @@ from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AGE_S = 60.0
-"""So old it may be where the database is away: then it allows nothing any more."""
+"""Maximum age while the database is away; after that it allows nothing."""
 
 
 class AccessCache:

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 AUDIT = "sublet.audit"
 REFUSAL_INTERVAL_S = 60.0
-"""Of one principal's refusals one is written in so long, with how many there were."""
+"""The interval in which one refusal of a principal is written, with the number of all."""
 MAX_PRINCIPALS = 10_000
 MAX_OBJECT_CHARACTERS = 300
 

@@ -21,7 +21,7 @@ UNKNOWN = (
     "the caller is not known: its access token is missing, or none that counts. Give one that has not expired in "
     "SUBLET_TOKEN, or in the file that SUBLET_TOKEN_FILE names; `sublet access token` makes one."
 )
-"""The same for every reason."""
+"""The text is the same for every reason."""
 
 
 @dataclass(slots=True)
@@ -92,9 +92,9 @@ _caller: ContextVar[Caller] = ContextVar("sublet_caller")
 
 
 READ_TIMEOUT_S = 5.0
-"""So long a caller with an unknown token waits at most until the tokens have been read once more."""
+"""How long a caller with an unknown token waits at most until the tokens have been read once more."""
 MAX_REFUSED = 1_000
-"""So many refused tokens are remembered."""
+"""Maximum number of refused tokens that are stored."""
 
 
 class AccessGate:

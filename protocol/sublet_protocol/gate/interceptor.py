@@ -51,7 +51,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _refuse_stranger(self, method: str) -> Any:
         async def refuse(unread: Any, context: Any) -> None:
             await self._let_in(context, method)
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # known by now, and the call is past
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # authenticated by now, and the call is over
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 

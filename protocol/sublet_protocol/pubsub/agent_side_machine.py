@@ -54,10 +54,10 @@ from sublet_protocol.pubsub.model import (
 from sublet_protocol.tick import Tick
 
 FAILURES_TO_LOSE = 2
-"""How many failed calls of a kind in a row end a life."""
+"""The number of failed calls of a kind in a row that ends a life."""
 
 HOLD_SPREAD = 0.2
-"""Up to this part of its length a hold is shorter, by jitter."""
+"""The maximum fraction by which jitter shortens a hold."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,8 @@ class NodeSideCounters:
     gaps: int = 0  # handed out
     dropped: int = 0  # messages that these gaps stand for
     incarnations: int = 0  # subscriber ids that were new
-    expired: int = 0  # subscriber ids forgotten after their silence
-    expelled: int = 0  # subscriber ids forgotten because they broke a rule
+    expired: int = 0  # subscriber ids dropped after their silence
+    expelled: int = 0  # subscriber ids dropped because they broke a rule
     unknown_subscriber_replies: int = 0  # calls answered "unknown subscriber"
 
 

@@ -12,7 +12,7 @@ class Channel(StrEnum):
 
     BORROWER = "borrower"  # key: borrower id; from the leader to one borrower
     STREAM = "stream"  # key: stream id; the newest head
-    GROUP = "group"  # key: subscription; events of a group, for those who watch it
+    GROUP = "group"  # key: subscription; events of a group, for its watchers
 
 
 class ChannelKind(Enum):

@@ -62,7 +62,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),  # a minute else, and it is this that ends the connection
 )
-"""What a channel to a node is made with: quick to notice that the node is back."""
+"""The options of a channel to a node, which make it reconnect quickly when the node is back."""
 
 CALL_TIMEOUT_S = 5.0
 """How long a call may take beyond the time it is held."""
@@ -80,7 +80,7 @@ OnRefused = Callable[[Command, str], None]
 
 
 SHOWN_CHARACTERS = 300
-"""Longer texts of a peer are cut where people read them."""
+"""Longer texts of a peer are cut in logs and errors."""
 
 
 def truncate(text: str) -> str:

@@ -39,10 +39,10 @@ from sublet_protocol.pubsub.node_side_replies import (
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
 
 SILENT_HOLDS = 3
-"""A subscriber that has sent nothing for this many hold times is forgotten."""
+"""A subscriber that has sent nothing for this many hold times is dropped."""
 
 REMEMBERED_PAST = 10_000
-"""How many forgotten subscriber ids are stored, so that none of them can begin a second life."""
+"""How many dropped subscriber ids are stored, so that none of them can begin a second life."""
 
 
 @dataclass(frozen=True, slots=True)

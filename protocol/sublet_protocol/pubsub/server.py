@@ -65,10 +65,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
-"""What a `grpc.aio.server` that serves sessions is made with."""
+"""The options of a `grpc.aio.server` that serves sessions."""
 
 RETRY_AFTER_MS = 1_000
-"""When a subscriber for which there is no room shall come again."""
+"""The time after which a subscriber for which there is no room may retry."""
 
 NOT_THE_AGENT = (
     "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "

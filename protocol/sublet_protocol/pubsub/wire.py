@@ -49,7 +49,7 @@ MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
 
 _ENVELOPE_BYTES = 64
-"""About what a delivery takes on the wire besides what its body carries."""
+"""The approximate size of a delivery on the wire without its body."""
 
 
 # --- requests -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.tls.files import Signature, TlsFiles
 
 PROBE_S = 2.0
-"""For finding out why a connection came to naught."""
+"""The timeout for finding out why a connection failed."""
 
 _lock = threading.Lock()
 _made: dict[tuple[TlsFiles, Signature], Any] = {}
@@ -46,7 +46,7 @@ def explain_failure(address: str, details: str) -> str | None:
     """Return why TLS makes it useless to try again; None where it may be something else. `details`: gRPC's text,
     which is the same for a missing client certificate and a dead node. Blocks for twice `PROBE_S` at most."""
     if "failed to connect" not in details or "refused" in details or "timed out" in details:
-        return None  # nobody is there, or nobody answers: TLS has nothing to do with that
+        return None  # no server, or no answer: not a failure of TLS
     reason = _explain_tls(address) if is_tls(address) else _explain_plain(address)
     return None if reason is None else f"no connection to node {address}: {reason}"
 

@@ -131,7 +131,7 @@ class ReloadedFiles:
                 log.warning("%s The certificate that was there before is used.", error)
                 return False
             if self.files.signature() != signature:
-                self._signature = ()  # it was written to meanwhile: the next connection has it read again
+                self._signature = ()  # it was written to meanwhile: the next connection reads it again
             log.info("new certificate from %s", self.files.certificates)
             return True
 
@@ -157,7 +157,7 @@ def _check_key(path: str) -> None:
     try:
         status = os.stat(path)
     except OSError:
-        return  # said where it is read
+        return  # raised where it is read
     ours = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     roots = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IRWXO)
     if not (ours or roots):

@@ -19,7 +19,7 @@ COLUMNS = (
     "key binary, value binary, topic string, timestamp timestamp, headers array<struct<key string, value binary>>,"
     " space string, stream bigint, offset bigint, epoch array<bigint>"
 )
-"""For people; all may be null, as Spark has it."""
+"""The schema as text; all columns are nullable, as in Spark."""
 
 FEW_ROWS = 2048
 """Batches with fewer rows on average are put together: for Spark each costs as much as some hundred rows."""

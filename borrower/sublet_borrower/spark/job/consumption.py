@@ -244,7 +244,7 @@ class Consumption:
         finally:
             try:
                 resources.close()
-            except Exception as error:  # noqa: BLE001 how the job ended is known, whatever becomes of its helpers
+            except Exception as error:  # noqa: BLE001 the job's outcome is known, even if its helpers fail
                 log.warning("the job is over, and what served it has not ended well: %s", error)
             finally:
                 self._over.set()
@@ -324,5 +324,5 @@ def _this_host() -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # Py4J's text is first which call has failed, and then, behind a colon, what Java has raised.
+    # Py4J's text has first the call that failed and then, after a colon, what Java has raised.
     return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

@@ -16,11 +16,11 @@ from sublet_protocol.domain.errors import SubletError, UsageError
 from sublet_protocol.domain.secret import hide_secrets
 
 MAX_LINKS = 5
-"""Of a chain of causes, the nearest."""
+"""Maximum number of causes in a chain; the nearest ones are sent."""
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000
-"""In characters; of a longer traceback its end."""
+"""In characters; of a longer traceback the end is sent."""
 
 _OURS = errors.__name__
 
@@ -71,7 +71,7 @@ def _text(error: BaseException) -> str:
     """Return its text, for the driver's log, without the secrets of this process."""
     try:
         return hide_secrets(str(error))
-    except Exception as unfit:  # noqa: BLE001 whatever a user's exception does
+    except Exception as unfit:  # noqa: BLE001 a user's exception may raise anything
         return f"(its text cannot be had: {type(unfit).__name__})"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sublet_borrower.spark.job.task_reports import TaskReport
 
 REPORT_TIMEOUT_S = 5.0
-"""An attempt that has not reported for so long is dead, or cut off."""
+"""An attempt that has not reported for this long is dead, or disconnected."""
 
 
 @dataclass(frozen=True, slots=True)

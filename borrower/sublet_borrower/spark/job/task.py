@@ -128,7 +128,7 @@ class _Task:
                 log.exception("task %s ends", self._attempt.session)
                 if (
                     ending.received_signal is None
-                ):  # else it may be no more than the end of its process: Spark tries it again
+                ):  # else it may be only the end of its process: Spark tries it again
                     self._failure = pack(error)
                 link.report_now()
             finally:

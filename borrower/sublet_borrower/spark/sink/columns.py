@@ -18,7 +18,7 @@ _TYPES = {
     "timestamp": ("timestamp",),
 }
 COLUMNS = "; ".join(f"{name} {' or '.join(types)}" for name, types in _TYPES.items())
-"""For people; all may be null but the topic, and only value must be there."""
+"""The columns as text; all are nullable except the topic, and only value is required."""
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:

@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 DATABASE_TIMEOUT_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
 SILENCE_S = 10.0
-"""So that a connection that was found dead leaves time for another."""
+"""Short enough that after a dead connection there is time for another."""
 
 FREED_BYTES = 31 * 1024 * 1024
-"""Just below what glibc takes for large in any case."""
+"""Just below the size that glibc always treats as large."""
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
             )
 
     page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
-    if page.head < end:  # such as a standby that took over and had not all that was planned
+    if page.head < end:  # such as a standby that took over without all that was planned
         raise message_log.beyond_head_error(partition.stream_id, end, page.head)
     return page
 

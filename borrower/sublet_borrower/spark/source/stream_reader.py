@@ -207,7 +207,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start=one.position,
                 end=one.planned.end,
                 filter=one.filter,
-                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as the read will raise
+                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),

@@ -15,7 +15,7 @@ from sublet_protocol.domain.topics import TopicFilter, check_characters, text_er
 
 MAX_PRINCIPAL_CHARACTERS = 255
 ANYBODY = "*"
-"""As a principal: whoever is known. As a pattern of groups: any group."""
+"""As a principal: any authenticated caller. As a pattern of groups: any group."""
 
 
 class Right(StrEnum):
