@@ -128,7 +128,7 @@ class AgentLoop:
         return self._machine.group_id(handle)
 
     def connection_counters(self) -> dict[str, AgentSideCounters]:
-        """Return {node address: what has happened between it and this agent}."""
+        """Return {node address: counters of the connection between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -221,8 +221,8 @@ class AgentLoop:
                 for handle, pushed in self._head_subscriptions.route_head(address, head):
                     self._queues[handle].put(pushed)
             case MailboxOverflow(channels=channels):
-                # A message to one of these borrowers is missing: all begin again, and reclaim what they hold. Where heads
-                # of streams are lost nothing is missing: a session polls the heads that it subscribes to.
+                # A message to one of these borrowers is missing: all begin again, and reclaim what they hold.
+                # Missing heads do not matter: a session polls those that it subscribes to.
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:
@@ -264,7 +264,7 @@ class AgentLoop:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, reason: str) -> None:
-        """End every subscription: their leaders get no more pings, and grant to others."""
+        """End every subscription: their leaders get no more pings, and grant to other members."""
         for borrower in tuple(self._machine.borrowers.values()):
             self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, BorrowerEndReason.DENIED, reason)))
 

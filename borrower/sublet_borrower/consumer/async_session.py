@@ -206,7 +206,7 @@ class AsyncSession:
         return await self.poll()
 
     def _left(self, batch: Batch, well: bool) -> None:
-        """See `Session.left`. From any thread."""
+        """Note that a loop is over, as `Session.left` does. From any thread."""
         if self._given is batch:
             self._given = None
         if (session := self._session) is not None and not self._home.is_forked:

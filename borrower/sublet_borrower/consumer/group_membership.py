@@ -124,7 +124,7 @@ class GroupMembership(Generic[A]):
                 raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
 
     def note_group(self) -> None:
-        """Note the id of the group as long as the agent has it, which forgets it with the subscription."""
+        """Note the id of the group as long as the agent has it, which drops it with the subscription."""
         self.group_id = self.agent.group_id(self.handle) or self.group_id
 
     def granting_group_id(self) -> int:

@@ -174,7 +174,9 @@ class _Loop:
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `SessionLoopRegistry`. Another task or thread may advance it while this one is running."""
+        """Note it as `SessionLoopRegistry` does. Another task or thread may advance the loop while this one is
+        running.
+        """
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
@@ -225,7 +227,7 @@ class _Loop:
         return head is not None and head <= _index(frame) <= _end_of_body(frame, head)
 
     def _is_undisturbed(self) -> bool:
-        """Return whether no exception is being handled that was not when it asked."""
+        """Return whether the exception that is being handled, if any, is the same as when the loop asked."""
         return id(sys.exc_info()[1]) == self._handled
 
     def _is_around(self, frame: FrameType | None) -> bool:

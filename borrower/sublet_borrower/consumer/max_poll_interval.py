@@ -43,7 +43,7 @@ class PollMonitor:
         member.assignment.came_back = self.touch
 
     def start(self) -> None:
-        """Watch the member's present subscription; the user is there."""
+        """Monitor the member's present subscription, beginning with the user present."""
         self._watched_handle = self._member.handle
         self.touch()
         network_loop().call_soon_threadsafe(self._check, self._watched_handle)
@@ -58,7 +58,7 @@ class PollMonitor:
 
     @contextlib.contextmanager
     def user_call(self) -> Iterator[None]:
-        """Note that the user is there as long as the block lasts."""
+        """Count the user as present as long as the block lasts."""
         self._is_in_call = True
         try:
             yield
@@ -66,7 +66,7 @@ class PollMonitor:
             self.end_call()
 
     def call_user(self, function: Callable[[T], object], argument: T) -> None:
-        """Call a function of the user's within a `user_call`: the user is at work as long as it lasts."""
+        """Call a function of the user's from within a `user_call`; its time counts as the user's work."""
         self.end_call()
         try:
             function(argument)
@@ -74,7 +74,7 @@ class PollMonitor:
             self._is_in_call = True
 
     def end_call(self) -> None:
-        """Note that the user goes to work."""
+        """Note that the user begins to work outside of the session."""
         self._is_in_call = False
         self.touch()
 
@@ -120,7 +120,7 @@ class PollMonitor:
         self._member.resources.close()
 
     def _give_up(self, reason: str) -> str:
-        """Return what was in the user's hands, in words."""
+        """Leave the group, and return a description of what the user had not acknowledged."""
         self._member.assignment.abandon_outstanding()
         self._member.give_up(reason)
         return self._member.assignment.abandon()

@@ -99,7 +99,7 @@ class RunSummary:
 
 
 class _Lost(Exception):
-    """The batch's stream has another holder now."""
+    """An exception for a batch whose stream has another holder now."""
 
 
 def run(
@@ -145,7 +145,7 @@ class _Runner:
                 self._fn(part)
             except GrantLost:
                 raise _Lost from None
-            except Unavailable as away:  # an error of sublet's, not of the record: the same part is retried without a limit
+            except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
                 log.warning("%r is tried again: %s", part, away)
             except Exception as error:  # noqa: BLE001 the user's code may raise anything
                 self.summary.failures += 1

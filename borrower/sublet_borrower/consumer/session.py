@@ -256,8 +256,7 @@ class Session:
         self._poll_monitor.touch()
 
     def wait(self, timeout_s: float) -> None:
-        """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
-        Raise `SubscriptionEnded`."""
+        """Pause between two calls on one batch, and act on what has arrived. Raise `SubscriptionEnded`."""
         self._member.check_owner()
         deadline = time.monotonic() + timeout_s
         with self._poll_monitor.user_call():
@@ -286,14 +285,14 @@ class Session:
         self._leave()
 
     def assignment(self) -> dict[int, int]:
-        """Return {stream: next offset to deliver} of the streams this session holds now; one that it has
-        handed back is no longer among them."""
+        """Return {stream: next offset to deliver} of the streams held now, without those handed back."""
         self._member.check_owner()
         return {} if self.is_closed else self._assignment.positions()
 
     def lag(self) -> dict[int, int]:
-        """Return {stream: messages between its progress and its end} of the streams this session holds now and has
-        read, as they were when it last looked."""
+        """Return {stream: messages between its progress and its end} of the held streams that were read, as last
+        seen.
+        """
         self._member.check_owner()
         return {} if self.is_closed else self._assignment.lags()
 
@@ -318,12 +317,12 @@ class Session:
 
     @property
     def connections(self) -> dict[str, AgentSideCounters]:
-        """Return {node address: what has happened between it and this session's agent}, of the nodes it talks to."""
+        """Return {node address: counters of the connection to this session's agent}, of the nodes in use."""
         return self._member.agent.connection_counters()
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing is held and nothing will be."""
+        """Return whether the session holds no streams and will hold none."""
         return self._member.is_closed
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -399,8 +398,7 @@ class Session:
         self._assignment.look_again()
 
     def _next_failed(self) -> Batch | None:
-        """Return a batch that failed and is still ours to do, as soon as a user's call may begin on it; of a stream,
-        the first."""
+        """Return a stream's first batch that failed and is still this session's, once a user's call may begin on it."""
         for batch in sorted(self._failed, key=lambda one: one.ticket):
             if not batch.is_outstanding:
                 self._failed.remove(batch)

@@ -78,14 +78,15 @@ class _RollBack(Exception):
 
 
 class ProgressTransactions:
-    """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
+    """The one connection for all transactions of a session, made when first needed. Not thread-safe, as a session is
+    not.
 
-    `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that
-    has granted the streams, `batch_s` is how long a user may take for a batch.
+    `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that has
+    granted the streams, `batch_s` is how long a user may take for a batch.
 
-    A transaction is in doubt from before its commit until its batches are marked as done. Whatever breaks that off,
-    an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
-    `find_out` has returned what became of it.
+    A transaction is in doubt from before its commit until its batches are marked as done. If that is interrupted, by a
+    lost answer or an exception of a signal handler, nothing else is done with any batch before `find_out` has returned
+    the outcome.
     """
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
@@ -206,7 +207,7 @@ class ProgressTransactions:
         return self._notify(recovered=True)
 
     def resolve(self, interval_s: float = 0.0) -> None:
-        """Find out what is in doubt where that can be had at once, unless that was tried within the interval."""
+        """Find out an outcome in doubt if that is possible at once, unless it was tried within the interval."""
         if self._doubt is not None and time.monotonic() - self._tried_at >= interval_s:
             with contextlib.suppress(UnknownOutcome):
                 self.find_out(0.0)

@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class DatabaseReader:
-    """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
+    """A reader over one connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
     A server that is silent for `timeout_s` in the middle of a read counts as away.
     """

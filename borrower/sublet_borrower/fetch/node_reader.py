@@ -116,7 +116,7 @@ class NodeReader:
         return self._insist("SessionEpoch", request, decode_session_epoch_reply)
 
     def close(self) -> None:
-        """Close the connection; in a forked child, whose it is not, nothing."""
+        """Close the connection; in a forked child, which does not own it, it has no effect."""
         if not self._owner.is_forked:
             self._calls.close()
 

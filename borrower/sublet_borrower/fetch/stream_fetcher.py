@@ -101,8 +101,9 @@ class StreamFetcher:
         return has_step or granted.step_planner.scanned > known_end or not granted.may_have_more
 
     def _try_to_read(self, granted: GrantedStream, read: Callable[[], T | None]) -> T | None:
-        """Return what follows in the stream. One that cannot be read on from there is left to its leader, which is
-        logged once; one that may be repaired is tried again."""
+        """Return what follows in the stream. One that cannot be read on from there is handed back to its leader, which
+        is logged once; one that may be repaired is tried again.
+        """
         try:
             found = read()
         except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
@@ -126,7 +127,7 @@ class StreamFetcher:
         return found
 
     def _defer(self, granted: GrantedStream, error: Exception, retry_s: float) -> None:
-        """Try later. It is logged once, also where many streams wait for one location."""
+        """Try the stream again later. It is logged once, also where many streams wait for one location."""
         if self._assignment.defer(granted, error, time.monotonic(), retry_s):
             log.warning("%s: %s All other streams go on.", self._subscription, error)
 

@@ -55,7 +55,7 @@ class NodeMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The connection to that node is dead."""
+    """The event that the connection to that node is dead."""
 
     node: str
 
@@ -96,7 +96,7 @@ class SessionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionClosed:
-    """The subscription is over and no borrower will be made for it again."""
+    """The update that the subscription is over and no borrower will be made for it again."""
 
     handle: int
     reason: BorrowerEndReason
@@ -140,7 +140,7 @@ class Agent:
         self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
-        """Answer one event."""
+        """Apply one event, and return the outcome."""
         self._out = _OutcomeBuilder()
         match event:
             case OpenSubscription():
@@ -251,8 +251,9 @@ class Agent:
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
     def _choose(self, borrower: Borrower, now: float) -> str | None:
-        """Choose the node to ask for the leader. One that was asked and has not answered at all is not the first choice
-        again: a broken connection is reported once, and messages sent into it later are lost silently."""
+        """Choose the node to query for the leader. One that was queried and has not answered at all is not the first
+        choice again: a broken connection is reported once, and messages sent into it later are lost silently.
+        """
         silent = self._asked.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)

@@ -50,7 +50,7 @@ class BorrowedStream:
         )
 
     def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubtRange | None) -> bool:
-        """Record a durable position; False if it was known."""
+        """Record a durable position; return False if it was known."""
         if position <= self.saved_position and in_doubt in (None, self.saved_in_doubt) and self._is_saved(consumed):
             return False
         self.saved_position, self.saved_in_doubt = max(self.saved_position, position), in_doubt
@@ -84,8 +84,9 @@ class BorrowedStream:
         )
 
     def to_final_progress(self) -> StreamProgress:
-        """Return the final progress of all streams, for one message; texts of read errors are left out, and blocks that
-        cannot be decoded, as the next holder will see for itself."""
+        """Return the final progress of all streams, for one message. Texts of read errors and blocks that cannot be
+        decoded are left out, as the next holder will find them.
+        """
         return replace(self.to_progress(), read_error="", poison=0)
 
 
@@ -112,7 +113,7 @@ class BorrowedStreams:
         return stream if stream is not None and stream.grant_id == grant_id else None
 
     def find_any_grant(self, stream_id: int) -> BorrowedStream | None:
-        """Return the stream under whichever grant."""
+        """Return the stream under any grant."""
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
@@ -126,7 +127,7 @@ class BorrowedStreams:
         return stream
 
     def drop(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
-        """Mark the grant as over; the stream if it was held under it."""
+        """Mark the grant as over; return the stream if it was held under it."""
         self._over[stream_id] = max(grant_id, self._over.get(stream_id, -1))
         stream = self.find(stream_id, grant_id)
         if stream is not None:
@@ -138,8 +139,9 @@ class BorrowedStreams:
         return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:
-        """Return the same streams for a successor, none confirmed; the trust is that of the leader who did confirm
-        it."""
+        """Return the same streams for a successor, none confirmed; each is valid as long as the leader that confirmed
+        it allows.
+        """
         return tuple(
             BorrowedStream(
                 s.stream_id,

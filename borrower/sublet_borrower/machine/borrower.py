@@ -139,8 +139,9 @@ class Borrower:
         return self._outcome()
 
     def decide(self, event: Event, now: float) -> BorrowerOutcome:
-        """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
-        anything on one that has not begun or is over."""
+        """Apply one event, and return the outcome. Messages for other borrowers or of another term than the leader's
+        have no effect, nor has anything on one that has not begun or is over.
+        """
         self._out = _OutcomeBuilder()
         row = ACTIONS.get(self.status)
         kind, item = self._classify(event)
@@ -162,8 +163,8 @@ class Borrower:
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now.
 
-        Only while a leader would not yet have evicted us; and a stream that our own leader has not confirmed may be
-        worked on only as long as the predecessor's leader allowed.
+        Only while a leader would not yet have evicted this borrower; and a stream that its own leader has not confirmed
+        may be worked on only as long as the predecessor's leader allowed.
         """
         stream = self.streams.find(stream_id, grant_id)
         if stream is None or stream.status is BorrowedStreamStatus.REVOKING:
@@ -355,7 +356,7 @@ class Borrower:
         self._refuse(revoked.stream_id, revoked.grant_id)
 
     def _forget_older(self, stream_id: int, grant_id: int) -> None:
-        """Note from a message about a newer grant that the grant we hold is over."""
+        """Note from a message about a newer grant that the grant held here is over."""
         held = self.streams.find_any_grant(stream_id)
         if held is not None and held.grant_id < grant_id:
             self._forget(stream_id, held.grant_id, GrantOutcome.LOST)
@@ -371,7 +372,7 @@ class Borrower:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
-        """Note it; no session is left to notify."""
+        """Record the progress; no session is left to notify."""
         assert isinstance(event, ProgressReported)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
@@ -455,7 +456,7 @@ class Borrower:
             self._stop(stream)
 
     def _stop(self, stream: BorrowedStream) -> None:
-        """Hand it over."""
+        """Hand the stream over."""
         stream.status = BorrowedStreamStatus.REVOKING
         if not stream.is_final:
             self._out.updates.append(RevokeStarted(stream.stream_id, stream.grant_id))

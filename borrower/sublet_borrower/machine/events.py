@@ -29,14 +29,15 @@ class LeaderMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The connection to this node is dead."""
+    """The event that the connection to this node is dead."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
+    """The session's progress on a stream up to `position`. `is_final`: it will not touch the stream under this grant
+    again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
     is given up, `consumed` what is consumed in entire epochs, `in_doubt` what is planned (None: unchanged),
@@ -102,7 +103,9 @@ class RevokeStarted:
 
 @dataclass(frozen=True, slots=True)
 class StreamRemoved:
-    """The stream is not ours under this grant any more. After `LOST`, work still running may be done twice."""
+    """The update that the stream is no longer granted under this grant. After `LOST`, work still running may be done
+    twice.
+    """
 
     stream_id: int
     grant_id: int

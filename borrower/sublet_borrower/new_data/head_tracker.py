@@ -133,7 +133,7 @@ class HeadTracker:
         self.counters = HeadTrackerCounters()
 
     def decide(self, event: HeadTrackerEvent, now: float) -> HeadTrackerOutcome:
-        """Answer one event."""
+        """Apply one event, and return the outcome."""
         self._follow, self._unfollow = [], []
         news: dict[int, int] = {}
         match event:

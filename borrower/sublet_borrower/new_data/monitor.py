@@ -53,7 +53,7 @@ class NewDataMonitor:
 
     @property
     def counters(self) -> HeadTrackerCounters:
-        """Return what was found how, since the member was made."""
+        """Return the counts of heads by how they were found, since the member was made."""
         return self._machine.counters
 
     def on_head_pushed(self, event: HeadPushed) -> None:

@@ -169,7 +169,7 @@ class FeedReader(Iterator[pa.Table]):
         self.close()
 
     def _try_again(self, again: RetryableCallError, deadline: float) -> bool:
-        """Wait a moment, then take the next node; False if the deadline comes first."""
+        """Wait a moment, then take the next node; return False if the deadline comes first."""
         self._hang_up()
         backoff = self._backoff = self._backoff or Backoff(
             BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._node_timeout_s

@@ -95,7 +95,7 @@ class NodePublishSender(threading.Thread):
             self._calls.close()
 
     def give_up(self) -> None:
-        """Wait for no node any longer: what has no answer by now fails, and what still waits is not sent."""
+        """Stop waiting for nodes: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
         self._calls.close()
 

@@ -95,7 +95,9 @@ class EpochPlanner:
                 granted.step = atomic.step_to(consumed.upto, consumed.lower)
 
     def _known(self, grant: Grant, atomic: EpochStepPlanner, upto: int) -> bool:
-        """Look at a stream's blocks up to its head, and at least up to there; False while the database is away."""
+        """Look at a stream's blocks up to its head, and at least up to there; return False while the database is
+        away.
+        """
         while True:
             marks = self._reader.query(
                 lambda connection: epoch_steps.read_block_summaries(

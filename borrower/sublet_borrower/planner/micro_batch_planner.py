@@ -108,8 +108,8 @@ class MicroBatchPlanner:
         self._ledger.restore(done, begun)
 
     def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[StartableRange], list[PlannedRange]]:
-        """Wait until it is known what became of each. Return those that are to be done again, and those that others
-        have got, or may get. What is neither was done, and that is durable.
+        """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
+        have, or may get. All others were done, and that is durable.
 
         It waits for a leader that cannot be reached: what was begun stays reserved meanwhile. Raise
         `SubscriptionEnded`.
@@ -143,7 +143,7 @@ class MicroBatchPlanner:
             self._ledger.changed.wait(POLL_INTERVAL_S)
 
     def _split_by_outcome(self, begun: Iterable[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
-        """Return those that will not come back to us by the rows: which are done, or put off, and which are lost."""
+        """Return those that will not come back by the rows: which are done, or put off, and which are lost."""
         outcomes = self._outcomes(begun)
         done = [
             planned
@@ -238,7 +238,9 @@ class MicroBatchPlanner:
             )
 
     def _wait_until_saved(self, until: float) -> None:
-        """Wait until what is planned is saved or not ours any more, at most until that time: it may be begun later."""
+        """Wait until what is planned is saved or no longer this session's, at most until that time: it may be begun
+        later.
+        """
         while self._ledger.has_unsaved_plan() and time.monotonic() < until:
             with self._ledger.changed:
                 self._ledger.changed.wait_for(lambda: not self._ledger.has_unsaved_plan(), POLL_INTERVAL_S)

@@ -182,7 +182,7 @@ class SessionAssignment:
                     granted.abort_step()
 
     def report(self, granted: GrantedStream) -> None:
-        """Report it, as it may have moved on."""
+        """Report the stream's progress, as it may have moved on."""
         with self._lock:
             if not granted.is_ended:
                 self._report(granted.to_progress())
@@ -286,7 +286,7 @@ class SessionAssignment:
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
-        """Return {stream: messages that it had to do when it was last looked at}, of those that were."""
+        """Return {stream: messages that were left when it was last looked at}, of those that were."""
         with self._lock:
             found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}

@@ -73,7 +73,6 @@ class Batch:
     @property
     def completes_epochs(self) -> bool:
         """Return whether, in an atomic group, the epochs in it and in the batches of its stream before it end with it.
-        Progress moves behind batches that do, and so may a transaction.
 
         Progress moves behind batches that do, and so may a transaction.
         """
@@ -103,7 +102,7 @@ class Batch:
 
     @property
     def is_outstanding(self) -> bool:
-        """Return whether it is still to be done, and ours to do."""
+        """Return whether it is still to be done, and by this session."""
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     @property
@@ -127,8 +126,8 @@ class Batch:
 
         Raise `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
         messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
-        finds out what became of it. `UsageError` if batches of the stream that came before it, or rows of the batch
-        before a part of it, are not acknowledged, or its progress is committed already.
+        finds out the outcome. `UsageError` if batches of the stream that came before it, or rows of the batch before a
+        part of it, are not acknowledged, or its progress is committed already.
         """
         if self._transact is None:
             raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
@@ -189,8 +188,9 @@ class Batch:
         self._source._check_rows(of_stream)
 
     def begin_transaction(self) -> None:
-        """Note that its user does it in transactions, also if this one is refused: only they, or `ack`, acknowledge
-        it."""
+        """Note that its user processes it in transactions, also if this one is refused: only they, or `ack`,
+        acknowledge it.
+        """
         self._source._began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
@@ -220,7 +220,7 @@ class Batch:
         )
 
     def _rows_done(self) -> int:
-        """Return how many of its rows are."""
+        """Return how many of its rows are done."""
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 

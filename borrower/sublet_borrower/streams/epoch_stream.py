@@ -101,7 +101,7 @@ class EpochGrantedStream(GrantedStream):
         )
 
     def add_summaries(self, marks: BlockEpochSummaries) -> None:
-        """Take notice of what follows."""
+        """Record the marks of the blocks that follow."""
         self.step_planner.add_summaries(marks)
         self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (
             marks.head,
@@ -121,7 +121,7 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
-        """See `GrantedStream.advance_read`: what was read for the step."""
+        """Take what was read for the step, as `GrantedStream.advance_read` does."""
         if (
             self.is_ended
             or self.is_aborted
@@ -175,7 +175,7 @@ class EpochGrantedStream(GrantedStream):
         return piece, made.step_end if made.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
-        """Mark the batch as done. False: it was before."""
+        """Mark the batch as done; return False if it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
         for made in self._made:
@@ -187,13 +187,13 @@ class EpochGrantedStream(GrantedStream):
         """Do nothing: progress does not move inside of a step."""
 
     def read_state(self) -> tuple[Any, ...]:
-        """See `GrantedStream.read_state`: with what is planned, and the step that has begun."""
+        """Return the state, as `GrantedStream.read_state` does, with what is planned and the step that has begun."""
         made = [(one, one.complete, one.furthest) for one in self._made]
         reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
         return reading, made, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, read_state: tuple[Any, ...]) -> None:
-        """See `GrantedStream.go_back`."""
+        """Go back to a state, as `GrantedStream.go_back` does."""
         reading, made, pieces, self.step_planner = read_state
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
         self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
@@ -211,7 +211,7 @@ class EpochGrantedStream(GrantedStream):
         self.pieces.clear()
 
     def to_progress(self) -> ProgressReported:
-        """See `GrantedStream.to_progress`."""
+        """Return what to report, as `GrantedStream.to_progress` does."""
         final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0

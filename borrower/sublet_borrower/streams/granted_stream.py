@@ -18,14 +18,14 @@ MAX_AWAITED: Final = 64
 @dataclass(slots=True, eq=False)
 class GrantedStream:
     """A stream under one grant, which `grant_key` proves. `head`: where it ended when last looked at; None: not looked
-    at yet. `head_hint`: an unverified later head, which is worth a look and nothing more.
+    at yet. `head_hint`: an unverified later head, which is only a reason to poll.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
-    what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what
-    follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its messages are gone, or
-    not to be had now: then it is tried `retry_at`, and `read_failure` has what was reported of it. `final_error`: it
-    cannot be decoded, or the stream ends before it, and is handed back once all before it is done. `size`: bytes given
-    out so far. `max_bytes`: no more than this is worth reading at once.
+    what was taken last. `is_abandoned`: what is outstanding will not be acknowledged. `is_reading`: what follows is
+    being read, and may be taken. `is_unreadable`: the next messages are gone, or cannot be read now: then it is tried
+    at `retry_at`, and `read_failure` has what was reported of it. `final_error`: it cannot be decoded, or the stream
+    ends before it, and is handed back once all before it is done. `size`: bytes given out so far. `max_bytes`: the most
+    that is worth reading at once.
     """
 
     stream_id: int
@@ -72,11 +72,11 @@ class GrantedStream:
         return self.head is not None and max(self.head, self.head_hint) - self.next_read_offset <= MAX_AWAITED
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
-        """Move on behind what lies at [start, end) of a stream that ends at `head`.
+        """Move on behind what lies at [start, end) of a stream that ends at `head`; return whether it was accepted.
 
         Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
-        discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
-        off the session's thread here, nothing is lost.
+        discarded: False, and nothing has changed. What was taken is outstanding before anything else, so that nothing
+        is lost if an exception interrupts the session's thread here.
         """
         if self.is_ended or start != self.next_read_offset or not start <= end <= head:
             return False
@@ -86,7 +86,7 @@ class GrantedStream:
         return True
 
     def mark_done(self, ticket: int) -> bool:
-        """Mark the batch as done. False: it was before."""
+        """Mark the batch as done; return False if it was before."""
         return self.outstanding.pop(ticket, None) is not None
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
@@ -115,7 +115,9 @@ class GrantedStream:
 
     @property
     def is_handed_back(self) -> bool:
-        """Return whether its final progress was reported, or is being so: others may hold the stream from then on."""
+        """Return whether its final progress was, or is being, reported: another session may hold the stream from then
+        on.
+        """
         return self.is_ending and self.is_quiescent
 
     def to_progress(self) -> ProgressReported:

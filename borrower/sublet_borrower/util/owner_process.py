@@ -21,7 +21,7 @@ ADVICE = (
 
 
 class OwnerProcess:
-    """The process in which it was made."""
+    """The process in which an object was made."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 NOTICE_S = 1.0
-"""So often at least an event loop turns where somebody waits: a signal that comes when the loop has just looked for one
-and goes to sleep, or that another thread was given, does not wake it."""
+"""The longest sleep of an event loop while a coroutine waits: a signal that comes when the loop has just checked for
+one and goes to sleep, or that another thread received, does not wake it."""
 
 _T = TypeVar("_T")
 _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
@@ -23,7 +23,7 @@ _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 class SingleThreadExecutor:
     """A thread that runs one call after the other, in the order of `submit`.
 
-    Its thread begins with the first piece and ends with `stop`, or when the worker is garbage. It is a daemon: a
+    The thread begins with the first call and ends with `stop`, or when the executor is garbage. It is a daemon: a
     process that ends, or that is interrupted a second time, does not wait for it.
     """
 
@@ -34,11 +34,11 @@ class SingleThreadExecutor:
 
     @property
     def is_current(self) -> bool:
-        """Return whether the caller is a piece of work."""
+        """Return whether the caller runs on this thread."""
         return threading.get_ident() == self._thread.ident
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
-        """Queue a piece of work; from any thread but for the first. After `stop`: cancelled, and not done."""
+        """Queue a call; from any thread but for the first. After `stop` it is cancelled."""
         future: Future[_T] = Future()
         if not self._end.alive:
             future.cancel()
@@ -49,7 +49,7 @@ class SingleThreadExecutor:
         return future
 
     def stop(self) -> None:
-        """End after what is queued; does not wait for it."""
+        """End after what is queued, without waiting for it."""
         self._end()
 
 

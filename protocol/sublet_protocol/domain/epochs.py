@@ -53,7 +53,7 @@ def check_count(epochs: Sequence[Epoch]) -> None:
 
 
 def _is_index(part: object) -> bool:
-    """Return whether it is an integer of numpy's, say."""
+    """Return whether it can be used as an integer, as numpy's can."""
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)
 
 
@@ -161,8 +161,7 @@ class UpperFrontier:
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
     def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
-        """Return it without the epochs that are completed. An epoch in the lower frontier itself may come: it stays
-        until the frontier is strictly past it.
+        """Return it without the epochs that are completed.
 
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """

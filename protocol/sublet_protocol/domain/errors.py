@@ -16,11 +16,11 @@ class SubletError(Exception):
 
 
 class NodeBroken(SubletError):
-    """A leader node broke a rule of its own, and has ended."""
+    """An error for a leader node that broke a rule of its own, and has ended."""
 
 
 class UsageError(SubletError):
-    """The caller gave something that can never work."""
+    """An argument that can never work."""
 
     exit_code = 2
 
@@ -50,7 +50,7 @@ class EpochAlreadyCompleted(UsageError):
 
 
 class EpochCapabilityExpired(UsageError):
-    """A publisher did not renew its epochs within its lease, and they are closed."""
+    """A publisher that did not renew its epochs within its lease; they are closed."""
 
 
 class ValueTooLarge(UsageError):
@@ -68,7 +68,7 @@ class NotFound(SubletError):
 
 
 class UnknownSpace(NotFound):
-    """A space of that name does not exist."""
+    """A name of no space."""
 
 
 class UndeclaredQueue(NotFound):
@@ -93,7 +93,7 @@ class NodeNameTaken(Conflict):
 
 
 class BatchNumberConflict(Conflict):
-    """A batch published through a node has a number that its producer has used for another batch, or has passed."""
+    """A batch published through a node with a number that its producer has used for another batch, or has passed."""
 
 
 class SinkBatchOutOfOrder(Conflict):
@@ -121,7 +121,7 @@ class StagedBlocksLost(SubletError):
 
 
 class ProducerFenced(Conflict):
-    """A newer incarnation of this producer is writing."""
+    """A producer of which a newer incarnation is writing."""
 
 
 class GrantLost(Conflict):
@@ -145,23 +145,23 @@ class MicroBatchFenced(Conflict):
 
 
 class Unauthenticated(SubletError):
-    """The caller is not known: its credential is missing, or none that counts."""
+    """A caller that is not authenticated: its credential is missing or not valid."""
 
 
 class PermissionDenied(SubletError):
-    """The caller is known, and no rule allows it this."""
+    """A request that no rule allows to this caller."""
 
 
 class SchemaMismatch(Conflict):
-    """The database's schema is older or newer than this program."""
+    """A database whose schema is older or newer than this program."""
 
 
 class ProtocolMismatch(Conflict):
-    """The peer uses another version of the protocol."""
+    """A peer that uses another version of the protocol."""
 
 
 class TlsFailed(SubletError):
-    """A node and its client do not come to terms about TLS, and trying again changes nothing."""
+    """A connection on which a node and its client disagree about TLS; a retry cannot fix it."""
 
 
 class Unavailable(SubletError):
@@ -214,7 +214,7 @@ class PayloadDamaged(PoisonBlock):
 
 
 class EmbeddedDirectoryUnusable(UsageError):
-    """The embedded server cannot live there."""
+    """A directory in which the embedded server cannot run."""
 
 
 class StaleTerm(SubletError):
@@ -234,7 +234,7 @@ class PositionGone(SubletError):
 
 
 class RangeLost(SubletError):
-    """A query comes back to messages that it had begun, and others have got them; `ranges`: (stream, from, to)."""
+    """A query's begun messages that other members have got meanwhile; `ranges`: (stream, from, to)."""
 
     def __init__(self, session: str, ranges: Sequence[tuple[int, int, int]]) -> None:
         self.session, self.ranges = session, tuple(ranges)
@@ -255,7 +255,7 @@ class TimelineChanged(PositionBeyondHead):
 
 
 class SubscriptionEnded(SubletError):
-    """The group grants this session nothing any more; `reason` is why."""
+    """The end of a session's subscription: the group grants it nothing any more; `reason` is why."""
 
     def __init__(self, subscription: str, reason: str, detail: str = "") -> None:
         self.subscription, self.reason = subscription, reason
@@ -263,7 +263,9 @@ class SubscriptionEnded(SubletError):
 
 
 class UserFunctionFailed(SubletError):
-    """The user's function kept raising; `record` is the record it failed on, and nothing after it was acknowledged."""
+    """A user's function that kept raising; `record` is the record it failed on, and nothing after it was
+    acknowledged.
+    """
 
     def __init__(self, stream_id: int, offset: int, record: str, tries: int, error: str) -> None:
         self.stream_id, self.offset = stream_id, offset
@@ -275,4 +277,4 @@ class UserFunctionFailed(SubletError):
 
 
 class UnknownOutcome(Unavailable):
-    """The connection was lost during a commit: its changes may or may not have been written."""
+    """A connection lost during a commit, whose changes may or may not have been written."""

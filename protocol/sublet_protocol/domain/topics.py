@@ -90,9 +90,9 @@ class TopicFilter:
     @property
     def specificity(self) -> tuple[int, ...]:
         """Return a sort key by which the more specific filter is first: level by level from the left, literal, `+`,
-        `#`. Two different filters that match the same topic never have the same key.
+        `#`.
 
-        Two different filters that match one and the same topic never have the same key.
+        Two different filters that match the same topic never have the same key.
         """
         return tuple({"+": _ONE, "#": _REST}.get(level, _LITERAL) for level in self.levels)
 

@@ -44,7 +44,7 @@ class AccessCache:
         return self._clock() - self._confirmed_at > MAX_AGE_S
 
     def authenticate(self, token: str) -> str | None:
-        """Return whose token it is; None for one that is unknown, wrong, expired or revoked."""
+        """Return the principal of the token; None for one that is unknown, wrong, expired or revoked."""
         snapshot, read_at = self._state
         token_id = token_id_of(token)
         found = None if token_id is None else snapshot.tokens.get(token_id)
@@ -58,7 +58,9 @@ class AccessCache:
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
     ) -> AccessRule | None:
-        """See `AccessRules.find_rule`. Raise `Unavailable` where the rules are too old."""
+        """Return the rule that allows it, as `AccessRules.find_rule` does. Raise `Unavailable` where the rules are too
+        old.
+        """
         if self.is_stale:
             raise Unavailable(
                 f"this node has not been able to read the rights for {MAX_AGE_S:g} s, and grants none until it has. "

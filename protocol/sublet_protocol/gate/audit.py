@@ -42,7 +42,7 @@ class RefusalLog:
         self._written: dict[str | None, tuple[float, int]] = {}
 
     def record(self, principal: str | None, address: str, action: str, object: str) -> None:
-        """Write it, or count it where one was written a short while ago."""
+        """Write the refusal, or count it where one was written a short while ago."""
         with self._lock:
             now = self._clock()
             at, suppressed = self._written.get(principal, (float("-inf"), 0))

@@ -163,7 +163,7 @@ class AccessGate:
         return token is not None and self.access.authenticate(token) is not None
 
     def enter(self, caller: Caller) -> None:
-        """Make it the caller of what is done in this context from now on."""
+        """Set the caller of what is done in this context from now on."""
         _caller.set(caller)
 
     def caller(self) -> Caller:

@@ -25,7 +25,7 @@ class OpenCallLimiter:
         self._counts = ClientAddressCounts()
 
     def bound(self, handler: Any) -> Any:
-        """Return the handler, of a method whose request is one, within the bounds."""
+        """Return the handler within the bounds; its method has one request."""
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         kind: Callable[..., Any] = (
             grpc.stream_stream_rpc_method_handler
@@ -63,6 +63,6 @@ class OpenCallLimiter:
 
 
 def host_of(peer: str) -> str:
-    """Return the address in what gRPC says of a peer, without its port; what has none as it is."""
+    """Return the address of a peer in gRPC's text, without its port; a text without a port as it is."""
     kind, _, where = unquote(peer).partition(":")
     return where.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer

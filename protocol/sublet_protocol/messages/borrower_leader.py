@@ -128,7 +128,7 @@ class UpdateProgress:
 
 @dataclass(frozen=True, slots=True)
 class RevokeFinished:
-    """The borrower has dropped the stream, or never held it under this grant."""
+    """The report that the borrower has dropped the stream, or never held it under this grant."""
 
     borrower_id: str
     term: int
@@ -138,9 +138,10 @@ class RevokeFinished:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `reason`:
-    where its session did not request it. `more`: the same follows again, with more `streams`, and counts once the last
-    has come."""
+    """The report that the borrower leaves, with its streams' exact next offsets. Answered by `Invalidate(done)` once
+    durable. `reason`: where its session did not request it. `more`: the same follows again, with more `streams`, and
+    counts once the last has come.
+    """
 
     borrower_id: str
     term: int
@@ -219,7 +220,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The grant is over and the leader expects no more reports: forget the stream."""
+    """The message that the grant is over and the leader expects no more reports: drop the stream."""
 
     borrower_id: str
     term: int

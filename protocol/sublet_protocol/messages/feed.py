@@ -72,7 +72,9 @@ class PublishedSpan:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
+    """The answer that the batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is no longer
+    stored.
+    """
 
     spans: tuple[PublishedSpan, ...] | None
     is_duplicate: bool = False

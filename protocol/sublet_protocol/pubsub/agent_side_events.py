@@ -65,7 +65,7 @@ class PollReplied:
 
 @dataclass(frozen=True, slots=True)
 class CommandsUnanswered:
-    """A batch was not answered."""
+    """The event that a batch was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -74,7 +74,7 @@ class CommandsUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class PollUnanswered:
-    """A poll was not answered."""
+    """The event that a poll was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -83,7 +83,7 @@ class PollUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRejected:
-    """The node rejects this agent as such."""
+    """The event that the node rejects this agent as such."""
 
     subscriber_incarnation: int
     reason: str
@@ -169,7 +169,7 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStillLost:
-    """The connection is still lost: reported once to the subscriptions declared since, which `lost` names."""
+    """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
     lost: ConnectionLost
 

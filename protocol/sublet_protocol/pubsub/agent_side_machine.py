@@ -64,7 +64,7 @@ HOLD_SPREAD = 0.2
 class PubSubClientSettings:
     """Times in seconds, and bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
-    `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
+    `spread_s`: over this time the agents of a node that has restarted, or dropped them, come back.
     """
 
     hold_s: float = 5.0
@@ -101,8 +101,9 @@ class _Life:
 
 
 class AgentSideMachine:
-    """The state between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes of
-    a command, and for how many items of a batch it counts."""
+    """The machine between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes
+    of a command, and for how many items of a batch it counts.
+    """
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class AgentSideMachine:
         self._out: list[Instruction] = []
 
     def decide(self, event: Event, now: float) -> AgentSideOutcome:
-        """Take in one event; times are seconds of a monotonic clock."""
+        """Apply one event, and return the outcome; times are seconds of a monotonic clock."""
         self._out = []
         if self.status is not ConnectionStatus.REJECTED:
             self._take_in(event, now)
@@ -367,7 +368,7 @@ class AgentSideMachine:
         self._advance_poll(now)
 
     def _rest(self) -> None:
-        """End this life regularly, as nothing is subscribed, so that the node can forget it."""
+        """End this life regularly, as nothing is subscribed, so that the node can drop it."""
         self._give_up_calls()
         self._life = _Life(self._life.id)
         self.status = ConnectionStatus.IDLE

@@ -10,7 +10,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason
 
 @dataclass(frozen=True, slots=True)
 class NodeSideCounters:
-    """The node's side, over all its subscribers since its life began."""
+    """Counters of the node's side, over all its subscribers since its life began."""
 
     batches: int = 0  # executed
     duplicate_batches: int = 0  # answered again, not executed again
@@ -30,7 +30,7 @@ class NodeSideCounters:
 
 @dataclass(frozen=True, slots=True)
 class AgentSideCounters:
-    """The agent's side, over all its lives with one node."""
+    """Counters of the agent's side, over all its lives with one node."""
 
     batches: int  # sent for the first time
     duplicate_batches: int  # sent again under the same number

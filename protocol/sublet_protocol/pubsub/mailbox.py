@@ -100,7 +100,7 @@ class Mailbox:
             self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
-        """Remove all up to `sequence`; False if that was never handed out."""
+        """Remove all up to `sequence`; return False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
             _, message = self._out.pop(0)
             if message is not None:

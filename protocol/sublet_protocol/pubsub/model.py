@@ -27,7 +27,7 @@ Subject = tuple[str, str | None]
 
 
 class ChannelCatalog(Mapping[str, ChannelKind]):
-    """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
+    """The channels that two parties use: a name, its number on the wire (from 1 on), and its kind."""
 
     def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
         self._kinds = {name: kind for name, _, kind in channels}
@@ -97,7 +97,7 @@ ReceivedCommand = Command | UndecodableCommand
 
 @dataclass(frozen=True, slots=True)
 class CommandRefusal:
-    """The command at `index` of a batch was refused."""
+    """The error that the command at `index` of a batch was refused."""
 
     index: int
     text: str
@@ -105,7 +105,9 @@ class CommandRefusal:
 
 @dataclass(frozen=True, slots=True)
 class MailboxOverflow:
-    """The mailbox overflowed here, and `dropped` messages of these channels were lost: read the state anew."""
+    """The gap where the mailbox overflowed, and `dropped` messages of these channels were lost: read the state
+    again.
+    """
 
     dropped: int
     channels: tuple[str, ...]

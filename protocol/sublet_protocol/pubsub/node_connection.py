@@ -89,13 +89,14 @@ def truncate(text: str) -> str:
 
 
 class NodeConnection:
-    """One agent's session with one node. Made and used on one event loop. `key` is the agent's, for all its nodes.
+    """The connection of one agent to one node. Made and used on one event loop. `key` is the agent's, for all its
+    nodes.
 
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
-    themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
-    `token` goes with every call. `channels` are those that the node serves. With TLS where the address says so: what
-    hinders that rejects the connection.
+    themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate. `token`
+    goes with every call. `channels` are those that the node serves. With TLS where the address has its scheme: an error
+    with it rejects the connection.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class NodeConnection:
         self._decide(command)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the node has all that was sent, then end; False if the time was over first."""
+        """Wait until the node has all that was sent, then end; return False if the time was over first."""
         drained = await self._drained(timeout_s)
         self._closed = True
         tasks = [task for task in (self._batch, self._poll) if task is not None]
@@ -335,7 +336,7 @@ class NodeConnection:
         failed: type[CommandsUnanswered] | type[PollUnanswered],
         read: Callable[[Any], Event],
     ) -> Event:
-        """Return what came of a call, as an event."""
+        """Return the outcome of a call as an event."""
         try:
             sent = call_metadata(self._token)
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)

@@ -71,7 +71,7 @@ class _Subscriber:
 
 
 class NodeSideMachine:
-    """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+    """The machine of all subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
     """
@@ -120,7 +120,7 @@ class NodeSideMachine:
     def add_errors(
         self, subscriber_id: str, number: int, errors: Sequence[CommandRefusal]
     ) -> tuple[CommandRefusal, ...]:
-        """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
+        """Add the owner's errors with the messages of a batch, and return all its errors, by index."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None or subscriber.batch != number:
             return tuple(errors)
@@ -131,7 +131,7 @@ class NodeSideMachine:
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
     ) -> PollReply | HoldPoll | UnknownSubscriber | SubscriberRefused:
-        """Forget what is acknowledged and return what waits, or hold the poll."""
+        """Drop what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._unknown(f"incarnation {incarnation} of this node is over")
@@ -158,7 +158,7 @@ class NodeSideMachine:
     # --- from the owner ---
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
+        """Queue `body` once for each subscriber of this key or of the whole channel; return how many there are.
 
         On a state channel a version that is not above the key's current one is dropped.
         """
@@ -188,8 +188,9 @@ class NodeSideMachine:
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Forget every subscriber that was silent for three hold times; return their ids, and those expelled since the
-        last call."""
+        """Drop every subscriber that was silent for three hold times; return their ids, and those expelled since the
+        last call.
+        """
         since = now - SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
@@ -198,7 +199,7 @@ class NodeSideMachine:
         return silent + expelled
 
     def expel(self, subscriber_id: str) -> None:
-        """Forget a subscriber that must not have all that it subscribed to; it may come again, and subscribe anew."""
+        """Drop a subscriber that must not have all that it subscribed to; it may come again, and subscribe again."""
         if subscriber_id in self._subscribers:
             self._forget(subscriber_id, "expelled")
             self._expelled.append(subscriber_id)

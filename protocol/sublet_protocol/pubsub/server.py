@@ -137,7 +137,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def close(self) -> None:
-        """Let go of all held polls and stop sweeping. The gRPC server is its maker's to stop."""
+        """Release all held polls and stop sweeping. The caller stops the gRPC server."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -145,11 +145,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """See `NodeSideMachine.publish`."""
+        """Publish as `NodeSideMachine.publish` does."""
         return self.publisher.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """See `NodeSideMachine.send`."""
+        """Send as `NodeSideMachine.send` does."""
         return self.publisher.send(subscriber_id, channel, key, body)
 
     @property
@@ -303,7 +303,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return None
 
     async def _hold(self, subscriber_id: str, seconds: float) -> bool:
-        """Wait until something is there or the time is over; False if a newer poll has taken this one's place."""
+        """Wait until a message waits or the time is over; return False if a newer poll has replaced this one."""
         held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held[subscriber_id] = held
         try:
@@ -320,7 +320,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             held.set_result(not superseded)
 
     async def _sweep(self) -> None:
-        """Forget silent subscribers when they are due. Later subscribers are due later, so none is missed."""
+        """Drop silent subscribers when they are due. Later subscribers are due later, so none is missed."""
         longest = self.publisher.settings.hold_s
         while True:
             wake_at = self.publisher.wake_at
@@ -360,7 +360,7 @@ class _Turn:
 
 
 async def _checked(request: Any, context: Any) -> str:
-    """Return the subscriber id of a request of our version, which proves that it is from that agent."""
+    """Return the subscriber id of a request of this version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
         text = (
             f"protocol version {request.protocol_version}: this node speaks {PROTOCOL_VERSION}, "

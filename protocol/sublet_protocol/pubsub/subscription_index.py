@@ -16,7 +16,7 @@ class SubscriptionIndex:
         self._channels: dict[str, dict[str | None, str | dict[str, None]]] = {}
 
     def add(self, subscriber_id: str, channel: str, key: str | None) -> bool:
-        """Add a subscription; adding it again changes nothing. True if it is the first of its key."""
+        """Add a subscription, and return whether it is the first of its key; adding it again changes nothing."""
         keys = self._channels.setdefault(channel, {})
         readers = keys.get(key)
         if readers is None:
@@ -28,7 +28,7 @@ class SubscriptionIndex:
         return readers is None
 
     def remove(self, subscriber_id: str, channel: str, key: str | None) -> bool:
-        """Take a subscription out, if it is there; True if it was the last of its kind."""
+        """Remove a subscription, if it is there, and return whether it was the last of its kind."""
         keys = self._channels.get(channel, {})
         readers = keys.get(key)
         if isinstance(readers, dict):
@@ -74,7 +74,7 @@ class LatestValues:
         self._values: dict[str, dict[str, tuple[object, int]]] = {}
 
     def put(self, channel: str, key: str, body: object, version: int) -> bool:
-        """Store a value; False if one at least as new is there."""
+        """Store a value; return False if one at least as new is there."""
         values = self._values.setdefault(channel, {})
         if key in values and values[key][1] >= version:
             return False

@@ -235,7 +235,7 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
 def decode_poll_reply(
     poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelCatalog = CHANNELS
 ) -> PollReplied:
-    """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
+    """Return what the poll brought, as an event for the subscriber's machine. Raise `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 

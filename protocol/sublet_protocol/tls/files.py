@@ -51,7 +51,7 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, environ: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Return what this process shows to nodes, and whom it trusts. Raise `InvalidSetting`."""
+        """Return this process's certificates, and the authorities that it trusts nodes by. Raise `InvalidSetting`."""
         certificates, key = environ.get("SUBLET_TLS_CERT") or None, environ.get("SUBLET_TLS_KEY") or None
         if (certificates is None) != (key is None):
             raise InvalidSetting(

@@ -45,7 +45,7 @@ def all_columns() -> StructType:
 
 
 def select_columns(schema: StructType) -> StructType:
-    """Return the schema that a user gave, if it is of our columns. Raise `InvalidSetting`."""
+    """Return the schema that a user gave, if all its columns are sublet's. Raise `InvalidSetting`."""
     known = {field.name: field.dataType for field in all_columns()}
     for field in schema:
         if field.name not in known:

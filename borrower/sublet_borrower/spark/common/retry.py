@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 
 def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, message: str) -> _T:
     """Return the result of `attempt`, repeated for `away_s` while the database or a payload location is away; each
-    failure is logged. Raise the error of the last attempt.
+    failure is logged.
 
     Raise the error of the last attempt.
     """

@@ -165,11 +165,13 @@ class Consumption:
         return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the job's end; whether it has ended. It ends when it is drained or stopped, or has failed."""
+        """Wait for the job's end, and return whether it has ended. It ends when it is drained or stopped, or has
+        failed.
+        """
         return self._over.wait(timeout_s)
 
     def drain(self, timeout_s: float = DRAIN_S) -> list[TaskSummary]:
-        """Let every task finish its running batch and hand its streams over; what `result` returns.
+        """Let every task finish its running batch and hand its streams over; return what `result` returns.
 
         Raise `Unavailable` if a function is still running when the time is over: drain again to wait longer.
         """
@@ -188,9 +190,7 @@ class Consumption:
         return self.result()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Drain, and have Spark cancel the tasks that have not ended within `grace_s`. A cancelled task runs on for
-        some seconds and is then killed; its messages since the last progress are delivered again, to the next holders
-        of its streams after the eviction time.
+        """Drain, and have Spark cancel the tasks that have not ended within `grace_s`.
 
         A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
         again, to the next holders of its streams after the eviction time.

@@ -34,7 +34,7 @@ class TaskFailed(RuntimeError):
 
 
 class UserCodeExited(RuntimeError):
-    """The user's code called `sys.exit`, or raised SystemExit some other way."""
+    """An exit of the user's code, by `sys.exit` or by raising SystemExit some other way."""
 
 
 def pack(error: BaseException) -> str:

@@ -89,9 +89,8 @@ def run(work: TaskSpec) -> TaskSummary:
 
 def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
     """Run one attempt, from its first report to its last. A failure that must not be retried is returned, not raised.
-    Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
 
-    Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
+    Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
     with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
@@ -126,9 +125,7 @@ class _Task:
                     self._consume(ending)
             except Exception as error:
                 log.exception("task %s ends", self._attempt.session)
-                if (
-                    ending.received_signal is None
-                ):  # else it may be only the end of its process: Spark tries it again
+                if ending.received_signal is None:  # else it may be only the end of its process: Spark tries it again
                     self._failure = pack(error)
                 link.report_now()
             finally:

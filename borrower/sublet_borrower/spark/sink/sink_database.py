@@ -24,8 +24,9 @@ RECEIVE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class SinkDatabase:
-    """An address and credentials (see `task_url`), or the directory of an embedded server on the machine
-    `driver_host`."""
+    """The database of a write: address and credentials (see `task_url`), or the directory of an embedded server on the
+    machine `driver_host`.
+    """
 
     address: str | None
     data_dir: Path | None
@@ -50,8 +51,7 @@ class SinkDatabase:
 
     @contextmanager
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
-        """Yield the URL, and an autocommit connection to a database of this program's schema. Raise `InvalidSetting` on
-        a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
+        """Yield the URL, and an autocommit connection to a database of this program's schema.
 
         Raise `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
         """

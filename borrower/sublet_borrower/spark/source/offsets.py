@@ -33,7 +33,7 @@ def encode_offset(
 
 
 def is_sublet_offset(offset: Any) -> bool:
-    """Return whether this source has written it, of a batch that has something."""
+    """Return whether this source has written it, for a batch that is not empty."""
     return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
 
 

@@ -74,7 +74,7 @@ def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
 
 
 def _column(each: Any) -> str:
-    """Return the name of the column; of a part of one, or of another filter's contrary, none of ours."""
+    """Return the name of the column; of a part of one, or of a negated filter, a name that no column has."""
     return ".".join(getattr(each, "attribute", ()))
 
 

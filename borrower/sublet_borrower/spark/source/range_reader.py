@@ -170,8 +170,9 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
 
 
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
-    """Return {stream: the first block that its task could not decode}. What else would hinder a task is left to it;
-    where something is away the rest is not looked at."""
+    """Return {stream: the first block that its task could not decode}. Other errors are left to the task; where a
+    location is away the rest is not looked at.
+    """
     import psycopg
 
     found: dict[int, PoisonBlock] = {}
