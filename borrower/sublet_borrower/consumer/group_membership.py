@@ -48,8 +48,8 @@ class GroupMembership(Generic[A]):
     stack, which closes what it has opened. `fetch_heads(reader, assignment, stream_ids)` reads where streams end. Where
     there is a `name` and it is stable, the member that took it last fences those before it.
 
-    `session_epoch`: which of the processes of that name it is; 0: the name, if any, is only for people. `handle`: of
-    the agent's subscription. `is_given_up`: its user did not come back in time; it may join again.
+    `session_epoch`: which of the processes of that name it is; 0: the name, if any, is only shown to operators.
+    `handle`: of the agent's subscription. `is_given_up`: its user did not poll in time; it may join again.
     """
 
     def __init__(

@@ -53,7 +53,7 @@ class PollMonitor:
         self._watched_handle = 0
 
     def touch(self) -> None:
-        """Note that the user has come back."""
+        """Note that the user has polled."""
         self._last_call_at = time.monotonic()
 
     @contextlib.contextmanager

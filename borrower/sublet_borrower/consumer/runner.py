@@ -52,8 +52,8 @@ class BatchSource(Protocol):
 class RetryPolicy:
     """Retries, backoff and dead letters for a user's function that raises.
 
-    A batch is tried `max_attempts` times in all, and so is a single record before it is blamed; where sublet's own
-    database is away, as often as it takes. The pauses between tries begin near `backoff_s` and double up to
+    A batch is tried `max_attempts` times in all, and so is a single record before it counts as failed; where sublet's
+    own database is away, without a limit. The pauses between tries begin near `backoff_s` and double up to
     `max_backoff_s`, each shortened at random by up to half so that many tasks that fail together do not come back
     together.
 

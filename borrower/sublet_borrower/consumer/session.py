@@ -6,13 +6,13 @@
 
 Work that ended well is acknowledged and not repeated; work that failed is not acknowledged, and comes again:
 
-- A batch is acknowledged when the next is asked for, and when its loop is left by `break` or `return`; the one that
-  `poll` gave last also when `with Session(...)` ends without an exception.
+- A batch is acknowledged when the next is polled, and when its loop is left by `break` or `return`; the one that
+  `poll` returned last also when `with Session(...)` ends without an exception.
 - A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
-  session is asked on, or else to whoever gets the stream. Where it cannot be seen how a loop was left, it has failed.
-- So has what a function took, as in `list(map(work, session))`; `next` called by hand is as `poll` is.
+  session is polled, or else to the next holder. Where it cannot be seen how a loop was left, it has failed.
+- The same holds for a function that iterates, as in `list(map(work, session))`; `next` called by hand is like `poll`.
 - `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
-- What an exception in the middle of `poll` (a signal handler's) keeps from being returned the next call gives.
+- A batch that an exception in the middle of `poll` (a signal handler's) kept back is returned by the next call.
 
 A stream's progress stops before the first batch that was given out and not acknowledged; from there all is given out
 again when the stream moves: at least once. One thread uses a session; an agent's thread keeps it in touch.
@@ -70,7 +70,7 @@ class Session:
     expiry, a session that comes back within it finds its streams kept. Unless `is_name_stable`, it is only shown to
     operators. `weight`: how much this consumer takes, relative to others. `starting_position`: where a group begins
     that this session is the first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`.
-    `max_batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else
+    `max_batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is polled; else
     call `batch.ack()`. `transport`: with `nodes` all comes from these and no database is used, nor has it transactions;
     a batch is smaller then. Of a group that is atomic, `whole_epochs` makes each batch as large as it must be to hold
     its stream's messages of whole epochs, and `on_epochs_consumed` is called by `poll` when the group has consumed
@@ -78,7 +78,7 @@ class Session:
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not grant to it any more. A stream
-    whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
+    whose next messages retention has taken ends nothing: a warning names it, its leader takes it back and blocks it
     (or skips what is gone, if the group was created so), and all others go on. So they do where the next block of a
     stream cannot be decoded: that stream is handed back, and blocked or goes on behind the block, as its group was
     created; and where its payload lies outside of Postgres and cannot be had now: it is kept, and tried again.
@@ -178,9 +178,9 @@ class Session:
     def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch that it gave before, unless the session has auto_ack off; what a loop over the
-        session is at work on is that loop's to acknowledge. A Postgres (or node) that is silent in the middle of a read
-        can make it take longer than the timeout, by the setting `read_timeout_s`.
+        The call acknowledges the batch returned before, unless the session has auto_ack off; a batch that a loop over
+        the session is processing is acknowledged by that loop. A Postgres (or node) that is silent in the middle of a
+        read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._member.check_owner()
         self.loops.asked_beside(sys._getframe(1))
@@ -256,7 +256,9 @@ class Session:
         self._poll_monitor.touch()
 
     def wait(self, timeout_s: float) -> None:
-        """Pause between two calls on one batch, and act on what has arrived. Raise `SubscriptionEnded`."""
+        """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
+        Raise `SubscriptionEnded`.
+        """
         self._member.check_owner()
         deadline = time.monotonic() + timeout_s
         with self._poll_monitor.user_call():
@@ -300,8 +302,8 @@ class Session:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
 
         Batches not acknowledged are given up: their messages will be delivered again. `aborted`: they were being
-        worked on, and the group's history is to say so; that takes the whole unsubscribe timeout. Closing again has no
-        effect, nor has closing in a forked child.
+        processed, which the group's history is to record; that takes the whole unsubscribe timeout. Closing again has
+        no effect, nor has closing in a forked child.
         """
         if self._member.owner.is_forked:
             return

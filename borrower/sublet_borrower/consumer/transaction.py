@@ -5,8 +5,8 @@
             connection.execute("insert into totals ...")
 
 Progress is written inside that transaction, at its end, under the batch's grant id, and rejected when the stream has
-another holder: so each message has its effect exactly once, whatever crashes. The tables must be in the same database;
-for other sinks `batch.grant_id` is the fencing token.
+another holder: so each message has its effect exactly once, even after a crash. The tables must be in the same
+database; for other sinks `batch.grant_id` is the fencing token.
 """
 
 from __future__ import annotations

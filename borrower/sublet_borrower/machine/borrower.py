@@ -431,7 +431,7 @@ class Borrower:
 
     def _leave_unconnected(self, unsubscribe: object, now: float) -> None:
         """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
-        disconnect, as it may be granting us some, and end."""
+        disconnect, as it may be granting some to this borrower, and end."""
         assert isinstance(unsubscribe, LeaveRequested)
         if self._leave_by is not None:
             return

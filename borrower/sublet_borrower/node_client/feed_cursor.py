@@ -1,8 +1,8 @@
 """The position of a feed's reader, and which pages it takes; pure.
 
 A page has the id of the call it answers, its start and its end. Only the direct successor of what was taken last, under
-the id of the call that is under way, moves the reader on; so whatever a node or a network does, each message comes once
-and none is skipped.
+the id of the call that is under way, moves the reader on; so even if a node or the network fails, each message comes
+once and none is skipped.
 """
 
 from __future__ import annotations

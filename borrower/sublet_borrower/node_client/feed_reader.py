@@ -40,7 +40,7 @@ FeedStart: TypeAlias = "str | int | datetime | StartingPosition | Bookmark"
 class FeedReader(Iterator[pa.Table]):
     """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
 
-    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node answers for
+    When a node is lost, reading goes on from where it was, at the next node. Where no node answers for
     `node_timeout_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises
     `PositionGone` once, unless there is `on_data_loss`, which is called."""
 

@@ -1,7 +1,7 @@
 """The streams a session holds: what is read and acknowledged, and which is read next.
 
 Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
-the first of them, whatever is acknowledged behind it, and final progress can only be reported when there is none, or
+the first of them, even if later ones are acknowledged, and final progress can only be reported when there is none, or
 when they are given up: then it has the range that may be delivered again.
 
 The agent's updates are applied on the agent's thread, at once: while the session's own thread works on a batch, its

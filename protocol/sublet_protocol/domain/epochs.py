@@ -5,8 +5,8 @@ that is the order of the integers, with more some epochs are neither before nor 
 space have the same number of them.
 
 A *lower frontier* is the antichain of the least epochs that may still be published: an epoch is *completed* once none
-of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: whatever is not at or
-before one of these begins later.
+of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: an epoch that is not
+at or before one of these begins later.
 """
 
 from __future__ import annotations

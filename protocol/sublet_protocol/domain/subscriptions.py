@@ -115,7 +115,7 @@ class StartingPosition:
 
     @classmethod
     def parse(cls, text: str, name: str = _SETTING) -> StartingPosition:
-        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raise `UsageError`, which says
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raise `UsageError`, which lists
         what `name` may be.
         """
         if text in _BY_NAME:

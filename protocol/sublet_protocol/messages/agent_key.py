@@ -1,7 +1,7 @@
 """Agent keys, with which an agent proves its id to any node in every request.
 
-An agent draws random bits, its key, and its id ends in their hash. So the id may be shown to everybody, and a node
-needs neither a registry nor a memory to find out whether a request is from that agent.
+An agent draws random bits, its key, and its id ends in their hash. So the id need not be secret, and a node
+needs neither a registry nor stored state to check whether a request is from that agent.
 """
 
 from __future__ import annotations

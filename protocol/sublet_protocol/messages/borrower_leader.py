@@ -1,7 +1,7 @@
 """The messages between borrowers and leaders, as frozen values without behaviour.
 
 Every message has the borrower's id and, once known, the leader's term; messages about streams have stream and grant id.
-A message under a past identity is ignored, or answered with the message that says so. The names are those of the
+A message under a past identity is ignored, or answered with a message that reports that. The names are those of the
 durable shared subscription design that this protocol follows (`docs/protocol.md`).
 """
 

@@ -1,6 +1,6 @@
 """Encodes and decodes the frames of a connection; their content goes through `borrower_leader_codec`.
 
-`channels` are those that both sides know: ours, or the parties' own.
+`channels` are those that both sides use: sublet's, or the parties' own.
 """
 
 from __future__ import annotations

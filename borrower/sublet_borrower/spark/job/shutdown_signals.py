@@ -3,7 +3,7 @@
 The running call is finished and counted, everything is handed over, then the process ends. A call that takes longer
 than the handing over can wait is cut off by SystemExit.
 
-A signal's handler runs in the midst of whatever the main thread is doing. So it only posts to the network loop, which
+A signal's handler interrupts the main thread at any point. So it only posts to the network loop, which
 does the rest and takes its locks there.
 """
 
