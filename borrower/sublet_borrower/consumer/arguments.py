@@ -1,4 +1,4 @@
-"""Checks of a consumer's arguments before anything is opened; a node would reject them too, but later."""
+"""Checks of a consumer's arguments before anything is opened (a node would reject them later)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The monitor that gives a session's streams up when its user has not polled for too long.
+"""The monitor that gives up a session's streams when its user has not polled in time.
 
 The network's thread keeps a session in touch by itself, and would do so for ever for a user function that hangs, or for
 a session that was dropped. So it measures how long the user has not called, and gives the streams up when that is too

@@ -409,7 +409,7 @@ class Session:
         return None
 
     def _is_drained(self) -> bool:
-        """Return whether there are neither epochs given out in part nor failed batches, or that takes too long."""
+        """Return whether no epochs given out in part and no failed batches are left, or that takes too long."""
         if self._drain_deadline is None:
             self._drain_deadline = time.monotonic() + self._member.settings.unsubscribe_timeout_s
         if time.monotonic() >= self._drain_deadline:

@@ -1,4 +1,4 @@
-"""Shutdown of a task on a signal, as when the executor dies or the driver is gone.
+"""Shutdown of a task on a signal, when the executor or the driver is gone.
 
 The running call is finished and counted, everything is handed over, then the process ends. A call that takes longer
 than the handing over can wait is cut off by SystemExit.
