@@ -19,7 +19,9 @@ _RULES = (
 
 @dataclass(frozen=True, slots=True)
 class BorrowerSettings(SettingsBase):
-    """Defaults fit the leader's; a deployment that changes one side must change the other."""
+    """The settings of a consumer. The defaults fit the leader's; a deployment that changes one side must change the
+    other.
+    """
 
     RULES = _RULES
 

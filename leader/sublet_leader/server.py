@@ -78,9 +78,9 @@ MOST_CONNECTIONS = 1 << 20
 """Where files are not limited."""
 
 SHUTDOWN_S = 5.0
+"""How long a stopping node waits for pending writes."""
 STRIKE_OFF_S = 8.0
-"""`STRIKE_OFF_S`: time limit of the deregistration at the end, as clients still try a node that stays registered."""
-"""`SHUTDOWN_S`: how long a stopping node waits for pending writes."""
+"""Time limit of the deregistration at the end, as clients still try a node that stays registered."""
 
 
 def clock() -> float:

@@ -5,4 +5,4 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed: the machine's `wake_at` has come, or may have."""
+    """The event that time has passed: the machine's `wake_at` has come, or may have."""

@@ -1,7 +1,8 @@
-"""The agent on the network: the process's event loop around the pure `Agent`, one connection per node.
+"""The agent on the network: an event loop around the pure `Agent`, one connection per node.
 
 Members call it from their own threads; what it has for them arrives in their `SessionEventQueue`. It goes on pinging
-while a session's user function runs, as long as that lets go of the interpreter now and then."""
+while a session's user function runs, as long as that lets go of the interpreter now and then.
+"""
 
 from __future__ import annotations
 
@@ -48,11 +49,13 @@ LOOKUP_INTERVAL_S = 0.5
 """Least time between two look-ups of the live nodes."""
 
 REFUSAL_S = 10.0
-"""How long a refusal is believed where no other node is left: by then another release may serve at that address."""
+"""How long a refusal holds where no other node is left: by then another release may serve at that address."""
 
 
 class AgentLoop:
-    """One per session, or shared. `find_nodes` answers the addresses of live nodes; it may block and raise."""
+    """The agent of one session, or of several that share it. `find_nodes` returns the addresses of live nodes; it may
+    block and raise.
+    """
 
     def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
         self._key = new_agent_key()
@@ -84,7 +87,7 @@ class AgentLoop:
         start: str = "latest",
         session_epoch: int = 0,
     ) -> int:
-        """Begin a subscription; its handle. What comes of it arrives in the queue."""
+        """Begin a subscription and return its handle. Its events arrive in the queue."""
         self._handles += 1
         handle = self._handles
         self._queues[handle] = events
@@ -97,7 +100,7 @@ class AgentLoop:
         self._post(CloseSubscription(handle))
 
     def give_up(self, handle: int, reason: str) -> None:
-        """The same, for a session that cannot say so itself; on the network's thread."""
+        """Unsubscribe a session whose user does not poll; on the network's thread."""
         self._handle(CloseSubscription(handle, reason))
 
     def report_progress(self, handle: int, progress: ProgressReported) -> None:
@@ -109,15 +112,15 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(self._head_subscriptions.add, handle, subscription)
 
     def unsubscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
-        """End that."""
+        """End a subscription to the stream's head."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        """Whether a user call on this stream may begin now."""
+        """Return whether a user call on this stream may begin now."""
         return self._machine.may_start_call(handle, stream_id, grant_id, boottime_clock())
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int) -> bool:
-        """Whether another user call may begin on messages given out already."""
+        """Return whether another user call may begin on messages given out already."""
         return self._machine.may_continue(handle, stream_id, grant_id, boottime_clock())
 
     def group_id(self, handle: int) -> int | None:
@@ -125,11 +128,11 @@ class AgentLoop:
         return self._machine.group_id(handle)
 
     def connection_counters(self) -> dict[str, AgentSideCounters]:
-        """Return {node address: what has happened between it and this agent}."""
+        """Return {node address: counters of the connection between it and this agent}."""
         return {address: connection.counters for address, connection in self._connections.copy().items()}
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End; what was queued to nodes is given that long to leave. Closing again has no effect."""
+        """End; messages queued to nodes have `timeout_s` to leave. Closing again has no effect."""
         if not self._is_closed:
             closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
             with contextlib.suppress(concurrent.futures.TimeoutError):
@@ -141,8 +144,9 @@ class AgentLoop:
         self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
-        """The one door: decide, then carry out. What fails here left half a state, and ends all subscriptions: their
-        leaders get no more messages of them."""
+        """Decide, then carry out the actions. An error here leaves the state incomplete, and ends all subscriptions:
+        their leaders get no more messages of them.
+        """
         if self._is_closed:
             return
         try:
@@ -217,8 +221,8 @@ class AgentLoop:
                 for handle, pushed in self._head_subscriptions.route_head(address, head):
                     self._queues[handle].put(pushed)
             case MailboxOverflow(channels=channels):
-                # Something for one of our borrowers is missing: they all begin again, and reclaim what they hold. Of
-                # lost heads of streams nothing is missing: a session that follows one polls.
+                # A message to one of these borrowers is missing: all begin again, and reclaim what they hold.
+                # Missing heads do not matter: a session polls those that it subscribes to.
                 if Channel.BORROWER in channels:
                     self._handle(NodeLost(address))
             case message:
@@ -240,7 +244,7 @@ class AgentLoop:
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, reason: str) -> None:
-        """A node of another protocol version, say, will never serve us; others may."""
+        """Exclude a node that will never serve this agent, such as one of another protocol version; others may."""
         log.error("node %s refuses this agent: %s", address, reason)
         self._refusals[address] = (boottime_clock(), reason)
         connection = self._connections.pop(address, None)
@@ -260,12 +264,12 @@ class AgentLoop:
             self._deny("; ".join(self._refusals[address][1] for address in addresses))
 
     def _deny(self, reason: str) -> None:
-        """End every subscription: their leaders get no more pings, and grant to others."""
+        """End every subscription: their leaders get no more pings, and grant to other members."""
         for borrower in tuple(self._machine.borrowers.values()):
             self._handle(NodeMessageReceived("", Invalidate(borrower.borrower_id, 0, BorrowerEndReason.DENIED, reason)))
 
     def _look_up(self) -> None:
-        """Ask for the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
+        """Query the live nodes in the background, not more often than every `LOOKUP_INTERVAL_S`."""
         if self._is_looking_up or self._is_closed:
             return
         self._is_looking_up = True
@@ -279,7 +283,7 @@ class AgentLoop:
     def _find(self) -> tuple[str, ...] | None:
         try:
             return tuple(self._find_nodes())
-        except Exception as error:  # noqa: BLE001 whatever hinders the look-up, it is tried again
+        except Exception as error:  # noqa: BLE001 the look-up is retried after any error
             log.warning("no list of nodes: %s", error)
             return None
 
@@ -293,7 +297,7 @@ class AgentLoop:
             self._look_up()
 
     def _drop_unlisted(self, addresses: Sequence[str]) -> None:
-        """A dead node that is listed no more: its connection would try for ever."""
+        """Drop the connection to a dead node that is no longer listed: it would retry for ever."""
         for address, connection in tuple(self._connections.items()):
             if address not in addresses and connection.status is ConnectionStatus.DISCONNECTED:
                 del self._connections[address]

@@ -59,7 +59,7 @@ class SessionEventQueue:
         release_fully(self._condition.release)
 
     def take(self, wait_s: float = 0.0) -> tuple[SessionEvent, ...]:
-        """Return all events so far; where there are none, wait for one, at most so long."""
+        """Return all events so far; where there are none, wait for one, for at most `wait_s`."""
         with self._condition:
             if not (self._queued or self._pushed or self._is_woken) and wait_s > 0:
                 self._condition.wait(wait_s)

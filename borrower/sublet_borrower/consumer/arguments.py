@@ -1,4 +1,4 @@
-"""Checks a consumer's arguments before anything is opened; a node would reject them too, but later."""
+"""Checks of a consumer's arguments before anything is opened (a node would reject them later)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def check_arguments(
     whole_epochs: bool = False,
     on_epochs_consumed: object = None,
 ) -> None:
-    """Raise `InvalidSetting`, or `InvalidSubscription` for one that is no text, for the first that cannot be."""
+    """Raise `InvalidSetting`, or `InvalidSubscription` for a subscription that is no text, for the first invalid
+    argument.
+    """
     if not isinstance(subscription, str):
         raise InvalidSubscription(
             f"subscription {_shown(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
@@ -55,7 +57,9 @@ def check_arguments(
 
 
 def check_name(name: str | None, longest: int = MAX_ID_BYTES) -> None:
-    """What a session may be called. `longest`: in bytes of UTF-8; less where something is put behind it."""
+    """Raise `InvalidSetting` unless it is a valid session name of at most `longest` bytes in UTF-8, which is less where
+    a suffix is added.
+    """
     if name is None:
         return
     hint = "Give a text such as billing-1, or leave the name out."

@@ -30,7 +30,7 @@ from sublet_protocol.domain.errors import InvalidSubscription, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 
 POLL_INTERVAL_S = 0.1
-"""How often the session is looked at while it waits with a batch outstanding."""
+"""How often the session is checked while it waits with a batch outstanding."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -65,7 +65,7 @@ class AsyncSession:
     # --- for the user -----------------------------------------------------------------------------------------------
 
     async def open(self) -> Self:
-        """Join the group; `async with` does it. Raises what `Session` raises."""
+        """Join the group; `async with` does it. Raise what `Session` raises."""
         await self._opened()
         return self
 
@@ -90,7 +90,7 @@ class AsyncSession:
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        The call acknowledges the batch before, unless the session has auto_ack off. Raises `UsageError` after `close`.
+        The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`.
         """
         self._loops.asked_beside(sys._getframe(1))
         session = await self._opened()
@@ -112,9 +112,9 @@ class AsyncSession:
         return None
 
     async def wait(self, timeout_s: float) -> None:
-        """Pause between two calls on one batch, and take notice of what happens: its `lost` is up to date afterwards.
+        """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
 
-        Raises `SubscriptionEnded`.
+        Raise `SubscriptionEnded`.
         """
         session, deadline = await self._opened(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
@@ -128,9 +128,9 @@ class AsyncSession:
 
     async def run_in_transaction(self, work: Callable[[psycopg.Connection[Any]], _T], *batches: Batch) -> _T:
         """Call `work(connection)` on the session's thread, in a transaction that commits its output together with the
-        progress of these batches; its answer. See `Session.transaction` for the rules and the errors.
+        progress of these batches; return its result. See `Session.transaction` for the rules and the errors.
 
-        Cancelling the waiting does not end the work: it is committed or rolled back as if it had been waited for.
+        Cancelling the wait does not end the work: it is committed or rolled back as if it had been waited for.
         """
         session = await self._opened()
         working = self._worker.submit(partial(_in_transaction, session, work, batches))
@@ -182,7 +182,7 @@ class AsyncSession:
 
     @property
     def is_closed(self) -> bool:
-        """True once nothing is held and nothing will be."""
+        """Return whether the session holds no streams and will hold none."""
         if self._session is not None:
             return self._session.is_closed
         return self._ending is not None and self._ending.done()
@@ -200,13 +200,13 @@ class AsyncSession:
         return opening.result()
 
     async def _iterated(self) -> Batch | None:
-        """Return the next of an iteration. Closing ends it, also between two batches."""
+        """Return the next batch of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_given:
             return None
         return await self.poll()
 
     def _left(self, batch: Batch, well: bool) -> None:
-        """See `Session.left`. From any thread."""
+        """Note that a loop is over, as `Session.left` does. From any thread."""
         if self._given is batch:
             self._given = None
         if (session := self._session) is not None and not self._home.is_forked:
@@ -214,14 +214,15 @@ class AsyncSession:
             session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
-        """Return the one that is under way or done and not taken, or a new one; None where nothing will come any
-        more."""
+        """Return the fetch that is under way or done and not taken, or a new one; None once the session is drained or
+        closed.
+        """
         if self._fetching is None and self._ending is None and not session.is_closed:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
 
     async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
-        """Wait for it; a cancelled wait ends it, and what it has taken by then is stored."""
+        """Wait for the fetch; a cancelled wait ends it, and keeps what it has taken by then."""
         try:
             return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
         finally:
@@ -246,7 +247,7 @@ class AsyncSession:
         return batch
 
     def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """Return the same, from any thread, done on this one."""
+        """Return `acknowledge` as a function for any thread, which runs it on the session's worker thread."""
         assert acknowledge is not None
 
         def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
@@ -260,7 +261,7 @@ class AsyncSession:
         return carried
 
     def _end(self, aborted: bool) -> None:
-        """Runs after what was begun before: an opening whose waiter was cancelled has come to its end too."""
+        """Close the session after what was begun before: an opening whose waiter was cancelled has ended too."""
         if self._session is not None:
             self._session.close(aborted=aborted)
 

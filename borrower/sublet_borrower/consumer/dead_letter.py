@@ -1,6 +1,7 @@
-"""Publishes a record that a function cannot process to the dead-letter topic.
+"""Publishing of records that a function cannot process to the dead-letter topic.
 
-That and the progress behind it are one transaction: it is published once, and never both published and delivered again.
+The record and the progress behind it are one transaction: it is published once, and never both published and delivered
+again.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ def publish_dead_letter(
     connection: psycopg.Connection[Any], topic: str, record: pa.Table, stream_id: int, error: str
 ) -> None:
     """Publish the one record of the table to `topic` in the open transaction: key, value, timestamp and headers as they
-    were, and headers with its origin and the error. Of its own headers those are left out, the last first, that do not
-    fit beside these."""
+    were, and headers with its origin and the error. Where these do not all fit, its own headers are left out, the last
+    first.
+    """
     row = record.to_pylist()[0]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
     added = [(f"sublet.{name}", _printable(str(value))) for name, value in origin.items()]
@@ -46,7 +48,7 @@ def publish_dead_letter(
 
 
 def _printable(text: str) -> str:
-    """Return what Postgres takes as text."""
+    """Return the text with what Postgres rejects replaced."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,7 @@
-"""A member of a consumer group: what a session and a micro-batch planner have alike, and hold one of.
+"""A member of a consumer group, as used by a session and by a micro-batch planner.
 
-It opens the transport, runs the agent, keeps the assignment, learns of new messages, and leaves the group. It does not
-know who holds it, so that the network's thread, which knows it, keeps no session alive.
+It opens the transport, runs the agent, keeps the assignment, learns of new messages, and leaves the group. It has no
+reference to its owner, so that the network's thread, which refers to it, keeps no session alive.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ def _fetch_heads(reader: GrantedStreamReader, assignment: object, stream_ids: It
 
 
 class GroupMembership(Generic[A]):
-    """One subscription, of which `join` is the beginning and `close` the end.
+    """One subscription, which begins with `join` and ends with `close`.
 
     `make_assignment` is called with the function that reports progress to the leader. `open_transport` is called with a
     stack, which closes what it has opened. `fetch_heads(reader, assignment, stream_ids)` reads where streams end. Where
     there is a `name` and it is stable, the member that took it last fences those before it.
 
-    `session_epoch`: which of the processes of that name it is; 0: the name, if any, is only for people. `handle`: of
-    the agent's subscription. `is_given_up`: its user did not come back in time; it may join again.
+    `session_epoch`: which of the processes of that name it is; 0: the name, if any, is only shown to operators.
+    `handle`: of the agent's subscription. `is_given_up`: its user did not poll in time; it may join again.
     """
 
     def __init__(
@@ -110,7 +110,9 @@ class GroupMembership(Generic[A]):
             self.agent.unsubscribe(self.handle)
 
     def receive(self, wait_s: float = 0.0) -> None:
-        """Act on what has arrived; where there is nothing, wait for it, at most so long. Raise `SubscriptionEnded`."""
+        """Act on the events that have arrived; where there are none, wait for one, for at most `wait_s`. Raise
+        `SubscriptionEnded`.
+        """
         for event in self.events.take(wait_s):
             if isinstance(event, HeadPushed):
                 self.monitor.on_head_pushed(event)
@@ -122,7 +124,7 @@ class GroupMembership(Generic[A]):
                 raise SubscriptionEnded(self.subscription, end.reason.value, end.detail)
 
     def note_group(self) -> None:
-        """Note the id of the group as long as the agent has it, which forgets it with the subscription."""
+        """Note the id of the group as long as the agent has it, which drops it with the subscription."""
         self.group_id = self.agent.group_id(self.handle) or self.group_id
 
     def granting_group_id(self) -> int:
@@ -143,7 +145,7 @@ class GroupMembership(Generic[A]):
         self.owner.check(self.subscription)
 
     def give_up(self, reason: str) -> None:
-        """Leave the group for a user who does not come back; on the network's thread."""
+        """Leave the group since the user does not poll; on the network's thread."""
         handle, self.is_given_up = self.handle, True  # its user may join again from here on, under another handle
         self.agent.give_up(handle, reason)
 

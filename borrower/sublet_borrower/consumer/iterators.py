@@ -48,7 +48,9 @@ _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 class IterableSession(Protocol):
-    """A session, as its iterators see it. `left`: a loop is over with that batch; whether well."""
+    """A session, as its iterators see it. `left` reports that a loop is over with that batch, and whether it ended
+    well.
+    """
 
     @property
     def loops(self) -> SessionLoopRegistry: ...
@@ -65,15 +67,15 @@ class SessionLoopRegistry:
         self._known: tuple[weakref.ref[_Loop], ...] = ()
 
     def add(self, loop: _Loop) -> None:
-        """Another begins."""
+        """Add a loop that begins."""
         self._known = (*(known for known in self._known if known() is not None), weakref.ref(loop))
 
     def has(self, batch: Batch) -> bool:
-        """Return whether a loop is at work on it."""
+        """Return whether a loop is processing the batch."""
         return any(batch in loop.batches for loop in self._living())
 
     def asked_beside(self, frame: FrameType) -> None:
-        """In that frame another loop over the session begins, or a batch is polled."""
+        """Note that in that frame another loop over the session begins, or a batch is polled."""
         for loop in self._living():
             loop.asked_beside(frame)
 
@@ -82,8 +84,8 @@ class SessionLoopRegistry:
 
 
 class _Loop:
-    """What is known of a loop. `batches`: it is at work on those, as a rule on one. `left(batch, well)` is called when
-    that is over.
+    """One loop over a session. `batches`: those it is processing, as a rule one. `left(batch, well)` is called when it
+    is done with a batch.
 
     Its place is where the nearest `for` around the call that advances it is, so that a wrapper with a `__next__` of its
     own makes no difference, else where that call is: a function in C that takes all there is, as `list(map(...))` does.
@@ -101,8 +103,9 @@ class _Loop:
         loops.add(self)
 
     def asks(self, frame: FrameType) -> None:
-        """Advance: the batch before has ended well if this call comes from the same place; where the loop is in a
-        generator that a `for` goes over, from the same place of that."""
+        """Advance: acknowledge the batch before if this call comes from the same place or, where the loop is in a
+        generator that a `for` goes over, if that generator is advanced from the same place.
+        """
         loop_frame = _loop_frame(frame)
         heads, over = _heads(loop_frame), _caller(loop_frame)
         self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
@@ -123,16 +126,16 @@ class _Loop:
             self._looks_ahead(_call_site(frame), frozenset())
 
     def has(self, batch: Batch) -> None:
-        """Record the batch. One that was fetched by hand is its user's to acknowledge, unless that is in a loop."""
+        """Record the batch. One that was fetched by hand is acknowledged by its user, unless that is in a loop."""
         if self.batches or not self._is_by_hand:
             self.batches.append(batch)
 
     def missed(self, batch: Batch) -> None:
-        """An exception has come before it had it."""
+        """Report the batch as failed, since an exception came before the loop received it."""
         self._left(batch, False)
 
     def taken(self, frame: FrameType) -> None:
-        """Note that somebody asks for the iterator: `iter` called by hand, a loop, or a wrapper."""
+        """Note that the iterator is requested: `iter` called by hand, a loop, or a wrapper."""
         if _opcode(frame) in _CALLS:
             self._is_taken_by_hand = _called(frame) in _ITER
         self.entered(frame)
@@ -144,8 +147,9 @@ class _Loop:
         return is_same and asker is _asker()
 
     def _looks_ahead(self, site: tuple[int, int], in_use: frozenset[int]) -> None:
-        """A wrapper, or a loop within this one, takes another while this one is at work: the one before may be what is
-        worked on now, and those before that one are done when it does so again, but for those that are `in_use`."""
+        """Record that a wrapper, or a loop within this one, takes another batch while this one is processed. The batch
+        before may still be processed; those before that are done when it happens again, except those that are `in_use`.
+        """
         if site == self._beside_at:
             *before, last = self.batches
             self.batches = [*(batch for batch in before if id(batch) in in_use), last]
@@ -155,7 +159,9 @@ class _Loop:
         self._beside_at = site
 
     def _in_use(self, frame: FrameType | None) -> frozenset[int]:
-        """Return the ids of what variables have in the loop's frame, and in those that it called, down to this one."""
+        """Return the ids of the values of variables in the loop's frame, and in those that it called, down to this
+        one.
+        """
         found = set[int]()
         while frame is not None:
             found |= {id(value) for value in frame.f_locals.values()}
@@ -163,18 +169,20 @@ class _Loop:
         return frozenset(found)
 
     def entered(self, frame: FrameType) -> None:
-        """A loop over the iterator begins, or `next` is called by itself."""
+        """Note that a loop over the iterator begins, or that `next` is called by hand."""
         if self.batches and not self._is_around(frame):
             self._ends(False)
 
     def asked_beside(self, frame: FrameType) -> None:
-        """See `SessionLoopRegistry`. Another task or thread may advance it while this one is running."""
+        """Note it as `SessionLoopRegistry` does. Another task or thread may advance the loop while this one is
+        running.
+        """
         asker = None if self._asker is None else self._asker()
         if asker is None or asker is _asker() or _has_ended(asker):
             self.entered(frame)
 
     def dropped(self, frame: FrameType | None) -> None:
-        """The iterator is garbage; without a frame, closed."""
+        """Note that the iterator is garbage or, without a frame, closed."""
         if not self.batches:
             return
         self._ends(frame is not None and self._ended_well(frame, self.batches[-1]))
@@ -190,8 +198,8 @@ class _Loop:
         is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
         if not _is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
-        # A loop within a generator is left with the loop over that. What the generator does when it is closed, a
-        # `return` say, says nothing; what it does when it is asked for more does.
+        # A loop within a generator is left with the loop over that. How the generator reacts to its close, by a
+        # `return` for example, shows nothing; how it reacts to `next` does.
         dropped = self._drops(frame)
         while _is_generator(frame):
             if _opcode(frame) in _ASKS:
@@ -204,7 +212,7 @@ class _Loop:
         return dropped and (_opcode(frame) in _ASKS or (_called(frame) in _TAKERS and self._is_undisturbed()))
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if _call_site(frame) == self._asked_at:  # what stands between has ended, and may have thrown the batch away
+        if _call_site(frame) == self._asked_at:  # the frames in between have ended, and may have dropped the batch
             return any(frame.f_locals.get(name) is batch for name in _targets(frame.f_code, _index(frame)))
         return self._drops(frame)
 
@@ -219,7 +227,7 @@ class _Loop:
         return head is not None and head <= _index(frame) <= _end_of_body(frame, head)
 
     def _is_undisturbed(self) -> bool:
-        """Return whether no exception is being handled that was not when it asked."""
+        """Return whether the exception that is being handled, if any, is the same as when the loop asked."""
         return id(sys.exc_info()[1]) == self._handled
 
     def _is_around(self, frame: FrameType | None) -> bool:
@@ -231,7 +239,7 @@ class _Loop:
 
 
 class _Deleted:
-    """Whose loop is over when it is deleted, at the end of the interpreter too."""
+    """An iterator whose loop is over when it is deleted, at the end of the interpreter too."""
 
     _loop: _Loop
 
@@ -243,7 +251,7 @@ class _Deleted:
 
 
 class SessionIterator(_Deleted, Iterator[Batch]):
-    """Over a session."""
+    """An iterator over a `Session`."""
 
     def __init__(self, session: IterableSession, frame: FrameType) -> None:
         self._ask = session.poll
@@ -272,14 +280,15 @@ class SessionIterator(_Deleted, Iterator[Batch]):
         raise StopIteration
 
     def close(self) -> None:
-        """It is over. Its batch has failed, as how the loop was left before is not seen, unless this is the close of a
-        generator that its loop drops: `yield from` closes what it is at."""
+        """End the loop. Its batch has failed, since how the loop was left cannot be seen, unless this is the close of a
+        generator that its loop drops: `yield from` closes the iterator it delegates to.
+        """
         self._over = True
         self._loop.dropped(sys._getframe(1))
 
 
 class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
-    """Over a session of an event loop."""
+    """An iterator over an `AsyncSession`."""
 
     def __init__(
         self,
@@ -317,7 +326,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
         raise StopAsyncIteration
 
     def aclose(self) -> Awaitable[None]:
-        """It is over. Its batch has failed: how the loop was left before is not seen."""
+        """End the loop. Its batch has failed, since how the loop was left cannot be seen."""
         self._over = True
         self._loop.dropped(None)
         return asyncio.sleep(0)
@@ -336,8 +345,9 @@ def _has_ended(asker: asyncio.Task[Any] | threading.Thread) -> bool:
 
 
 def _loop_frame(frame: FrameType) -> FrameType:
-    """Return where the loop is that advances an iterator by this frame's call: the nearest frame that is at the head of
-    a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`."""
+    """Return the frame of the loop that advances an iterator by this frame's call: the nearest frame that is at the
+    head of a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`.
+    """
     around: FrameType | None = frame
     while around is not None and not _is_for(around):
         around = around.f_back
@@ -347,13 +357,13 @@ def _loop_frame(frame: FrameType) -> FrameType:
 
 
 def _is_for(frame: FrameType) -> bool:
-    """Return whether the frame is where a `for` takes the next, or `yield from` does, and not `await`."""
+    """Return whether the frame is where a `for` takes the next item, or `yield from` does, and not `await`."""
     code, index = frame.f_code.co_code, _index(frame)
     return index >= 0 and code[index] in _ASKS and not (index >= 4 and code[index - 4] in _AWAITS)
 
 
 def _called(frame: FrameType) -> str:
-    """Return the name by which what the frame calls now was looked up; empty where it calls nothing."""
+    """Return the name under which the function that the frame calls now was looked up; empty where it calls nothing."""
     return _called_at(frame.f_code, frame.f_lasti) if _opcode(frame) in _CALLS else ""
 
 
@@ -427,7 +437,7 @@ def _targets(code: CodeType, head: int) -> frozenset[str]:
 
 
 def _heads(frame: FrameType) -> dict[tuple[int, int], int]:
-    """Return where each is of a loop's frame and those over it, see `_frames`."""
+    """Return {frame's identity: offset of its instruction} of a loop's frame and those over it, see `_frames`."""
     return {_identity(each): _index(each) for each in _frames(frame)}
 
 
@@ -436,7 +446,7 @@ def _is_generator(frame: FrameType) -> bool:
 
 
 def _frames(frame: FrameType) -> Iterator[FrameType]:
-    """Return this one, and while they are of generators those over them."""
+    """Yield this frame and, while they are of generators, those over it."""
     yield frame
     while _is_generator(frame) and frame.f_back is not None:
         frame = frame.f_back

@@ -1,8 +1,8 @@
-"""Gives a session's streams up when its user has not polled for too long.
+"""The monitor that gives up a session's streams when its user has not polled in time.
 
 The network's thread keeps a session in touch by itself, and would do so for ever for a user function that hangs, or for
 a session that was dropped. So it measures how long the user has not called, and gives the streams up when that is too
-long. It must not keep the session alive: it knows this object and the member, which do not know the session.
+long. It must not keep the session alive: it refers to this object and the member, which do not refer to the session.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _HERE = tuple(os.path.join(_PACKAGE, room) for room in ("consumer", "planner"))
 
 
 class PollMonitor:
-    """Watches the user of one session, from `start` to `stop`, and gives its member up."""
+    """Monitor of one session's user, from `start` to `stop`, that makes its member leave when the user does not
+    poll.
+    """
 
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
@@ -41,22 +43,22 @@ class PollMonitor:
         member.assignment.came_back = self.touch
 
     def start(self) -> None:
-        """Watch the member's present subscription; the user is there."""
+        """Monitor the member's present subscription, beginning with the user present."""
         self._watched_handle = self._member.handle
         self.touch()
         network_loop().call_soon_threadsafe(self._check, self._watched_handle)
 
     def stop(self) -> None:
-        """Watch no longer: there is nothing to be given up any more."""
+        """Stop monitoring: no streams are left to give up."""
         self._watched_handle = 0
 
     def touch(self) -> None:
-        """Note that the user has come back."""
+        """Note that the user has polled."""
         self._last_call_at = time.monotonic()
 
     @contextlib.contextmanager
     def user_call(self) -> Iterator[None]:
-        """Note that the user is there as long as the block lasts."""
+        """Count the user as present as long as the block lasts."""
         self._is_in_call = True
         try:
             yield
@@ -64,7 +66,7 @@ class PollMonitor:
             self.end_call()
 
     def call_user(self, function: Callable[[T], object], argument: T) -> None:
-        """Call a function of the user's within a `user_call`: the user is at work as long as it lasts."""
+        """Call a function of the user's from within a `user_call`; its time counts as the user's work."""
         self.end_call()
         try:
             function(argument)
@@ -72,12 +74,12 @@ class PollMonitor:
             self._is_in_call = True
 
     def end_call(self) -> None:
-        """Note that the user goes to work."""
+        """Note that the user begins to work outside of the session."""
         self._is_in_call = False
         self.touch()
 
     def _check(self, handle: int) -> None:
-        """On the network's thread: come again when the time may be over."""
+        """Give the member up if the time is over, else check again when it may be; on the network's thread."""
         if handle != self._watched_handle or self._member.is_given_up:
             return
         absent_s = 0.0 if self._is_in_call else time.monotonic() - self._last_call_at
@@ -95,8 +97,7 @@ class PollMonitor:
         )
 
     def on_session_dropped(self) -> None:
-        """Leave for a session that is gone without having been closed. From any thread, and in the middle of
-        anything."""
+        """Leave for a session that was dropped without being closed. From any thread, at any point of its execution."""
         if self._member.owner.is_forked or not self._watched_handle:
             return
         warnings.warn(
@@ -119,7 +120,7 @@ class PollMonitor:
         self._member.resources.close()
 
     def _give_up(self, reason: str) -> str:
-        """Return what was in the user's hands, in words."""
+        """Leave the group, and return a description of what the user had not acknowledged."""
         self._member.assignment.abandon_outstanding()
         self._member.give_up(reason)
         return self._member.assignment.abandon()

@@ -20,8 +20,9 @@ from sublet_storage.node_directory import live_nodes
 
 @dataclass(frozen=True, slots=True)
 class MemberTransport:
-    """What a member needs of others. `url`: of the database; None where nodes stand for it. `subscribe_heads` begins to
-    call a function with where streams end, and returns what ends that; None where nodes alone push."""
+    """A member's access to messages and nodes. `url`: of the database; None where nodes replace it. `subscribe_heads`
+    takes a function to call with stream heads, and returns a function that ends that; None where nodes alone push.
+    """
 
     reader: GrantedStreamReader
     discover_nodes: Callable[[], Sequence[str]]
@@ -40,8 +41,9 @@ def database_transport(
     *,
     listens: bool,
 ) -> MemberTransport:
-    """Return messages from Postgres, and nodes as registered there, if none are given. `opened` closes what is opened
-    here. `listens`: the member takes part in the process's direct listener."""
+    """Return a transport with messages from Postgres, and nodes as registered there unless given. `opened` closes what
+    is opened here. `listens`: the member takes part in the process's direct listener.
+    """
     database = opened.enter_context(open_database(url, data_dir))
     reader = DatabaseReader(database.url, max_batch_bytes, timeout_s)
     opened.callback(reader.close)
@@ -58,9 +60,10 @@ def database_transport(
 def node_transport(
     opened: contextlib.ExitStack, nodes: Sequence[str], max_batch_bytes: int, timeout_s: float
 ) -> MemberTransport:
-    """Return everything from these nodes, and from those whose addresses they send. `opened` closes what is opened
-    here."""
-    from sublet_borrower.fetch.node_reader import NodeReader  # who has a database does without the remote transport
+    """Return a transport with everything from these nodes, and from those whose addresses they send. `opened` closes
+    what is opened here.
+    """
+    from sublet_borrower.fetch.node_reader import NodeReader  # a member with a database needs no remote transport
 
     reader = NodeReader(nodes, max_batch_bytes, timeout_s)
     opened.callback(reader.close)

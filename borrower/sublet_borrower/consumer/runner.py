@@ -1,4 +1,4 @@
-"""Calls a user's function with each batch of a session, with retries and dead letters.
+"""The runner that calls a user's function with each batch, with retries and dead letters.
 
 Progress moves only behind what the function has returned from. When it raises, the same batch is tried again after a
 pause; when it keeps raising, the batch is halved until the one record is found that cannot be processed, and that ends
@@ -29,14 +29,14 @@ SHOWN_KEY_BYTES = 60
 """A longer key is cut in error texts."""
 
 JITTER = 0.5
-"""How much of a pause is left to chance."""
+"""The random part of a pause."""
 
 TRUST_WAIT_S = 0.1
-"""Between two looks whether the stream is still ours."""
+"""Between two checks whether this session still holds the stream."""
 
 
 class BatchSource(Protocol):
-    """What the runner needs of a `Session`, which must not acknowledge by itself."""
+    """The part of a `Session` that the runner uses; it must not acknowledge by itself."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -50,10 +50,10 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """What to do when the user's function raises.
+    """Retries, backoff and dead letters for a user's function that raises.
 
-    A batch is tried `max_attempts` times in all, and so is a single record before it is blamed; where sublet's own
-    database is away, as often as it takes. The pauses between tries begin near `backoff_s` and double up to
+    A batch is tried `max_attempts` times in all, and so is a single record before it counts as failed; where sublet's
+    own database is away, without a limit. The pauses between tries begin near `backoff_s` and double up to
     `max_backoff_s`, each shortened at random by up to half so that many tasks that fail together do not come back
     together.
 
@@ -85,7 +85,7 @@ class RetryPolicy:
 
 @dataclass(slots=True)
 class RunSummary:
-    """What one run has done so far; another thread may read it meanwhile.
+    """The counts of one run so far; another thread may read them meanwhile.
 
     `messages` and `batches` are done, `failures` is how often the function raised, `lost_batches` how many batches were
     dropped because their stream was taken away, `dead_lettered` how many of the messages became dead letters.
@@ -99,15 +99,15 @@ class RunSummary:
 
 
 class _Lost(Exception):
-    """The batch's stream has another holder now."""
+    """An exception for a batch whose stream has another holder now."""
 
 
 def run(
     session: BatchSource, fn: UserFunction, *, policy: RetryPolicy | None = None, summary: RunSummary | None = None
 ) -> RunSummary:
-    """Until the session is drained or closed. `summary` is filled as the run goes on.
+    """Call `fn` with each batch until the session is drained or closed. `summary` is filled as the run goes on.
 
-    Raises `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
+    Raise `UserFunctionFailed` from what the function raised, `SubscriptionEnded`, and what the session raises. What is
     not an `Exception` (SystemExit, KeyboardInterrupt) passes through at once.
     """
     runner = _Runner(session, fn, policy or RetryPolicy(), summary or RunSummary())
@@ -122,7 +122,7 @@ class _Runner:
         self.summary = summary
 
     def work(self, batch: Batch) -> None:
-        """The batch from beginning to end."""
+        """Process the batch from beginning to end."""
         try:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
@@ -138,21 +138,21 @@ class _Runner:
         self.summary.messages += len(batch)
 
     def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
-        """Call the function on a part of the batch; the last error if it raised every time."""
+        """Call the function on a part of the batch; return the last error if it raised every time."""
         tried, backoff = 0, self._policy.new_backoff()
         while True:
             try:
                 self._fn(part)
             except GrantLost:
                 raise _Lost from None
-            except Unavailable as away:  # ours, not the record's fault: the very same part again, as often as it takes
+            except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
                 log.warning("%r is tried again: %s", part, away)
-            except Exception as error:  # noqa: BLE001 whatever the user's code raises
+            except Exception as error:  # noqa: BLE001 the user's code may raise anything
                 self.summary.failures += 1
                 tried += 1
                 log.warning("the function raised %s at %r (try %d of %d)", _error_text(error), part, tried, tries)
                 if part.committed:
-                    return None  # by its transaction; to call again would do it twice
+                    return None  # by its transaction; another call would process it twice
                 if tried == tries:
                     return error
             else:
@@ -161,7 +161,7 @@ class _Runner:
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
-        """Check that nobody else can have been granted the stream. Raises `_Lost` if somebody can."""
+        """Wait until no other session can have been granted the stream. Raise `_Lost` if one can."""
         while not (batch.is_lost or self._session.is_closed):
             if self._session.may_continue(batch):
                 return
@@ -169,7 +169,7 @@ class _Runner:
         raise _Lost
 
     def _narrow(self, batch: Batch, first: int, last: int, error: Exception) -> None:
-        """Rows [first, last) failed together: do what can be done, in order, up to the one record that cannot."""
+        """Process rows [first, last), which failed together, in order, up to the one record that fails by itself."""
         if last - first <= 1:
             if self._policy.dead_letter_topic is None or last == first:
                 raise _blame(batch, first, self._policy.max_attempts, _error_text(error)) from error

@@ -6,13 +6,13 @@
 
 Work that ended well is acknowledged and not repeated; work that failed is not acknowledged, and comes again:
 
-- A batch is acknowledged when the next is asked for, and when its loop is left by `break` or `return`; the one that
-  `poll` gave last also when `with Session(...)` ends without an exception.
+- A batch is acknowledged when the next is polled, and when its loop is left by `break` or `return`; the one that
+  `poll` returned last also when `with Session(...)` ends without an exception.
 - A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
-  session is asked on, or else to whoever gets the stream. Where it cannot be seen how a loop was left, it has failed.
-- So has what a function took, as in `list(map(work, session))`; `next` called by hand is as `poll` is.
+  session is polled, or else to the next holder. Where it cannot be seen how a loop was left, it has failed.
+- The same holds for a function that iterates, as in `list(map(work, session))`; `next` called by hand is like `poll`.
 - `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
-- What an exception in the middle of `poll` (a signal handler's) keeps from being returned the next call gives.
+- A batch that an exception in the middle of `poll` (a signal handler's) kept back is returned by the next call.
 
 A stream's progress stops before the first batch that was given out and not acknowledged; from there all is given out
 again when the stream moves: at least once. One thread uses a session; an agent's thread keeps it in touch.
@@ -53,16 +53,16 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 log = logging.getLogger(__name__)
 
 OnEpochsConsumed = Callable[[GroupFrontier], None]
-"""Called with how far an atomic group has come in a space: once where it is at first, then whenever it has moved on."""
+"""Called with the progress of an atomic group in a space: once with the first, then whenever it has moved on."""
 
 WARN_AFTER_FAILURES = 3
 
 MAX_WAIT_S = 0.1
-"""The longest pause of a session that waits: whether a call may begin is not announced, but checked."""
+"""The longest pause of a session that waits: whether a call may begin is not pushed, but checked."""
 
 
 class Session:
-    """See the module's page.
+    """A consumer of a shared subscription; see the module's docstring.
 
     `url`: the database (default: SUBLET_DATABASE_URL, else the embedded server of `data_dir`). `nodes`: addresses
     HOST:PORT of leader nodes, instead of looking them up in the database. `name`: a stable name: of two sessions of a
@@ -70,7 +70,7 @@ class Session:
     expiry, a session that comes back within it finds its streams kept. Unless `is_name_stable`, it is only shown to
     operators. `weight`: how much this consumer takes, relative to others. `starting_position`: where a group begins
     that this session is the first to name: `latest`, `earliest`, a time such as `2026-11-21T10:00:00Z` or `offset:N`.
-    `max_batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is asked for; else
+    `max_batch_bytes`: about how large a batch may be. `auto_ack`: acknowledge a batch when the next is polled; else
     call `batch.ack()`. `transport`: with `nodes` all comes from these and no database is used, nor has it transactions;
     a batch is smaller then. Of a group that is atomic, `whole_epochs` makes each batch as large as it must be to hold
     its stream's messages of whole epochs, and `on_epochs_consumed` is called by `poll` when the group has consumed
@@ -78,7 +78,7 @@ class Session:
 
     Raises `InvalidSubscription`, `InvalidSetting`, `DatabaseUnreachable`, `SchemaMismatch`, through nodes `Unavailable`
     and `ProtocolMismatch`; while iterating `SubscriptionEnded` when the group will not grant to it any more. A stream
-    whose next messages retention has taken ends nothing: a warning says which, its leader takes it back and blocks it
+    whose next messages retention has taken ends nothing: a warning names it, its leader takes it back and blocks it
     (or skips what is gone, if the group was created so), and all others go on. So they do where the next block of a
     stream cannot be decoded: that stream is handed back, and blocked or goes on behind the block, as its group was
     created; and where its payload lies outside of Postgres and cannot be had now: it is kept, and tried again.
@@ -178,9 +178,9 @@ class Session:
     def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        Asking acknowledges the batch that it gave before, unless the session has auto_ack off; what a loop over the
-        session is at work on is that loop's to acknowledge. A Postgres (or node) that is silent in the middle of a read
-        can make it take longer than the timeout, by the setting `read_timeout_s`.
+        The call acknowledges the batch returned before, unless the session has auto_ack off; a batch that a loop over
+        the session is processing is acknowledged by that loop. A Postgres (or node) that is silent in the middle of a
+        read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._member.check_owner()
         self.loops.asked_beside(sys._getframe(1))
@@ -244,7 +244,8 @@ class Session:
     @contextlib.contextmanager
     def transaction(self, *batches: Batch) -> Iterator[psycopg.Connection[Any]]:
         """Return a transaction in which the user's output and the progress of these batches of this session are
-        committed together. For one batch: `batch.transaction()`, which says more."""
+        committed together. For one batch use `batch.transaction()`, which has the details.
+        """
         self._member.check_owner()
         try:
             with self._transactions.run(batches) as connection:
@@ -256,7 +257,8 @@ class Session:
 
     def wait(self, timeout_s: float) -> None:
         """Pause between two calls on one batch, and act on what has arrived: its `is_lost` is up to date afterwards.
-        Raise `SubscriptionEnded`."""
+        Raise `SubscriptionEnded`.
+        """
         self._member.check_owner()
         deadline = time.monotonic() + timeout_s
         with self._poll_monitor.user_call():
@@ -285,14 +287,14 @@ class Session:
         self._leave()
 
     def assignment(self) -> dict[int, int]:
-        """Return {stream: next offset to deliver} of the streams this session holds now; one that it has
-        handed back is no longer among them."""
+        """Return {stream: next offset to deliver} of the streams held now, without those handed back."""
         self._member.check_owner()
         return {} if self.is_closed else self._assignment.positions()
 
     def lag(self) -> dict[int, int]:
-        """Return {stream: messages between its progress and its end} of the streams this session holds now and has
-        read, as they were when it last looked."""
+        """Return {stream: messages between its progress and its end} of the held streams that were read, as last
+        seen.
+        """
         self._member.check_owner()
         return {} if self.is_closed else self._assignment.lags()
 
@@ -300,8 +302,8 @@ class Session:
         """Leave the group and wait until the last progress is durable, within the unsubscribe timeout and a lease.
 
         Batches not acknowledged are given up: their messages will be delivered again. `aborted`: they were being
-        worked on, and the group's history is to say so; that takes the whole unsubscribe timeout. Closing again has no
-        effect, nor has closing in a forked child.
+        processed, which the group's history is to record; that takes the whole unsubscribe timeout. Closing again has
+        no effect, nor has closing in a forked child.
         """
         if self._member.owner.is_forked:
             return
@@ -317,12 +319,12 @@ class Session:
 
     @property
     def connections(self) -> dict[str, AgentSideCounters]:
-        """Return {node address: what has happened between it and this session's agent}, of the nodes it talks to."""
+        """Return {node address: counters of the connection to this session's agent}, of the nodes in use."""
         return self._member.agent.connection_counters()
 
     @property
     def is_closed(self) -> bool:
-        """Return whether nothing is held and nothing will be."""
+        """Return whether the session holds no streams and will hold none."""
         return self._member.is_closed
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -336,7 +338,7 @@ class Session:
         self._assignment.mark_progress(granted, ticket, position)
 
     def _join_again(self) -> None:
-        """Begin anew for a user who has not come back in time, and is there now."""
+        """Join the group again for a user who polls after the member was given up."""
         log.warning("%s: its user is back, and it joins its group again", self.subscription)
         self._last = None
         self._failed.clear()
@@ -358,7 +360,7 @@ class Session:
                 batch.ack()
 
     def _fail(self, batch: Batch) -> None:
-        """Have the batch given out again."""
+        """Return the batch to be given out again."""
         batch.failures += 1
         if batch.failures == WARN_AFTER_FAILURES:
             log.warning(
@@ -384,8 +386,9 @@ class Session:
             self._assignment.release_read(granted)
 
     def _recover(self, before: Batch | None) -> None:
-        """Have what was taken of a stream and not given out be given out by the next call, after an exception in the
-        middle of `poll`, out of a signal handler say. `before`: what had been given out."""
+        """Have the next call give out what was taken of a stream and not given out, after an exception in the middle of
+        `poll`, such as one of a signal handler. `before`: the progress of what had been given out.
+        """
         last, reading = self._last, self._reading
         if last is not None and last is not before:
             self._fail(last)
@@ -397,8 +400,7 @@ class Session:
         self._assignment.look_again()
 
     def _next_failed(self) -> Batch | None:
-        """Return a batch that failed and is still ours to do, as soon as a user's call may begin on it; of a stream,
-        the first."""
+        """Return a stream's first batch that failed and is still this session's, once a user's call may begin on it."""
         for batch in sorted(self._failed, key=lambda one: one.ticket):
             if not batch.is_outstanding:
                 self._failed.remove(batch)
@@ -407,7 +409,7 @@ class Session:
         return None
 
     def _is_drained(self) -> bool:
-        """Return whether there are neither epochs given out in part nor failed batches, or that takes too long."""
+        """Return whether no epochs given out in part and no failed batches are left, or that takes too long."""
         if self._drain_deadline is None:
             self._drain_deadline = time.monotonic() + self._member.settings.unsubscribe_timeout_s
         if time.monotonic() >= self._drain_deadline:
@@ -478,7 +480,7 @@ class Session:
         return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
 
     def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
-        """The same of a stream that is read in whole epochs."""
+        """Read the next batch of a stream that is read in whole epochs, as `_read_next` does."""
         has_moved, rows = False, granted.next_rows()
         try:
             if rows is None:

@@ -5,8 +5,8 @@
             connection.execute("insert into totals ...")
 
 Progress is written inside that transaction, at its end, under the batch's grant id, and rejected when the stream has
-another holder: so each message has its effect exactly once, whatever crashes. The tables must be in the same database;
-for other sinks `batch.grant_id` is the fencing token.
+another holder: so each message has its effect exactly once, even after a crash. The tables must be in the same
+database; for other sinks `batch.grant_id` is the fencing token.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sublet_storage.groups.consumer_progress import PostgresTransactionId
 Connection = psycopg.Connection[Any]
 
 RESOLVE_INTERVAL_S = 1.0
-"""How often a session that waits looks for the outcome of a transaction that is in doubt."""
+"""How often a session that waits queries the outcome of a transaction that is in doubt."""
 
 
 class CommittableBatch(Protocol):
-    """What a transaction needs to know of a batch."""
+    """The part of a batch that a transaction uses."""
 
     @property
     def stream_id(self) -> int: ...
@@ -63,8 +63,9 @@ class CommittableBatch(Protocol):
 
 @dataclass(slots=True)
 class _Doubt:
-    """A transaction whose commit was begun, until its batches know what became of it. `was_committed`: whether it was
-    committed, once that is known."""
+    """A transaction whose commit was begun, until its batches know its outcome. `was_committed`: whether it was
+    committed, once that is known.
+    """
 
     batches: Sequence[CommittableBatch]
     furthest: Sequence[CommittableBatch]
@@ -73,18 +74,19 @@ class _Doubt:
 
 
 class _RollBack(Exception):
-    """Rolls a transaction back."""
+    """An exception that rolls a transaction back."""
 
 
 class ProgressTransactions:
-    """One connection for all transactions of a session, made when first needed. Not thread-safe, as a session is not.
+    """The one connection for all transactions of a session, made when first needed. Not thread-safe, as a session is
+    not.
 
-    `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that
-    has granted the streams, `batch_s` is how long a user may take for a batch.
+    `url`: None where a session has no database, and so no transactions. `group_id` returns the id of the group that has
+    granted the streams, `batch_s` is how long a user may take for a batch.
 
-    A transaction is in doubt from before its commit until its batches are marked as done. Whatever breaks that off,
-    an answer that is lost or an exception out of a signal handler, nothing else is done with any batch before
-    `find_out` has returned what became of it.
+    A transaction is in doubt from before its commit until its batches are marked as done. If that is interrupted, by a
+    lost answer or an exception of a signal handler, nothing else is done with any batch before `find_out` has returned
+    the outcome.
     """
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
@@ -97,8 +99,9 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def run(self, batches: Sequence[Batch]) -> Iterator[Connection]:
-        """A transaction for these batches, as `begin` has it, once it is known what became of the one before. Where
-        that turns out to have been committed they are done, and what is done here is rolled back."""
+        """Open a transaction for these batches, as `begin` does, once the outcome of the one before is known. If that
+        was committed the batches are done, and this transaction is rolled back.
+        """
         if self._url is None:
             raise UsageError(
                 "a transaction is on the messages' database, and this session goes through nodes. Make it with access "
@@ -124,10 +127,10 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def begin(self, batches: Sequence[CommittableBatch]) -> Iterator[Connection]:
-        """A transaction that ends with the progress of these batches, which are settled then; an exception inside rolls
-        it back. Nothing may be in doubt.
+        """Open a transaction that ends with the progress of these batches, which are then settled; an exception inside
+        rolls it back. No transaction may be in doubt.
 
-        Raises `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
+        Raise `GrantLost` where a stream has another holder by now, and `DatabaseUnreachable`: both mean that nothing
         was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
@@ -164,7 +167,7 @@ class ProgressTransactions:
 
     @contextlib.contextmanager
     def rolled_back(self) -> Iterator[Connection]:
-        """A transaction that is rolled back whatever happens: what it is for was done by one before it."""
+        """Open a transaction that is always rolled back, because an earlier one has done its work."""
 
         def roll_back() -> None:
             raise _RollBack
@@ -173,7 +176,7 @@ class ProgressTransactions:
             yield connection
 
     def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
-        """Whether it is unknown of that batch, or of any of the stream, whether its transaction was committed."""
+        """Return whether the outcome of a transaction of that batch, or of any batch of the stream, is unknown."""
         doubt = self._doubt
         return (
             doubt is not None
@@ -182,8 +185,9 @@ class ProgressTransactions:
         )
 
     def check_outcome(self, stream_id: int, ticket: int) -> None:
-        """Before that batch is acknowledged as done: find out what became of its transaction, where that is in doubt.
-        Raise `UsageError` if it was not committed, and `UnknownOutcome`."""
+        """Find out the outcome of the batch's transaction, where it is in doubt, before the batch is acknowledged.
+        Raise `UsageError` if it was not committed, and `UnknownOutcome`.
+        """
         if self.is_in_doubt(stream_id, ticket) and not self.find_out():
             raise UsageError(
                 f"the batch of stream {stream_id} at offset {ticket}: its transaction, whose outcome was unknown, was "
@@ -191,9 +195,10 @@ class ProgressTransactions:
             )
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
-        """Whether the transaction that is in doubt was committed; its batches know from now on. False if none is.
+        """Return whether the transaction in doubt was committed, and record that in its batches; False if none is in
+        doubt.
 
-        Raises `UnknownOutcome` where it cannot be known yet.
+        Raise `UnknownOutcome` where it cannot be known yet.
         """
         if self._doubt is None:
             return False
@@ -202,19 +207,19 @@ class ProgressTransactions:
         return self._notify(recovered=True)
 
     def resolve(self, interval_s: float = 0.0) -> None:
-        """Find out what is in doubt where that can be had at once, unless that was tried within the interval."""
+        """Find out an outcome in doubt if that is possible at once, unless it was tried within the interval."""
         if self._doubt is not None and time.monotonic() - self._tried_at >= interval_s:
             with contextlib.suppress(UnknownOutcome):
                 self.find_out(0.0)
             self._tried_at = time.monotonic()
 
     def close(self) -> None:
-        """Close the connection; whatever is open on it is rolled back."""
+        """Close the connection; a transaction that is open on it is rolled back."""
         self._reconnecting.close()
 
     @contextlib.contextmanager
     def _connection(self) -> Iterator[Connection]:
-        """The connection, for one transaction at a time."""
+        """Yield the connection, for one transaction at a time."""
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:
@@ -268,7 +273,7 @@ class ProgressTransactions:
         try:
             return all(self._is_durable(connection, batch) for batch in furthest)
         except UnknownOutcome:
-            self._doubt = None  # for good; to do it again is refused, as the grant is over
+            self._doubt = None  # for good; a repetition is rejected, as the grant is over
             raise
 
     def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:

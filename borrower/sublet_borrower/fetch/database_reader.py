@@ -1,4 +1,4 @@
-"""Reads blocks from the log in the database, and survives its absence.
+"""Reads blocks from the log in the database, and retries while it is away.
 
 What is read of a stream is one sequence: each page has its first offset, and is taken only if that is where the page
 taken last ended.
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 class DatabaseReader:
-    """One connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
+    """A reader over one connection in autocommit: no snapshot is held while a user processes. Not thread-safe.
 
     A server that is silent for `timeout_s` in the middle of a read counts as away.
     """
@@ -43,8 +43,9 @@ class DatabaseReader:
         self._reconnecting = ReconnectingConnection(self._connect, log)
 
     def warm_up(self) -> None:
-        """Prepare the first read before anything is granted, as all streams that are granted at once wait for it:
-        connect, and read once. The first Arrow scalar loads pandas where it is installed."""
+        """Prepare the first read before anything is granted, since all streams granted at once wait for it: connect,
+        and read once. The first Arrow scalar loads pandas where it is installed.
+        """
         pa.scalar(0)
         self.query(message_log.warm_up)
 
@@ -52,7 +53,7 @@ class DatabaseReader:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
         None while the database is away, and where the page is discarded: it is not the direct successor, or taking it
-        is not `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PoisonBlock`,
+        is not `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PoisonBlock`,
         `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
         page = self._query_granted(granted, partial(self._fetch, granted))
@@ -60,8 +61,9 @@ class DatabaseReader:
         return page if taken else None
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Return what follows on the marks that are known; None while the database is away. Raises `PositionGone`,
-        `TimelineChanged`."""
+        """Return the summaries that follow on those that are known; None while the database is away. Raise
+        `PositionGone`, `TimelineChanged`.
+        """
         return self._query_granted(
             granted,
             lambda connection: epoch_steps.read_block_summaries(
@@ -83,8 +85,9 @@ class DatabaseReader:
         self._reconnecting.close()
 
     def _fetch(self, granted: GrantedStream, connection: BoundedConnection) -> message_log.LogPage:
-        """Little that was waited for is read by a statement that is for that; whatever is not as expected by the
-        other."""
+        """Read a short page that was waited for with the statement for that, and use the general one for any other
+        result.
+        """
         stream_id, offset, limit_bytes = granted.stream_id, granted.next_read_offset, self._batch_bytes
         limit_bytes = min(limit_bytes, granted.max_bytes or limit_bytes)
         if granted.is_awaited and limit_bytes >= _NEXT_BYTES:

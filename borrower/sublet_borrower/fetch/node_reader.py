@@ -44,7 +44,7 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 log = logging.getLogger(__name__)
 
 FIRST_NODE_TIMEOUT_S: Final = 10.0
-"""How long a session that begins waits for a node, if that is less than its `read_timeout_s`."""
+"""How long a session waits for its first node, if that is less than its `read_timeout_s`."""
 
 REFUSALS: Final = (ProtocolMismatch, TlsFailed, SubletError)
 """Errors of exactly these kinds are about the node and not about the request: another node may serve it."""
@@ -53,7 +53,8 @@ _T = TypeVar("_T")
 
 
 class NodeReader:
-    """What `DatabaseReader` is, through nodes: one is used at a time, the others stand in for it. Not thread-safe.
+    """The counterpart of `DatabaseReader` that reads through nodes, one at a time with the others as fallback. Not
+    thread-safe.
 
     A read is over after `timeout_s`, also where nodes are frozen. It belongs to the process that made it.
     """
@@ -69,7 +70,7 @@ class NodeReader:
         """Prepare the first read before anything is granted: find a node that serves this release, and make the first
         Arrow scalar, for which pyarrow loads pandas where it is installed.
 
-        Raises `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
+        Raise `Unavailable` where no node answers, `ProtocolMismatch` where all are of another release.
         """
         pa.scalar(0)
         self._insist("Heads", encode_heads_request(()), decode_heads_reply)
@@ -78,7 +79,7 @@ class NodeReader:
         """Return the messages that follow on what was taken of the stream so far; they count as taken then.
 
         None while no node answers, and where the page is discarded: it is not the direct successor, or taking it is not
-        `allowed` any more, which is checked when it has come. Raises `PositionGone`, `PositionBeyondHead`,
+        `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PositionBeyondHead`,
         `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
         """
         wanted = FetchRequest(
@@ -99,30 +100,32 @@ class NodeReader:
         return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
-        """Raises `UsageError`: nodes do not serve epochs."""
+        """Raise `UsageError`: nodes do not serve epochs."""
         raise UsageError(
             f"stream {granted.stream_id} is of an atomic group, and what is read through nodes says nothing of epochs."
             " Make the session with access to the database, transport='database'."
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
-        """Nothing is known of epochs."""
+        """Return nothing: nodes do not serve epochs."""
         return {}
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
-        """Return a number above all that were drawn before for that name. Raises `Unavailable`."""
+        """Return a number above all that were drawn before for that name. Raise `Unavailable`."""
         request = encode_session_epoch_request(str(subscription), session)
         return self._insist("SessionEpoch", request, decode_session_epoch_reply)
 
     def close(self) -> None:
-        """Close the connection; in a forked child, whose it is not, nothing."""
+        """Close the connection; in a forked child, which does not own it, it has no effect."""
         if not self._owner.is_forked:
             self._calls.close()
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
     def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
-        """A read changes nothing, so it may simply be tried again by whoever asked, but not too soon."""
+        """Return an answer; None where no node has one, or where a retry would come too soon. The caller may repeat a
+        read.
+        """
         self._owner.check("a session's reader")
         if self._backoff.wait_s > 0:
             return None
@@ -141,7 +144,7 @@ class NodeReader:
         return answer
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
-        """An answer, or `Unavailable`."""
+        """Return an answer, or raise `Unavailable`."""
         self._owner.check("a session's reader")
         timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=timeout_s)
@@ -157,8 +160,9 @@ class NodeReader:
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
-        """Ask one node after the other, each for so long at most, beginning with the one in use. Raise
-        `RetryableCallError` where none answers, what all say where all refuse, and what is wrong with the request."""
+        """Query one node after the other, each for at most `each_s`, beginning with the one in use. Raise
+        `RetryableCallError` where none answers, the last refusal where all refuse, and the error of an invalid request.
+        """
         deadline = time.monotonic() + all_s
         failure: RetryableCallError | None = None
         refusal: SubletError | None = None
@@ -190,7 +194,7 @@ class NodeReader:
 
 
 def _page(wanted: FetchRequest, wire: Any) -> LogPage:
-    """Return the page in the answer. Raises `PositionGone`, `MalformedMessage`."""
+    """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
     found = decode_fetch_reply(wire)
     if isinstance(found, PageGone):
         raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)

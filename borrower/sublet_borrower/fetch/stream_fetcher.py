@@ -1,4 +1,4 @@
-"""Fetches what follows in the streams of a session, and notes of which streams that cannot be had, and why."""
+"""Fetches the next messages of a session's streams, and records which cannot be read, and why."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 log = logging.getLogger(__name__)
 
 UNREADABLE_RETRY_S = 10.0
-"""After which a stream whose next payload was unreadable is read again: somebody may have repaired it."""
+"""After which a stream whose next payload was unreadable is read again: it may have been repaired."""
 
 UNAVAILABLE_RETRY_S = 1.0
 """After which a stream whose next payload's location did not answer is read again."""
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class GrantedStreamReader(Protocol):
-    """Reads granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
+    """A reader of granted streams: `DatabaseReader` or `NodeReader` (`tests/contract/test_readers.py` tests both)."""
 
     def warm_up(self) -> None: ...
 
@@ -101,8 +101,9 @@ class StreamFetcher:
         return has_step or granted.step_planner.scanned > known_end or not granted.may_have_more
 
     def _try_to_read(self, granted: GrantedStream, read: Callable[[], T | None]) -> T | None:
-        """Return what follows in the stream. One that cannot be read on from there is left to its leader, which is
-        logged once; one that may be repaired is tried again."""
+        """Return what follows in the stream. One that cannot be read on from there is handed back to its leader, which
+        is logged once; one that may be repaired is tried again.
+        """
         try:
             found = read()
         except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
@@ -126,7 +127,7 @@ class StreamFetcher:
         return found
 
     def _defer(self, granted: GrantedStream, error: Exception, retry_s: float) -> None:
-        """Try later. It is logged once, also where many streams wait for one location."""
+        """Try the stream again later. It is logged once, also where many streams wait for one location."""
         if self._assignment.defer(granted, error, time.monotonic(), retry_s):
             log.warning("%s: %s All other streams go on.", self._subscription, error)
 

@@ -25,7 +25,7 @@ SUSPECT_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class OpenSubscription:
-    """Begin a subscription under a handle not used before."""
+    """The command to begin a subscription under a handle not used before."""
 
     handle: int
     subscription: str
@@ -37,8 +37,9 @@ class OpenSubscription:
 
 @dataclass(frozen=True, slots=True)
 class CloseSubscription:
-    """Hand everything over and end; `SubscriptionClosed` follows. `reason`: where the session did not
-    request it."""
+    """The command to hand every stream over and end; `SubscriptionClosed` follows. `reason`: where the session did not
+    request it.
+    """
 
     handle: int
     reason: str = ""
@@ -54,7 +55,7 @@ class NodeMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The connection to that node is dead."""
+    """The event that the connection to that node is dead."""
 
     node: str
 
@@ -87,7 +88,7 @@ AgentEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdate:
-    """Something for the session that owns the handle."""
+    """An update for the session that owns the handle."""
 
     handle: int
     update: AssignmentUpdate
@@ -95,7 +96,7 @@ class SessionUpdate:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionClosed:
-    """The subscription is over and no borrower will be made for it again."""
+    """The update that the subscription is over and no borrower will be made for it again."""
 
     handle: int
     reason: BorrowerEndReason
@@ -104,7 +105,9 @@ class SubscriptionClosed:
 
 @dataclass(frozen=True, slots=True)
 class AgentOutcome:
-    """`sends` are (node address, message) in order; `needs_discovery`: look the live nodes up again."""
+    """Actions of the agent: `sends` are (node address, message) in order; `needs_discovery`: look the live nodes up
+    again.
+    """
 
     sends: tuple[tuple[str, ToLeader], ...] = ()
     updates: tuple[SessionUpdate | SubscriptionClosed, ...] = ()
@@ -121,7 +124,9 @@ class _OutcomeBuilder:
 
 
 class Agent:
-    """Pure; `agent_id` is unique for this life of the process and prefixes every borrower's id."""
+    """The pure machine of an agent; `agent_id` is unique for this life of the process and prefixes every borrower's
+    id.
+    """
 
     def __init__(self, agent_id: str, settings: BorrowerSettings) -> None:
         self.agent_id, self.settings = agent_id, settings
@@ -135,7 +140,7 @@ class Agent:
         self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
-        """Answer one event."""
+        """Apply one event, and return the outcome."""
         self._out = _OutcomeBuilder()
         match event:
             case OpenSubscription():
@@ -173,12 +178,12 @@ class Agent:
         return borrower.node if borrower is not None and borrower.status is BorrowerStatus.CONNECTED else None
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
+        """Return whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
         borrower = self.borrowers.get(handle)
         return borrower is not None and borrower.may_start_call(stream_id, grant_id, now)
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
-        """Whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
+        """Return whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
         borrower = self.borrowers.get(handle)
         return borrower is not None and borrower.may_continue(stream_id, grant_id, now)
 
@@ -220,7 +225,7 @@ class Agent:
             self._succeed(handle, borrower, outcome.ended, now)
 
     def _succeed(self, handle: int, borrower: Borrower, ended: BorrowerEnded, now: float) -> None:
-        """After a doubt make another; after a final reason none."""
+        """Replace a borrower that ended in doubt; after a final reason make none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
         self._asked.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
@@ -238,7 +243,7 @@ class Agent:
             self._out.sends.append((address, message))
 
     def _learn(self, nodes: Iterable[str], now: float) -> None:
-        """A node that was not known sends everyone who waits for one on its way."""
+        """Set the live nodes. If one is new, have all borrowers that wait for a node try again."""
         before, self._nodes = self._nodes, tuple(sorted(set(nodes)))
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
         if not set(self._nodes) <= set(before):
@@ -246,8 +251,9 @@ class Agent:
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
     def _choose(self, borrower: Borrower, now: float) -> str | None:
-        """Choose the node to ask for the leader. One that was asked and has not answered at all is not the first choice
-        again: a broken connection is reported once, and messages sent into it later are lost silently."""
+        """Choose the node to query for the leader. One that was queried and has not answered at all is not the first
+        choice again: a broken connection is reported once, and messages sent into it later are lost silently.
+        """
         silent = self._asked.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)
@@ -261,8 +267,9 @@ class Agent:
         self._out.nodes_wanted = True
 
     def _preferred(self, subscription: str, now: float) -> str | None:
-        """Rendezvous hashing, so that all agents ask the same node; those that failed lately last, the longest ago
-        first, so that all are tried in turn."""
+        """Return the first node by rendezvous hashing, so that all agents query the same; those that failed lately come
+        last, the longest ago first, so that all are tried in turn.
+        """
         if not self._nodes:
             return None
 

@@ -1,4 +1,4 @@
-"""The streams that a borrower holds, and the grants that it knows to be over."""
+"""The streams that a borrower holds, and the highest grant id that ended per stream."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class BorrowedStream:
 
     @property
     def is_settled(self) -> bool:
-        """Whether nothing is left to report: the leader has confirmed this very progress as durable."""
+        """Return whether nothing is left to report: the leader has confirmed this very progress as durable."""
         return (
             not self.is_final
             and self.saved_position >= self.position
@@ -50,7 +50,7 @@ class BorrowedStream:
         )
 
     def mark_saved(self, position: int, consumed: ConsumedFrontier | None, in_doubt: InDoubtRange | None) -> bool:
-        """Record a durable position; False if it was known."""
+        """Record a durable position; return False if it was known."""
         if position <= self.saved_position and in_doubt in (None, self.saved_in_doubt) and self._is_saved(consumed):
             return False
         self.saved_position, self.saved_in_doubt = max(self.saved_position, position), in_doubt
@@ -63,7 +63,7 @@ class BorrowedStream:
         return self.saved_consumed is not None and self.saved_consumed.max_of(consumed) == self.saved_consumed
 
     def good_until(self, trusted_until: float) -> float:
-        """Until when user calls may begin on it, if its leader's ping answer is valid until then."""
+        """Return until when user calls may begin on it, if its leader's ping answer is valid until then."""
         return min(trusted_until, self.ends_at) if self.is_confirmed else self.inherited_until
 
     def to_progress(self) -> StreamProgress:
@@ -84,15 +84,16 @@ class BorrowedStream:
         )
 
     def to_final_progress(self) -> StreamProgress:
-        """Return the final progress of all streams, for one message; texts of read errors are left out, and blocks that
-        cannot be decoded, as the next holder will see for itself."""
+        """Return the final progress of all streams, for one message. Texts of read errors and blocks that cannot be
+        decoded are left out, as the next holder will find them.
+        """
         return replace(self.to_progress(), read_error="", poison=0)
 
 
 class BorrowedStreams:
     """All streams of one borrower.
 
-    A grant id only grows per stream, so one number per stream remembers every grant that is over: a late or repeated
+    A grant id only grows per stream, so one number per stream stands for every grant that is over: a late or repeated
     `grant` at or below it must not bring the stream back.
     """
 
@@ -112,11 +113,11 @@ class BorrowedStreams:
         return stream if stream is not None and stream.grant_id == grant_id else None
 
     def find_any_grant(self, stream_id: int) -> BorrowedStream | None:
-        """Return the stream under whichever grant."""
+        """Return the stream under any grant."""
         return self._held.get(stream_id)
 
     def is_grant_ended(self, stream_id: int, grant_id: int) -> bool:
-        """True for grants that ended here before, or were refused."""
+        """Return whether the grant has ended here before, or was refused."""
         return grant_id <= self._over.get(stream_id, -1)
 
     def add(self, grant: Grant, now: float) -> BorrowedStream:
@@ -126,7 +127,7 @@ class BorrowedStreams:
         return stream
 
     def drop(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
-        """Mark the grant as over; the stream if it was held under it."""
+        """Mark the grant as over; return the stream if it was held under it."""
         self._over[stream_id] = max(grant_id, self._over.get(stream_id, -1))
         stream = self.find(stream_id, grant_id)
         if stream is not None:
@@ -134,12 +135,13 @@ class BorrowedStreams:
         return stream
 
     def held(self) -> tuple[HeldGrant, ...]:
-        """Return what a successor asks the next leader to confirm."""
+        """Return what a successor requests the next leader to confirm."""
         return tuple(HeldGrant(s.stream_id, s.grant_id, s.position, s.consumed) for s in self._held.values())
 
     def inherit(self, trusted_until: float) -> tuple[BorrowedStream, ...]:
-        """Return the same streams for a successor, none confirmed; the trust is that of the leader who did confirm
-        it."""
+        """Return the same streams for a successor, none confirmed; each is valid as long as the leader that confirmed
+        it allows.
+        """
         return tuple(
             BorrowedStream(
                 s.stream_id,

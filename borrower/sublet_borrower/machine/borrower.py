@@ -77,7 +77,7 @@ class SubscriptionRequest:
 
 @dataclass(frozen=True, slots=True)
 class InheritedState:
-    """What a borrower takes over from its invalidated predecessor.
+    """The state that a borrower takes over from its invalidated predecessor.
 
     `streams` have how long user calls may start under the predecessor's grants. `leave_deadline`: set for one that is
     made to leave.
@@ -100,7 +100,9 @@ class _OutcomeBuilder:
 
 
 class Borrower:
-    """See the package's page. `start` it once. Not thread-safe: one owner calls it."""
+    """The pure machine of one subscription at one leader; see the package's docstring. `start` it once. Not
+    thread-safe.
+    """
 
     def __init__(
         self,
@@ -137,8 +139,9 @@ class Borrower:
         return self._outcome()
 
     def decide(self, event: Event, now: float) -> BorrowerOutcome:
-        """Answer one event. Messages for other borrowers or of another term than the leader's have no effect, nor has
-        anything on one that has not begun or is over."""
+        """Apply one event, and return the outcome. Messages for other borrowers or of another term than the leader's
+        have no effect, nor has anything on one that has not begun or is over.
+        """
         self._out = _OutcomeBuilder()
         row = ACTIONS.get(self.status)
         kind, item = self._classify(event)
@@ -160,8 +163,8 @@ class Borrower:
     def may_start_call(self, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now.
 
-        Only while a leader would not yet have evicted us; and a stream that our own leader has not confirmed may be
-        worked on only as long as the predecessor's leader allowed.
+        Only while a leader would not yet have evicted this borrower; and a stream that its own leader has not confirmed
+        may be worked on only as long as the predecessor's leader allowed.
         """
         stream = self.streams.find(stream_id, grant_id)
         if stream is None or stream.status is BorrowedStreamStatus.REVOKING:
@@ -189,7 +192,7 @@ class Borrower:
             return None, event
         if isinstance(message, LeaderConnectResponse):
             return BorrowerEventKind.CONNECT_RESPONSE, event
-        # Only a node that knows of no leader sends under no term, and all it can send is that we are over.
+        # Only a node without a known leader sends under no term, and then only that this borrower is over.
         if self.term and message.term != self.term and not (isinstance(message, Invalidate) and message.term == 0):
             return None, event
         return _KINDS[type(message)], message
@@ -242,7 +245,7 @@ class Borrower:
     def _try_other_node(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if self.node in (None, event.node):
-            # Soon, but not at once: a dead leader's claim redirects us to its dead node until the lease is over.
+            # Soon, but not at once: a dead leader's claim redirects to its dead node until the lease is over.
             self.node = None
             self._ask_at = min(self._ask_at, now + self.settings.leader_lookup_interval_s / 4)
 
@@ -307,8 +310,8 @@ class Borrower:
     def _end(self, message: object, now: float) -> None:
         assert isinstance(message, Invalidate)
         if message.reason is BorrowerEndReason.FENCED:
-            # The receiver need not wait until our right to begin calls is over. Who sent this may be another node than
-            # our leader, to which we are a member with calls under way.
+            # The receiver need not wait until the right to begin calls is over. The sender may be another node than
+            # the leader, for which this borrower is a member with calls under way.
             self._send_final_progress(message.detail)
         self._destroy(message.reason, message.detail)
 
@@ -353,7 +356,7 @@ class Borrower:
         self._refuse(revoked.stream_id, revoked.grant_id)
 
     def _forget_older(self, stream_id: int, grant_id: int) -> None:
-        """Note from a message about a newer grant that the grant we hold is over."""
+        """Note from a message about a newer grant that the grant held here is over."""
         held = self.streams.find_any_grant(stream_id)
         if held is not None and held.grant_id < grant_id:
             self._forget(stream_id, held.grant_id, GrantOutcome.LOST)
@@ -369,7 +372,7 @@ class Borrower:
     # --- progress ---------------------------------------------------------------------------------------------------
 
     def _record_progress(self, event: object, now: float) -> BorrowedStream | None:
-        """Note it; no session is left to notify."""
+        """Record the progress; no session is left to notify."""
         assert isinstance(event, ProgressReported)
         stream = self.streams.find(event.stream_id, event.grant_id)
         if stream is None or event.position < stream.position:
@@ -428,7 +431,7 @@ class Borrower:
 
     def _leave_unconnected(self, unsubscribe: object, now: float) -> None:
         """Leave before a leader has answered: look for it on as long as there are streams to hand over; else
-        disconnect, as it may be granting us some, and end."""
+        disconnect, as it may be granting some to this borrower, and end."""
         assert isinstance(unsubscribe, LeaveRequested)
         if self._leave_by is not None:
             return
@@ -453,7 +456,7 @@ class Borrower:
             self._stop(stream)
 
     def _stop(self, stream: BorrowedStream) -> None:
-        """Hand it over."""
+        """Hand the stream over."""
         stream.status = BorrowedStreamStatus.REVOKING
         if not stream.is_final:
             self._out.updates.append(RevokeStarted(stream.stream_id, stream.grant_id))
@@ -463,7 +466,9 @@ class Borrower:
         self._disconnect(now)
 
     def _disconnect(self, now: float) -> None:
-        """Once the final progress of every stream is known, or time is up, report all; again until it is confirmed."""
+        """Report all final progress once that of every stream is known or the time is over; repeat it until it is
+        confirmed.
+        """
         complete = all(s.is_final for s in self.streams)
         if not complete and self._final_by is not None and now < self._final_by:
             return

@@ -21,7 +21,7 @@ from sublet_protocol.tick import Tick
 
 @dataclass(frozen=True, slots=True)
 class LeaderMessageReceived:
-    """A message of a leader (or of a node that knows where it is) came in from `node`."""
+    """A message of a leader, or of a node with the leader's address, came in from `node`."""
 
     node: str
     message: ToBorrower
@@ -29,14 +29,15 @@ class LeaderMessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """The connection to this node is dead."""
+    """The event that the connection to this node is dead."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressReported:
-    """The session consumed a stream up to `position`. `is_final`: it will not touch the stream under this grant again.
+    """The session's progress on a stream up to `position`. `is_final`: it will not touch the stream under this grant
+    again.
 
     `size` and `lag`, as in `StreamProgress`, are for the leader's view of the load; `delivered_end` is the end of what
     is given up, `consumed` what is consumed in entire epochs, `in_doubt` what is planned (None: unchanged),
@@ -60,8 +61,9 @@ class ProgressReported:
 
 @dataclass(frozen=True, slots=True)
 class LeaveRequested:
-    """Leave: stop every stream, wait for their last progress, hand all over. `reason`: where the session did not
-    request it."""
+    """The request to stop every stream, wait for their last progress and hand all over. `reason`: where the session did
+    not request it.
+    """
 
     reason: str = ""
 
@@ -74,7 +76,9 @@ Event = LeaderMessageReceived | NodeLost | ProgressReported | LeaveRequested | T
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Deliver to the node at that address; None: to whichever node the agent prefers for this subscription."""
+    """The action to deliver to the node at that address; None: to the node that the agent prefers for this
+    subscription.
+    """
 
     node: str | None
     message: ToLeader
@@ -82,14 +86,16 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class StreamGranted:
-    """Begin to consume this stream from the grant's position."""
+    """The update to begin to consume this stream from the grant's position."""
 
     grant: Grant
 
 
 @dataclass(frozen=True, slots=True)
 class RevokeStarted:
-    """Begin no new batch of this stream; report its final progress when the running one has ended."""
+    """The update to begin no new batch of this stream, and to report its final progress when the running one has
+    ended.
+    """
 
     stream_id: int
     grant_id: int
@@ -97,7 +103,9 @@ class RevokeStarted:
 
 @dataclass(frozen=True, slots=True)
 class StreamRemoved:
-    """The stream is not ours under this grant any more. After `LOST`, work still running may be done twice."""
+    """The update that the stream is no longer granted under this grant. After `LOST`, work still running may be done
+    twice.
+    """
 
     stream_id: int
     grant_id: int
@@ -106,7 +114,7 @@ class StreamRemoved:
 
 @dataclass(frozen=True, slots=True)
 class SavedProgress:
-    """Progress up to `position` is durable, and so is what is in doubt; `consumed` in a group that is atomic."""
+    """Durable progress up to `position`, with what is in doubt; `consumed` in a group that is atomic."""
 
     stream_id: int
     grant_id: int
@@ -117,7 +125,7 @@ class SavedProgress:
 
 @dataclass(frozen=True, slots=True)
 class FrontierAdvanced:
-    """How far the group, which is atomic, has come."""
+    """The progress of an atomic group, in each space."""
 
     frontiers: tuple[GroupFrontier, ...]
 
@@ -127,7 +135,9 @@ AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress
 
 @dataclass(frozen=True, slots=True)
 class BorrowerEnded:
-    """The borrower is destroyed. After `RETRY` the agent makes a successor that asks to keep `held_grants`."""
+    """The update that the borrower is destroyed. After `RETRY` the agent makes a successor that requests to keep
+    `held_grants`.
+    """
 
     reason: BorrowerEndReason
     detail: str

@@ -1,4 +1,4 @@
-"""Splits what a borrower reports, or asks for, into messages within the limits of one."""
+"""Splits a borrower's reports and requests into messages within the limits of one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sublet_protocol.domain.limits import MAX_ITEMS, MAX_STREAMS
 from sublet_protocol.messages.borrower_leader import HeldGrant, StreamProgress
 
 MAX_PART_BYTES = 512 * 1024
-"""About how large one part may be: half of what a node reads at once."""
+"""Approximate maximum size of one part: half of what a node reads at once."""
 
 STREAM_BYTES, NUMBER_BYTES = 120, 11
 """The most that the numbers of one stream, and one number of an epoch, take on the wire, in bytes."""

@@ -1,4 +1,4 @@
-"""Why a stream cannot be read on, and what of it is reported to the leader; pure."""
+"""The read failure of a stream, and what of it is reported to the leader; pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sublet_protocol.domain.errors import PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 
 PERSISTENT_AFTER_S = 10.0
-"""A place that is away for less than this is not worth a line in the group's history for each stream that waits."""
+"""A location that is away for less than this gets no line in the group's history for each stream that waits."""
 
 RETRY_INTERVAL_S = 60.0
 """Minimum time between two reports of an error that comes and goes: each is two lines of history."""
@@ -16,8 +16,9 @@ RETRY_INTERVAL_S = 60.0
 
 @dataclass(slots=True)
 class ReadFailureTracker:
-    """`current_error`: in the log, as it is now. `reported_error`: to the leader, as it was first of its kind; both are
-    empty where all is well. `failing_since`: of whichever kind."""
+    """Tracks a stream's read failure. `current_error`: in the log, as it is now. `reported_error`: sent to the leader,
+    as it was first of its kind; both are empty where reading works. `failing_since`: the first failure, of any kind.
+    """
 
     current_error: str = ""
     reported_error: str = ""
@@ -43,5 +44,5 @@ class ReadFailureTracker:
 
 
 def plain(text: str) -> str:
-    """Shorten an error's text for the wire, whatever a store's library has put into it."""
+    """Return an error's text for the wire: shortened, and with a space for each unprintable character."""
     return "".join(each if each.isprintable() else " " for each in text)[:MAX_EXPLANATION_CHARACTERS]

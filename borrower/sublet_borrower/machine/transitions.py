@@ -1,4 +1,4 @@
-"""Statuses of a borrower and of its streams, and the action for each event in each status.
+"""Statuses of a borrower and its streams, and the action for each event in each.
 
 The table is the protocol: every event, also a leader's message out of turn, has its pair, and `IGNORE` is an answer. A
 borrower that has not begun, or is over, has no row: nothing reaches it. Tests read the table and the documentation
@@ -28,7 +28,7 @@ class BorrowedStreamStatus(Enum):
 
 
 class BorrowerEventKind(Enum):
-    """What an event is to the table."""
+    """The kinds of events in the table."""
 
     CONNECT_RESPONSE = "leader_connect_response"
     PING_RESPONSE = "ping_response"
@@ -44,7 +44,7 @@ class BorrowerEventKind(Enum):
 
 
 class Action(Enum):
-    """What the borrower does; the value is the name of its method."""
+    """The actions of the borrower; the value is the name of its method."""
 
     IGNORE = "_ignore"
     CONNECT = "_connect"

@@ -15,7 +15,9 @@ NodeStreamCall = Callable[[str, int], None]
 
 
 class HeadSubscriptions:
-    """`subscribe` and `unsubscribe` are called in the order in which the node has to receive them."""
+    """Head subscriptions by session and node. `subscribe` and `unsubscribe` are called in the order in which the node
+    has to receive them.
+    """
 
     def __init__(self, subscribe: NodeStreamCall, unsubscribe: NodeStreamCall) -> None:
         self._subscribe, self._unsubscribe = subscribe, unsubscribe
@@ -29,13 +31,13 @@ class HeadSubscriptions:
         self._join(handle, follow.stream_id)
 
     def remove(self, handle: int, follow: HeadSubscriptionId) -> None:
-        """No more under this id."""
+        """Remove the subscription with this id."""
         if self._follows.get(handle, {}).get(follow.stream_id) == follow:
             self._part(handle, follow.stream_id)
             del self._follows[handle][follow.stream_id]
 
     def set_leader_node(self, handle: int, node: str | None) -> None:
-        """Its leader is at that node now; None: it has none."""
+        """Move the session's subscriptions to its leader's node; None: it has no leader."""
         if self._nodes.get(handle) == node:
             return
         for stream_id in self._follows.get(handle, {}):
@@ -48,7 +50,7 @@ class HeadSubscriptions:
             self._join(handle, stream_id)
 
     def remove_session(self, handle: int) -> None:
-        """It is over."""
+        """Remove all subscriptions of a session."""
         self.set_leader_node(handle, None)
         self._follows.pop(handle, None)
 

@@ -1,15 +1,15 @@
-"""Decides when a session reads heads from the log: at once after a push, else after a silence.
+"""The machine that decides when a session polls heads: after a push, else after a silence.
 
-A pushed head may be lost, late, repeated or invented: all that it does is to make us look earlier. A stream that is
-read to its end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second
-is bumped after a miss, which is a head that we had to find by ourselves and that was not pushed soon after: the old
-subscription is dropped, a new one made, and pushes under the old one are rejected.
+A pushed head may be lost, late, repeated or invented: its only effect is an earlier poll. A stream that is read to its
+end is *followed* under a subscription id (grant id, number). Only the first half is authority. The second is bumped
+after a miss, which is a head that was polled and not pushed soon after: the old subscription is dropped, a new one
+made, and pushes under the old one are rejected.
 
 The silence is adaptive. Without push it is short, but never so short that a session would query the log for most of its
-time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are looked
-at but now and then, other than those with a miss and no push since, and those of which more was read than was pushed:
-under load pushes lag behind the log, and a look brings all at once. A stream that is never read to its end is not
-followed: its pushes would only cost.
+time, and grows while nothing comes. Once anything was pushed, also as the answer to a subscription, streams are polled
+only rarely, except those with a miss and no push since, and those of which more was read than was pushed: under load
+pushes lag behind the log, and one poll returns all at once. A stream that is never read to its end is not followed,
+since its pushes would be of no use.
 """
 
 from __future__ import annotations
@@ -21,23 +21,24 @@ from typing import assert_never
 from sublet_protocol.tick import Tick
 
 WEIGHT = 0.25
-"""Of the last look in what a look takes."""
+"""The weight of the last poll in the average duration of polls."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerSettings:
-    """Seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that recent looks took if that is
-    longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to `poll_max_with_push_s` where push
-    works."""
+    """Times of a head tracker in seconds. A silence begins at `poll_initial_s`, or at a multiple of the time that
+    recent polls took if that is longer (but not than `poll_max_with_push_s`), and grows to `poll_max_s`, or to
+    `poll_max_with_push_s` where push works.
+    """
 
     poll_initial_s: float = 0.002
     poll_cost_factor: float = 2.0
     poll_max_s: float = 0.1
     poll_max_with_push_s: float = 1.0
     push_late_s: float = 0.1
-    """How much later than our own look a head may be pushed and is no miss."""
+    """How much later than a poll found it a head may be pushed without being a miss."""
     busy_after_s: float = 1.0
-    """A stream that was not read to its end for so long is followed no more."""
+    """A stream that was not read to its end for this long is no longer followed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +78,9 @@ HeadTrackerEvent = StreamsCaughtUp | HeadPushed | HeadsRead | Tick
 
 @dataclass(frozen=True, slots=True)
 class HeadTrackerOutcome:
-    """`new_heads`: {stream: head} that are worth reading now. `poll`: where these end is to be read from the log, and
-    given back as `HeadsRead`."""
+    """Actions of the tracker. `new_heads`: {stream: head} that are worth reading now. `poll`: streams whose heads are
+    to be read from the log and returned as `HeadsRead`.
+    """
 
     subscribe: tuple[HeadSubscriptionId, ...] = ()
     unsubscribe: tuple[HeadSubscriptionId, ...] = ()
@@ -89,8 +91,10 @@ class HeadTrackerOutcome:
 
 @dataclass(slots=True)
 class _Followed:
-    """`doubted`: a head was missed, and none was pushed since. `awaited_until`: until then what we found by ourselves,
-    up to `polled_head`, may still be pushed. `unread`: pushed while the stream was not read to its end yet."""
+    """A stream under a head subscription. `doubted`: a head was missed, and none was pushed since. `awaited_until`:
+    until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
+    not read to its end yet.
+    """
 
     id: HeadSubscriptionId
     head: int
@@ -106,7 +110,7 @@ class _Followed:
 
 @dataclass(slots=True)
 class HeadTrackerCounters:
-    """Since the session began: heads by push, found by looking, rejected; looks, and misses that were healed."""
+    """Counts since the session began: heads by push, by polling, rejected; polls, and misses that were healed."""
 
     pushed: int = 0
     polled: int = 0
@@ -129,7 +133,7 @@ class HeadTracker:
         self.counters = HeadTrackerCounters()
 
     def decide(self, event: HeadTrackerEvent, now: float) -> HeadTrackerOutcome:
-        """Answer one event."""
+        """Apply one event, and return the outcome."""
         self._follow, self._unfollow = [], []
         new_heads: dict[int, int] = {}
         match event:
@@ -163,7 +167,7 @@ class HeadTracker:
                 one.look_at = min(one.look_at, now + one.silence_s)
             if not one.at_end:
                 one.at_end, one.look_at = True, now + one.silence_s
-            # A head from the log counts: invented pushes cost one look.
+            # A head from the log counts: invented pushes cost one poll.
             one.head, pushed, one.unread = head, one.unread, 0
             if pushed > head:
                 new_heads[stream_id] = one.head = pushed
@@ -196,7 +200,7 @@ class HeadTracker:
         if one is None or one.id != pushed.subscription:
             self.counters.rejected += 1
             return {}
-        self._push_works = True  # a node has our subscription, at least
+        self._push_works = True  # a node has the subscription, at least
         if one.awaited_until is not None and pushed.head >= one.polled_head:
             one.awaited_until, one.doubted = None, False
         if pushed.head <= one.head:
@@ -228,7 +232,7 @@ class HeadTracker:
         return new_heads
 
     def _note_misses(self, now: float) -> None:
-        """What was found by ourselves and not pushed by now shows that a subscription that has worked works no more."""
+        """Mark subscriptions as failed whose heads were polled and not pushed by now."""
         for stream_id, one in self._streams.items():
             if one.awaited_until is None or now < one.awaited_until:
                 continue
@@ -242,7 +246,7 @@ class HeadTracker:
 
     @property
     def _first_s(self) -> float:
-        """The shortest silence: the busier the database, the longer."""
+        """Return the shortest silence: the busier the database, the longer."""
         return max(
             self._settings.poll_initial_s,
             min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
@@ -252,14 +256,14 @@ class HeadTracker:
         return self._push_works and not one.doubted
 
     def _due(self, now: float) -> tuple[int, ...]:
-        """Once one is due, also those that soon would be: one statement looks at them all."""
+        """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
         waiting = [(stream_id, one) for stream_id, one in self._streams.items() if one.at_end]
         if not any(now >= one.look_at for _, one in waiting):
             return ()
         self.counters.polls += 1
         due = [(stream_id, one) for stream_id, one in waiting if now >= one.look_at - one.silence_s / 2]
         for _, one in due:
-            # Should no answer come, the database is away: look again as if nothing was new.
+            # If no answer comes, the database is away: poll again as if nothing was new.
             one.look_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
 

@@ -1,4 +1,4 @@
-"""Learns that streams have new messages, from what is pushed and from the log itself. See `HeadTracker`."""
+"""The new-data monitor of a session: `HeadTracker` with pushed heads and the log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class NewDataMonitor:
 
     @property
     def counters(self) -> HeadTrackerCounters:
-        """Return what was found how, since the member was made."""
+        """Return the counts of heads by how they were found, since the member was made."""
         return self._machine.counters
 
     def on_head_pushed(self, event: HeadPushed) -> None:

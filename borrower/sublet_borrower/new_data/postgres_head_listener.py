@@ -1,4 +1,4 @@
-"""Receives heads from publishers at the database itself, without a node between, for the sessions of this process.
+"""Receives heads from publishers at the database itself, without a node between.
 
 A few processes listen to what publishers send to nodes by LISTEN and NOTIFY: see
 `sublet_storage.notify.drivers.listener_slots`. One thread and one connection serve all sessions of a process, while
@@ -29,11 +29,13 @@ JITTER = 0.5
 """Before a try to acquire a slot: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
-"""Called with {stream: head}, of whatever streams there are, on a thread of ours."""
+"""Called with {stream: head}, of any stream, on the listener's thread."""
 
 
 class PostgresHeadListener(StoppableThread):
-    """Listens while it has a slot, and tries to acquire one while it has none."""
+    """The listener thread of a process, which listens while it has a slot and tries to acquire one while it has
+    none.
+    """
 
     def __init__(self, url: str) -> None:
         super().__init__("sublet direct listener")
@@ -67,7 +69,9 @@ _lock = threading.Lock()
 
 
 def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
-    """Have `on_heads` called from now on. Return what ends that, to be called once. Raise `InvalidSetting`."""
+    """Call `on_heads` with new heads from now on. Return the function that ends that, to be called once. Raise
+    `InvalidSetting`.
+    """
     if direct_listener_slots() == 0:
         return lambda: None
     database = url, schema_name()
@@ -96,7 +100,7 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
 
 
 def _forget_parents() -> None:
-    """A forked child has a copy of these and none of their threads."""
+    """Clear the parent's listeners in a forked child, which has none of their threads."""
     global _lock
     _open.clear()
     _lock = threading.Lock()

@@ -38,13 +38,13 @@ MAX_BUFFERED_BYTES = 32 << 20
 RETRY_TIMEOUT_S = 120.0
 NODE_TIMEOUT_S = 20.0
 SENDER_STOP_TIMEOUT_S = 2.0
-"""What `close` grants the sender once its own time is over."""
+"""The extra time that `close` gives the sender once its own time is over."""
 
 HINT = "publish it with access to the database: Publisher(max_message_bytes=...)."
 
 
 class Feed:
-    """Publishes and reads through a node, or several of which one is used at a time; a context manager.
+    """A client that publishes and reads through nodes, one at a time; a context manager.
 
     No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
     order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried until
@@ -104,7 +104,7 @@ class Feed:
         return self._buffer.add_batches(batches)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
+        """Wait until all published so far is durable. Raise the first delivery error since the last flush."""
         check_not_forked(self._process, "this feed")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
@@ -138,7 +138,7 @@ class Feed:
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far the reader that was begun last has come."""
+        """Return the bookmark of the reader that was begun last."""
         if self._reader is None:
             raise UsageError("this feed has read nothing yet: call history() or follow() first.")
         return self._reader.bookmark
@@ -157,7 +157,7 @@ class Feed:
     # --- the end ----------------------------------------------------------------------------------------------------
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raises the first delivery error.
+        """Deliver what is queued, then end. After `timeout_s` what is left fails. Raise the first delivery error.
 
         Readers are not closed by this. In a process forked from the feed's it does nothing.
         """

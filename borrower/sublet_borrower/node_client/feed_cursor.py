@@ -1,8 +1,8 @@
-"""How far a reader of a feed has come, and which pages it takes; pure.
+"""The position of a feed's reader, and which pages it takes; pure.
 
 A page has the id of the call it answers, its start and its end. Only the direct successor of what was taken last, under
-the id of the call that is under way, moves the reader on; so whatever a node or a network does, each message comes once
-and none is skipped.
+the id of the call that is under way, moves the reader on; so even if a node or the network fails, each message comes
+once and none is skipped.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from sublet_protocol.messages.feed import FeedPage
 
 
 class FeedPageOutcome(Enum):
-    """What became of a page."""
+    """The outcome of offering a page to the cursor."""
 
     ADVANCED = "advanced"  # it was the successor: its messages are next
-    HEARTBEAT = "heartbeat"  # it was a bookmark or a sign of life
+    HEARTBEAT = "heartbeat"  # it was a bookmark or a heartbeat
     STALE = "stale"  # it was of an older call, or a repeat; nothing has changed
     GAP = "gap"  # something is missing before it; nothing has changed, and a new call has to begin
 
 
 class FeedCursor:
-    """`bookmark`: how far it has come; None until a node has sent where the beginning is."""
+    """The position of a feed's reader. `bookmark`: how far it has come; None until a node has sent where the beginning
+    is.
+    """
 
     def __init__(self, name: str) -> None:
         self._ids = (f"{name}.{number}" for number in count(1))

@@ -40,7 +40,7 @@ FeedStart: TypeAlias = "str | int | datetime | StartingPosition | Bookmark"
 class FeedReader(Iterator[pa.Table]):
     """Tables of messages in the order of their streams, parents before children; made by `Feed`. Not thread-safe.
 
-    A node that is lost is no loss: reading goes on from where it was, at the next node. Where no node answers for
+    When a node is lost, reading goes on from where it was, at the next node. Where no node answers for
     `node_timeout_s`, `Unavailable` is raised, and the next read tries again. What retention has taken raises
     `PositionGone` once, unless there is `on_data_loss`, which is called."""
 
@@ -65,7 +65,9 @@ class FeedReader(Iterator[pa.Table]):
 
     @property
     def bookmark(self) -> Bookmark:
-        """How far it has come: what was given out lies before it. As a `start`, also as text, it goes on from there."""
+        """Return the reader's position: everything given out lies before it. As a `start`, also as text, reading
+        resumes there.
+        """
         bookmark = self._cursor.bookmark
         assert bookmark is not None
         return bookmark
@@ -133,8 +135,9 @@ class FeedReader(Iterator[pa.Table]):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
-        """Return a page of the call under way. Raises `TimeoutError` at the deadline, `RetryableCallError` if the
-        call came to naught."""
+        """Return a page of the call under way. Raise `TimeoutError` at the deadline, `RetryableCallError` if the call
+        failed.
+        """
         pages = self._pages = self._pages or self._calls.open_stream(self._request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
@@ -158,13 +161,15 @@ class FeedReader(Iterator[pa.Table]):
         return encode_read(read, self._kind)
 
     def _end(self) -> None:
-        """The node has nothing more. Before it has sent where the beginning is, that is no answer."""
+        """End the reading, as the node has nothing more. Raise `RetryableCallError` if it has not sent where the
+        beginning is.
+        """
         if self._cursor.bookmark is None:
             raise RetryableCallError(self._calls.address, "it ended without a beginning")
         self.close()
 
     def _try_again(self, again: RetryableCallError, deadline: float) -> bool:
-        """Wait a moment, then take the next node; False if the deadline comes first."""
+        """Wait a moment, then take the next node; return False if the deadline comes first."""
         self._hang_up()
         backoff = self._backoff = self._backoff or Backoff(
             BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._node_timeout_s
@@ -211,7 +216,7 @@ class FeedReader(Iterator[pa.Table]):
 
 
 def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
-    """Return where to begin. Raises `UsageError`."""
+    """Return where to begin. Raise `UsageError`."""
     if isinstance(start, StartingPosition | Bookmark):
         return start
     if isinstance(start, datetime):
@@ -224,7 +229,7 @@ def parse_feed_start(start: FeedStart) -> StartingPosition | Bookmark:
 
 
 def decode_messages(messages: bytes) -> pa.Table:
-    """Return the Arrow of a page. Raises `MalformedMessage`."""
+    """Return the Arrow of a page. Raise `MalformedMessage`."""
     try:
         return decode_stream(messages, DELIVERED_SCHEMA)
     except InvalidRecordBatch as error:

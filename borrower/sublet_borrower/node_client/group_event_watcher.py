@@ -44,14 +44,14 @@ class WatchedGroupEvent:
 
 @dataclass(frozen=True, slots=True)
 class GroupEventsDropped:
-    """How many events were lost here, because they were not taken in time."""
+    """The number of events lost here because they were not taken in time."""
 
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class NodeUnreachable:
-    """That node does not answer, or rejects the watcher. Its events meanwhile are lost."""
+    """The event that a node does not answer, or rejects the watcher. Its events meanwhile are lost."""
 
     address: str
     reason: str
@@ -59,9 +59,10 @@ class NodeUnreachable:
 
 @dataclass(frozen=True, slots=True)
 class LeaderInfo:
-    """A node's answer to who leads; None: no node. No `group_id`: there is no such group. `is_led_here`: it is that
-    node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id, agent,
-    session} of each."""
+    """A node's answer to which node leads; None: no node. No `group_id`: the group does not exist. `is_led_here`: it is
+    that node itself, so that no event can be missed from now on, and `members` are connected to it: {borrower_id,
+    agent, session} of each.
+    """
 
     group_id: int | None
     node: str | None
@@ -74,8 +75,9 @@ WatchEvent = WatchedGroupEvent | GroupEventsDropped | NodeUnreachable | LeaderIn
 
 
 def list_connected_members(subscription: str, address: str, wait_s: float) -> tuple[dict[str, Any], ...] | None:
-    """Return who is connected to the group's leader, which is at that address; None where it does not answer in
-    time."""
+    """Return the members connected to the group's leader, which is at that address; None where it does not answer in
+    time.
+    """
     give_up_at = time.monotonic() + wait_s
     with GroupEventWatcher(subscription) as watch:
         watch.set_nodes([address])
@@ -91,8 +93,9 @@ def list_connected_members(subscription: str, address: str, wait_s: float) -> tu
 
 
 class GroupEventWatcher:
-    """Thread-safe. `set_nodes` sets the addresses of nodes, `query_leader` queries one of them for the leader,
-    `next_event` returns what comes."""
+    """Watches a group's events; thread-safe. `set_nodes` sets the addresses of nodes, `query_leader` queries one of
+    them for the leader, `next_event` returns the next event.
+    """
 
     def __init__(self, subscription: str, waiting: int = WAITING) -> None:
         self._subscription, self._waiting = subscription, waiting
@@ -108,7 +111,7 @@ class GroupEventWatcher:
         self._condition = threading.Condition()
 
     def set_nodes(self, addresses: Iterable[str]) -> None:
-        """These are the nodes. One that is not among them any more is let go once it does not answer."""
+        """Set the addresses of the nodes. One that is no longer among them is dropped once it does not answer."""
         self._loop.call_soon_threadsafe(self._follow, tuple(addresses))
 
     def query_leader(self) -> None:
@@ -161,7 +164,7 @@ class GroupEventWatcher:
         connection.send(GroupEventPayload(json.dumps({"watch": self._subscription}).encode()))
 
     def _ask(self) -> None:
-        """Of one to whom the way is open; messages to another would be dropped."""
+        """Query one of the connected nodes for the leader, in turn; messages to others would be dropped."""
         connected = [one for one in self._connections.values() if one.status is ConnectionStatus.CONNECTED]
         if connected:
             self._turn += 1

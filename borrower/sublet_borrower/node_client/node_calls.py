@@ -53,14 +53,14 @@ _REFUSED: Final = {
 
 
 class RetryableCallError(Exception):
-    """The call may be repeated, at this node or another; after `after_s` if the node has asked for that."""
+    """A call that may be repeated, at this node or another; after `after_s` if the node has requested that."""
 
     def __init__(self, address: str, reason: str, after_s: float = 0.0) -> None:
         self.address, self.reason, self.after_s = address, reason, after_s
         super().__init__(f"node {address}: {reason}")
 
     def given_up(self, after_s: float, hint: str) -> Unavailable:
-        """Return the error where there is no time to try it again."""
+        """Return the error to raise where no time is left to try again."""
         return Unavailable(f"{self}. Given up after {after_s:g} s. {hint}")
 
 
@@ -74,20 +74,20 @@ class NodeCalls:
 
     @property
     def address(self) -> str:
-        """The node in use."""
+        """Return the address of the node in use."""
         return self._nodes[self._at]
 
     def use_next_node(self) -> None:
-        """Use the next node from now on; where there is one only, over another connection."""
+        """Use the next node from now on; where there is only one, over another connection."""
         self.close()
         self._at = (self._at + 1) % len(self._nodes)
 
     def publish(self, request: Any, timeout_s: float) -> Any:
-        """Return a `PublishReply`. Raises `RetryableCallError`, or what is wrong with the request."""
+        """Return a `PublishReply`. Raise `RetryableCallError`, or what is wrong with the request."""
         return self.call("Publish", request, timeout_s)
 
     def call(self, method: str, request: Any, timeout_s: float) -> Any:
-        """Return the one reply of that method of `Feed`. Raises as `publish` does."""
+        """Return the one reply of that method of `Feed`. Raise as `publish` does."""
         sent = call_metadata(self._token)
         try:
             return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=sent)
@@ -134,8 +134,9 @@ class FeedPagePrefetcher:
         threading.Thread(target=self._run, name=f"sublet feed of {address}", daemon=True).start()
 
     def get(self, timeout_s: float) -> Any:
-        """Return the next page; None if the node has sent the last. Raises `TimeoutError`, `RetryableCallError`, a
-        `SubletError`."""
+        """Return the next page; None if the node has sent the last. Raise `TimeoutError`, `RetryableCallError`, a
+        `SubletError`.
+        """
         with self._changed:
             if not self._changed.wait_for(lambda: self._pages or self._over, timeout_s):
                 raise TimeoutError
@@ -149,7 +150,7 @@ class FeedPagePrefetcher:
 
     @property
     def idle_s(self) -> float:
-        """Seconds since the node last sent something; 0 while pages wait to be taken."""
+        """Return the seconds since the node last sent something; 0 while pages wait to be taken."""
         with self._changed:
             return 0.0 if self._pages else time.monotonic() - self._received_at
 
@@ -184,7 +185,7 @@ class FeedPagePrefetcher:
 
 
 def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
-    """Addresses of nodes. Raises `InvalidSetting`."""
+    """Return the addresses of nodes. Raise `InvalidSetting`."""
     given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
     if not given:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")
@@ -195,7 +196,7 @@ def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def map_grpc_error(address: str, error: Any) -> Exception:
-    """`RetryableCallError`, or what the node found wrong with the request, as the error of that name."""
+    """Return `RetryableCallError`, or the error that the node reports about the request, as the class of that name."""
     code, details = error.code(), " ".join(truncate(error.details() or "").split()).rstrip(".")
     beside = dict(error.trailing_metadata() or ())
     named = getattr(errors, beside.get(ERROR_METADATA, ""), None)
@@ -213,6 +214,6 @@ def map_grpc_error(address: str, error: Any) -> Exception:
 
 
 def _made(kind: type[SubletError], text: str) -> SubletError:
-    """Some errors are made of more than a text: then of the nearest kind that is not."""
+    """Return an error of the named class or, where that takes more than a text, of its nearest base that does not."""
     plain = next(each for each in kind.__mro__ if "__init__" not in vars(each))
     return plain(text) if issubclass(plain, SubletError) else SubletError(text)

@@ -36,23 +36,23 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 ATTEMPT_TIMEOUT_S = 15.0
 MIN_ATTEMPT_S = 1.0
-"""After how long without an answer a batch is sent again, to this node or another."""
+"""The time without an answer after which a batch is sent again, to this node or another."""
 
 HINT = "It may be stored or not: look before you publish it again. Start a node there, or give several."
 
 _ENVELOPE_BYTES = 64 * 1024
-"""Left for what Arrow adds to the columns."""
+"""Reserved for what Arrow adds to the columns."""
 
 
 class PassThroughRoutingTable(RoutingTable):
-    """Where a node will put it is the node's to know: here all goes one way, in order."""
+    """A routing table with one route, in order: the node does the routing."""
 
     def __init__(self) -> None:
         super().__init__((), (), None)
         self._good: set[str] = set()
 
     def stream_of(self, topic: str, key: bytes | None) -> int:
-        """The one way. Raises `InvalidTopic`."""
+        """Return the only route, 0. Raise `InvalidTopic`."""
         if topic not in self._good:
             check_topic(topic)
             if len(self._good) >= 10_000:
@@ -66,16 +66,16 @@ class PassThroughRoutingTable(RoutingTable):
             self.stream_of(topic, None)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[Routed]:
-        """In one."""
+        """Return all rows in one part."""
         return [(0, batch, rows)]
 
     def compression(self, stream_id: int) -> str:
-        """Nodes take plain batches."""
+        """Return "none": nodes take plain batches."""
         return "none"
 
 
 class NodePublishSender(threading.Thread):
-    """Runs until the buffer is closed and empty."""
+    """The thread that sends until the buffer is closed and empty."""
 
     def __init__(self, nodes: Sequence[str], buffer: SendBuffer, delivery_timeout_s: float) -> None:
         self._producer, self._number = uuid.uuid4().hex, 0
@@ -84,7 +84,7 @@ class NodePublishSender(threading.Thread):
         self._giving_up = threading.Event()
 
     def run(self) -> None:
-        """Take, send, settle; whatever goes wrong reaches the deliveries."""
+        """Take, send and settle batches; every error reaches the deliveries."""
         try:
             while (loads := self._buffer.take(self._timeout.age_spread_s)) is not None:
                 for load in loads:
@@ -95,7 +95,7 @@ class NodePublishSender(threading.Thread):
             self._calls.close()
 
     def give_up(self) -> None:
-        """Wait for no node any longer: what has no answer by now fails, and what still waits is not sent."""
+        """Stop waiting for nodes: what has no answer by now fails, and what still waits is not sent."""
         self._giving_up.set()
         self._calls.close()
 
@@ -170,7 +170,7 @@ def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[Pending
 
 
 def _small(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:
-    """In halves, until each fits into a batch."""
+    """Yield the rows in halves, until each fits into a batch."""
     if piece.count == 1 or (
         piece.batch.nbytes <= MAX_BATCH_BYTES - _ENVELOPE_BYTES and piece.count <= MAX_BATCH_MESSAGES
     ):

@@ -1,1 +1,1 @@
-"""Sessions that plan micro-batches ahead, for engines such as Spark that name a batch before they read it."""
+"""Sessions that plan micro-batches ahead, for engines that name a batch before reading it."""

@@ -1,4 +1,4 @@
-"""A session that plans ahead in groups that are atomic: what its streams have of epochs, and what of them it plans."""
+"""The planner of whole epochs, for the streams of a session in atomic groups."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 TOGETHER_S = 0.25
 """Streams that come within this time of one another have their epochs in the same batch."""
 ONE_EPOCH = PlanLimits(max_messages=1)
-"""As few as there are, where a stream has a block that cannot be decoded: up to before the epoch that is in it."""
+"""One epoch at a time, where a stream has a block that cannot be decoded: up to before the epoch in that block."""
 COMPLETED_S = 0.1
-"""Between two looks at whether epochs are completed that streams have messages of."""
+"""Between two checks whether epochs are completed that streams have messages of."""
 
 
 class EpochPlanner:
-    """Looks at the streams of a `PlanLedger` through a reader. `spaces`: {stream: the name of its space} of these
-    (stream, grant id)."""
+    """Plans steps of whole epochs for the streams of a `PlanLedger`, which it looks at through a reader. `spaces`:
+    returns {stream: the name of its space} of these (stream, grant id).
+    """
 
     def __init__(
         self,
@@ -40,8 +41,9 @@ class EpochPlanner:
     def plan_steps(
         self, most: PlanLimits, allowed: Callable[[PlannerStream], bool], *, finite: bool
     ) -> dict[int, EpochStep]:
-        """Of groups that are atomic, {stream: its step}: as many whole epochs as are allowed, space by space. `finite`:
-        of what was there and completed when the streams were first looked at."""
+        """Return {stream: its step} for groups that are atomic: as many whole epochs as are allowed, space by space.
+        `finite`: only of what was there and completed when the streams were first looked at.
+        """
         found: dict[str, dict[int, EpochStepPlanner]] = {}
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
@@ -64,8 +66,9 @@ class EpochPlanner:
         return planned
 
     def _look(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
-        """Where there may be news of one, look at all: a stream without messages holds its space's epochs back until it
-        is known that it has none of them. False while the database is away."""
+        """Look at all streams where one may have new messages: one without messages holds its space's epochs back until
+        it is known to have none of them. Return False while the database is away.
+        """
         goes_on = any(
             (one.head or 0) > atomic.scanned or one.grant.grant_id not in self._looked for one, atomic in granted
         )
@@ -92,7 +95,9 @@ class EpochPlanner:
                 granted.step = atomic.step_to(consumed.upto, consumed.lower)
 
     def _known(self, grant: Grant, atomic: EpochStepPlanner, upto: int) -> bool:
-        """Look at a stream's blocks up to its head, and at least up to there; False while the database is away."""
+        """Look at a stream's blocks up to its head, and at least up to there; return False while the database is
+        away.
+        """
         while True:
             marks = self._reader.query(
                 lambda connection: epoch_steps.read_block_summaries(

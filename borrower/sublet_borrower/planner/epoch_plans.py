@@ -1,4 +1,4 @@
-"""Micro-batches of whole epochs: up to which epoch a batch goes, the same for all streams of a space that a query has.
+"""Plans of whole epochs: the last epoch of a batch, common to a space's streams.
 
 What is completed is known of each stream up to its head. So a batch can end behind any epoch that is completed
 everywhere, and has all messages of it that these streams have.
@@ -17,10 +17,10 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 def plan_steps(
     streams: Mapping[int, EpochStepPlanner], most: PlanLimits, last: LowerFrontier | None = None
 ) -> dict[int, EpochStep]:
-    """{stream: its step} of streams of one space, all known to their heads; absent are those that would change nothing,
-    and those that have nothing left.
+    """Return {stream: its step} for streams of one space, all known to their heads; streams without messages left, and
+    those whose step would change nothing, are absent.
 
-    As many epochs as `most` allows, at least one; not behind `last`.
+    A step has as many epochs as `most` allows, at least one, and none behind `last`.
     """
     completed = meet_completed(streams)
     if completed is not None and last is not None and last.is_at_or_before(completed):
@@ -32,7 +32,7 @@ def plan_steps(
 
 
 def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | None:
-    """What is completed according to all of them; None where there are no epochs."""
+    """Return what is completed according to all streams; None where there are no epochs."""
     known = [atomic.lower for atomic in streams.values() if atomic.lower is not None]
     return reduce(LowerFrontier.meet, known) if known and len(known) == len(streams) else None
 
@@ -40,7 +40,7 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
 def _first_that_moves(
     streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], most: PlanLimits
 ) -> dict[int, EpochStep] | None:
-    """The furthest of these ends that is allowed, or else the first that moves anything."""
+    """Return the steps to the furthest of these ends that is allowed, or else to the first that moves anything."""
     low, high, found = 0, len(ends), None
     while low < high:
         middle = (low + high) // 2
@@ -55,7 +55,7 @@ def _first_that_moves(
 
 
 def _ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
-    """Where a batch may end, of epochs that follow one another; elsewhere only at the end."""
+    """Return where a batch may end, if epochs are single integers; else an empty list, and it ends only at the end."""
     found = {
         lower
         for atomic in streams.values()

@@ -1,8 +1,8 @@
-"""Hands the keys of grants to whoever commits what was planned, in another process of the same user on this machine.
+"""Hands grant keys to the process that commits a plan, of the same user and machine.
 
 Spark runs a query's source and its `foreachBatch` in two processes, and nothing secret may be in what it carries from
 one to the other. So the planner writes each key that it gets to a file of its own, which it holds locked, in a
-directory that is its user's alone; a file that nobody holds locked any more is removed by the session's next planner.
+directory that is its user's alone; a file that is no longer locked is removed by the session's next planner.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from sublet_storage.groups.consumer_progress import SessionIdentity
 
 @dataclass(frozen=True, slots=True)
 class PlannerGrantKeys:
-    """What one planner of a session has written: who it is, and the key of each (stream, grant id)."""
+    """The identity of one planner of a session, and the key of each (stream, grant id) that it has written."""
 
     session: SessionIdentity
     keys: dict[tuple[int, int], GrantKey]
 
 
 class GrantKeyFile:
-    """Of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory that is not
-    its user's alone."""
+    """The file of one planner, from its beginning to its end. Raises `OSError`, and `InvalidSetting` for a directory
+    that is not its user's alone.
+    """
 
     def __init__(self, subscription: str, session: SessionIdentity) -> None:
         self._name = f"{_prefix(subscription, session.name)}{secrets.token_hex(8)}"
@@ -59,8 +60,9 @@ class GrantKeyFile:
 
 
 def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
-    """Return what planners of that session on this machine have written, of the newest first. Raises `InvalidSetting`
-    for a directory that is not this user's alone."""
+    """Return what planners of that session on this machine have written, of the newest first. Raise `InvalidSetting`
+    for a directory that is not this user's alone.
+    """
     prefix, found = _prefix(subscription, session), []
     with _folder() as folder:
         for name in os.listdir(folder):
@@ -76,7 +78,9 @@ def _prefix(subscription: str, session: str) -> str:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[int]:
-    """The user's directory below that of temporary files, as a descriptor."""
+    """Yield the user's directory below that of temporary files, as a descriptor. Raise `InvalidSetting` if others can
+    access it.
+    """
     path = Path(tempfile.gettempdir(), f"sublet-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         path.mkdir(0o700)
@@ -96,7 +100,7 @@ def _folder() -> Iterator[int]:
 def _remove_abandoned(folder: int, prefix: str) -> None:
     for name in os.listdir(folder):
         if name.startswith(prefix):
-            with contextlib.suppress(OSError):  # somebody holds it, or has just removed it
+            with contextlib.suppress(OSError):  # another process holds it, or has just removed it
                 file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,7 +115,7 @@ def _read(folder: int, name: str) -> str:
 
 
 def _parse(session: str, text: str) -> PlannerGrantKeys:
-    """A last line without an end is still being written."""
+    """Return the keys in a planner's file. A last line without an end is still being written, and is left out."""
     epoch, *lines = text.split("\n")[:-1]
     parts = [line.split() for line in lines]
     keys = {(int(stream), int(grant)): GrantKey(bytes.fromhex(key)) for stream, grant, key in parts}

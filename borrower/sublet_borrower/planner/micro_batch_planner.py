@@ -1,8 +1,7 @@
-"""A member whose work is done elsewhere, a range at a time, as a Spark query does it with its micro-batches.
+"""A group member that plans ranges for an engine to process, such as Spark's micro-batches.
 
-What is planned is saved in the group's rows first, and `plan` waits for that, so that it can be known later whether it
-was done. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's thread
-keeps it in touch.
+What is planned is saved in the group's rows first, and `plan` waits for that, so that its outcome can be found out
+later. See `sublet_borrower.planner.plan_ledger`. One thread uses it; an agent's thread keeps it in touch.
 """
 
 from __future__ import annotations
@@ -37,20 +36,21 @@ from sublet_storage.log import fetch as message_log
 log = logging.getLogger(__name__)
 
 AVAILABLE_NOW_TIMEOUT_S = 120.0
-"""How long a finite plan waits for streams that nobody has."""
+"""How long a finite plan waits for streams without a holder."""
 LAG_INTERVAL_S = 1.0
-"""Between two reads of where all streams end, for people."""
+"""Between two reads of all heads for the progress display."""
 POLL_INTERVAL_S = 0.25
-"""Between two reads of what became of started ranges."""
+"""Between two reads of the outcomes of started ranges."""
 
 PLAN_SAVED_TIMEOUT_S = 10.0
 """How long `plan` waits at least for a leader to save the plan: then it is sent again, or a finite plan fails."""
 
 
 class MicroBatchPlanner:
-    """See the module's page. `name` is the session's, which stays the same from process to process. `hold_s`: for how
-    long what is in doubt is kept for it when it is lost. `whole_epochs`: the group must be atomic. `granted_within_s`:
-    how long a finite plan waits for what nobody has. The rest is as for `Session`.
+    """A group member that plans ranges for an engine to process; see the module's docstring. `name` is the session's,
+    which stays the same from process to process. `hold_s`: for how long what is in doubt is reserved for it when it is
+    lost. `whole_epochs`: the group must be atomic. `granted_within_s`: how long a finite plan waits for streams without
+    a holder. The rest is as for `Session`.
 
     Raises what `Session` raises.
     """
@@ -108,8 +108,8 @@ class MicroBatchPlanner:
         self._ledger.restore(done, begun)
 
     def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[StartableRange], list[PlannedRange]]:
-        """Wait until it is known what became of each. Return those that are to be done again, and those that others
-        have got, or may get. What is neither was done, and that is durable.
+        """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
+        have, or may get. All others were done, and that is durable.
 
         It waits for a leader that cannot be reached: what was begun stays reserved meanwhile. Raise
         `SubscriptionEnded`.
@@ -132,8 +132,7 @@ class MicroBatchPlanner:
         return again, lost
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
-        """Do not do again what was begun and has a block that cannot be decoded. When this returns the rows say so.
-        What lies before the block is planned next; then the stream is handed back. Raises `SubscriptionEnded`."""
+        """Skip begun ranges with a block that cannot be decoded. When this returns the rows have that."""
         self._ledger.put_off(poison)
         while PlannedRangeStatus.OPEN in self._outcomes(poison).values():
             self._wait()
@@ -144,7 +143,7 @@ class MicroBatchPlanner:
             self._ledger.changed.wait(POLL_INTERVAL_S)
 
     def _split_by_outcome(self, begun: Iterable[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
-        """Return those that will not come back to us by the rows: which are done, or put off, and which are lost."""
+        """Return those that will not come back by the rows: which are done, or put off, and which are lost."""
         outcomes = self._outcomes(begun)
         done = [
             planned
@@ -154,7 +153,7 @@ class MicroBatchPlanner:
         return done, [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
 
     def _outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
-        """Return what became of each; `OPEN` where the rows cannot be read."""
+        """Return the status of each; `OPEN` where the rows cannot be read."""
         group_id, begun = self._member.group_id, list(begun)
         if group_id is None or not begun:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
@@ -193,12 +192,12 @@ class MicroBatchPlanner:
         self._ledger.acknowledge(done)
 
     def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartableRange]:
-        """Return what is to be done next, saved in the rows; what was planned before and is not acknowledged too.
+        """Return the ranges to process next, saved in the rows, with those planned before and not acknowledged.
 
-        `wait_s`: how long it waits for new messages where there is nothing; for a leader to save a plan it waits
-        `PLAN_SAVED_TIMEOUT_S` at least. `finite`: nothing is planned behind where the streams ended when they were
-        first read, and it waits until there is a plan, or all that was there for the group at the first such call is
-        done, by any member, or blocked. It waits for what other members have no longer than for what nobody has.
+        `wait_s`: how long to wait for new messages where there are none; it waits at least `PLAN_SAVED_TIMEOUT_S` for a
+        leader to save a plan. `finite`: nothing is planned behind where the streams ended when they were first read,
+        and it waits until there is a plan, or all that was there for the group at the first such call is done, by any
+        member, or blocked. It waits no longer for streams of other members than for those without a holder.
 
         Raise `SubscriptionEnded`, and `Unavailable` where that is not granted, or not saved, for too long.
         """
@@ -259,7 +258,9 @@ class MicroBatchPlanner:
             )
 
     def _wait_until_saved(self, until: float) -> None:
-        """Wait until what is planned is saved or not ours any more, at most until that time: it may be begun later."""
+        """Wait until what is planned is saved or no longer this session's, at most until that time: it may be begun
+        later.
+        """
         while self._ledger.has_unsaved_plan() and time.monotonic() < until:
             with self._ledger.changed:
                 self._ledger.changed.wait_for(lambda: not self._ledger.has_unsaved_plan(), POLL_INTERVAL_S)
@@ -358,7 +359,7 @@ class MicroBatchPlanner:
                 log.warning("%s: no guard gets the key of stream %d: %s", self.subscription, grant.stream_id, error)
 
     def _poll_heads(self) -> None:
-        """Read how far the streams go that were not looked at, or are said to go on."""
+        """Read the heads of streams that were not looked at yet, or have a head hint."""
         if stream_ids := self._ledger.streams_to_poll():
             before = self._ledger.known_ends(stream_ids)
             heads = self._reader.fetch_heads(stream_ids)
@@ -370,8 +371,9 @@ class MicroBatchPlanner:
 
 
 def split_evenly(waiting: Sequence[PlannerStream], max_messages: int | None) -> dict[int, int]:
-    """Return {stream: up to which offset} of so many messages in all, at least one. A stream with few leaves its share
-    to the others, and where there are more streams than messages the first of those that wait get one each."""
+    """Return {stream: end offset} for a plan of at most `max_messages` in all, at least one; None: no limit. A stream
+    with few leaves its share to the others; where there are more streams than messages, the first get one each.
+    """
     wanted = [(granted.plannable_end - granted.position, granted) for granted in waiting[:max_messages]]
     wanted.sort(key=lambda pair: pair[0])
     left = sum(lag for lag, _ in wanted) if max_messages is None else max_messages

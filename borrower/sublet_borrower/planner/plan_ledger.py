@@ -1,4 +1,4 @@
-"""Ledger of a session that plans ahead: of each granted stream what is planned, what is durable, what is done.
+"""The ledger of a planning session: what is planned, durable and done of each stream.
 
 Plain bookkeeping, no I/O. The work is done elsewhere and its end is known late, as a Spark query does with
 its micro-batches. So a range is planned, made durable as in doubt, and only then started; when it is done it is
@@ -36,8 +36,8 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
 class PlanLedger:
-    """All streams of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
-    both.
+    """The ledger of one session's streams. `apply_update` is for the agent's thread, the rest for the session's;
+    `report` for both.
 
     `hold_s`: how long what is in doubt is kept for this session if it is lost. `moved_at`: when a stream last came or
     went (time.monotonic). `on_grant` is called with each grant, before anything is planned under it.
@@ -60,7 +60,7 @@ class PlanLedger:
         self.changed = threading.Condition(threading.RLock())
 
     def apply_update(self, notify: AssignmentUpdate) -> None:
-        """Act on what the agent says."""
+        """Act on an update from the agent."""
         with self.changed:
             match notify:
                 case StreamGranted(grant):
@@ -108,7 +108,7 @@ class PlanLedger:
         if granted.in_doubt is None or granted.in_doubt != saved.in_doubt or granted.is_plan_saved:
             return
         if granted.is_behind(saved.position, saved.consumed):
-            # An earlier process of this session has done a part of it before it was written down: plan anew.
+            # An earlier process of this session has done a part of it before it was saved: plan it again.
             granted.in_doubt, granted.step = None, None
             granted.advance(saved.position, saved.consumed)
         else:
@@ -117,7 +117,7 @@ class PlanLedger:
     # --- how far the streams go -------------------------------------------------------------------------------------
 
     def caught_up_streams(self) -> dict[int, tuple[int, int]]:
-        """{stream: (grant id, head)} of those planned to where they ended when last looked at."""
+        """Return {stream: (grant id, head)} of those planned to where they ended when last looked at."""
         with self.changed:
             return {
                 stream_id: (granted.grant.grant_id, granted.known_end)
@@ -126,7 +126,7 @@ class PlanLedger:
             }
 
     def update_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as the log says. One before what is planned of its stream has it be polled again."""
+        """Record each (stream, head) from the log. A head before what is planned of its stream has it polled again."""
         with self.changed:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
@@ -151,7 +151,7 @@ class PlanLedger:
                     granted.beyond_head = beyond_head_error(stream_id, known_end, head)
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
-        """(stream, head), as somebody says who may be wrong: only what the log has is planned."""
+        """Record each (stream, head) as a hint from a source that may be wrong: only what the log has is planned."""
         with self.changed:
             for stream_id, head in heads:
                 granted = self._granted.get(stream_id)
@@ -159,7 +159,7 @@ class PlanLedger:
                     granted.has_head_hint = head > (granted.head or 0)
 
     def streams_to_poll(self) -> list[int]:
-        """Streams that were not looked at yet, or not since somebody said that they go on."""
+        """Return the streams that were not looked at yet, or not since the last head hint."""
         with self.changed:
             return [
                 stream_id
@@ -168,7 +168,7 @@ class PlanLedger:
             ]
 
     def lags(self) -> dict[int, tuple[int, int]]:
-        """{stream: (next offset to acknowledge, head)} of all that were looked at."""
+        """Return {stream: (next offset to acknowledge, head)} of all that were looked at."""
         with self.changed:
             return {
                 s: (granted.position, granted.head) for s, granted in self._granted.items() if granted.head is not None
@@ -177,8 +177,9 @@ class PlanLedger:
     # --- what is left of before -------------------------------------------------------------------------------------
 
     def restore(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange]) -> None:
-        """What the checkpoint says of this session's earlier processes: what they had `done` and progress may not have
-        passed, and what was `begun` and is to be done again. What else they had planned was never begun."""
+        """Restore the checkpoint's ranges of this session's earlier processes: those that are `done`, which progress
+        may not have passed, and those `begun`, which are to be done again. Other planned ranges were never begun.
+        """
         with self.changed:
             self._done = {planned.stream_id: planned for planned in done}
             self._begun = {planned.stream_id: planned for planned in begun}
@@ -187,20 +188,21 @@ class PlanLedger:
                 self._settle(granted)
 
     def restart(self, planned: PlannedRange) -> StartableRange | None:
-        """What was begun, as it is to be done again, if its stream is ours."""
+        """Return the begun range, as it is to be done again; None if its stream is no longer held."""
         with self.changed:
             granted = self._granted.get(planned.stream_id)
             begun = None if granted is None else granted.to_started
             return begun if begun is not None and begun.planned == planned else None
 
     def drop_started(self, planned: PlannedRange) -> None:
-        """What was begun is not ours any more."""
+        """Drop a begun range that is no longer this session's."""
         with self.changed:
             self._begun.pop(planned.stream_id, None)
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
-        """What was begun is not done again, as it has a block that cannot be decoded. What lies before that block may
-        be planned anew, once the rows say this."""
+        """Take back begun ranges with a block that cannot be decoded. What lies before that block may be planned anew,
+        once the rows have that.
+        """
         with self.changed:
             for planned, problem in poison.items():
                 self._begun.pop(planned.stream_id, None)
@@ -211,7 +213,8 @@ class PlanLedger:
 
     def hand_back(self) -> None:
         """Give up streams that end before what was planned of them, and those of which all is done that lies before a
-        block that cannot be decoded: their group decides what becomes of them."""
+        block that cannot be decoded: their group blocks or skips it.
+        """
         with self.changed:
             for granted in self._granted.values():
                 poison = granted.poison if granted.step_planner is None else None  # else the next step shows it
@@ -224,7 +227,9 @@ class PlanLedger:
         self._notify(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
-        """Decide what becomes of what was left."""
+        """Settle the range in doubt that came with the grant: it is begun again, or done, or nothing of it is in
+        doubt.
+        """
         left, stream_id = granted.released_in_doubt, granted.grant.stream_id
         if not self._recalled:
             return
@@ -248,8 +253,9 @@ class PlanLedger:
     def plannable_streams(
         self, allowed: Callable[[PlannerStream], bool], *, finite: bool = False
     ) -> list[PlannerStream]:
-        """Streams of which something may be planned by offsets, and is there; the one that has waited longest first.
-        `finite`: it was there when they were first looked at."""
+        """Return the streams with messages that may be planned by offsets; the one that has waited longest first.
+        `finite`: only messages that were there when the streams were first looked at.
+        """
         with self.changed:
             for granted in self._granted.values():
                 granted.plannable_end = (granted.initial_head if finite else granted.head) or 0
@@ -268,7 +274,7 @@ class PlanLedger:
     def plannable_atomic_streams(
         self, allowed: Callable[[PlannerStream], bool]
     ) -> list[tuple[PlannerStream, EpochStepPlanner]]:
-        """Streams of groups that are atomic, of which something may be planned."""
+        """Return the streams of atomic groups of which something may be planned."""
         with self.changed:
             return [
                 (granted, granted.step_planner)
@@ -277,12 +283,14 @@ class PlanLedger:
             ]
 
     def has_non_atomic(self) -> bool:
-        """Whether there is a stream of a group that is not atomic."""
+        """Return whether there is a stream of a group that is not atomic."""
         with self.changed:
             return any(granted.step_planner is None for granted in self._granted.values())
 
     def steps_to_restore(self) -> list[tuple[PlannerStream, EpochStepPlanner, ConsumedFrontier]]:
-        """Streams of groups that are atomic of which something is planned, and up to where, without a step to do it."""
+        """Return the streams of atomic groups with a planned range but no step, and the frontier that it is planned
+        to.
+        """
         with self.changed:
             return [
                 (granted, granted.step_planner, granted.in_doubt.consumed)
@@ -294,12 +302,12 @@ class PlanLedger:
             ]
 
     def is_caught_up(self) -> bool:
-        """All is done that was there when the streams were first looked at."""
+        """Return whether all is done that was there when the streams were first looked at."""
         with self.changed:
             return all(granted.is_through for granted in self._granted.values())
 
     def plan(self, ends: Mapping[int, int]) -> None:
-        """Plan up to these offsets, each behind its stream's position; it may be begun when it is `written`."""
+        """Plan up to these offsets, each behind its stream's position; a plan may be begun when it is saved."""
         with self.changed:
             self._turn += 1
             for stream_id, end in ends.items():
@@ -309,7 +317,7 @@ class PlanLedger:
                 self._plan(granted, InDoubtRange(granted.grant.grant_id, granted.position, end, self._hold_s))
 
     def plan_steps(self, steps: Mapping[int, EpochStep]) -> None:
-        """The same of groups that are atomic. A step without messages is done at once."""
+        """Plan these steps of streams of atomic groups. A step without messages is done at once."""
         with self.changed:
             for stream_id, step in steps.items():
                 granted = self._granted.get(stream_id)
@@ -331,12 +339,12 @@ class PlanLedger:
         self._notify(granted)
 
     def has_unsaved_plan(self) -> bool:
-        """Whether something is planned and not written down yet."""
+        """Return whether something is planned and not saved yet."""
         with self.changed:
             return any(granted.in_doubt is not None and not granted.is_plan_saved for granted in self._granted.values())
 
     def take_saved_plans(self) -> list[StartableRange]:
-        """What is planned and written down, by stream. It is begun by this."""
+        """Return what is planned and saved, by stream, and mark it as begun."""
         with self.changed:
             ready = [
                 granted.to_started for _, granted in sorted(self._granted.items()) if granted.to_started is not None
@@ -345,8 +353,9 @@ class PlanLedger:
             return ready
 
     def acknowledge(self, done: Iterable[PlannedRange]) -> None:
-        """These are done for good: reported with what is planned next of their streams, or by `report_progress`. Said
-        again, it changes nothing."""
+        """Mark ranges as done for good: reported with what is planned next of their streams, or by `report_progress`. A
+        repeated call has no effect.
+        """
         with self.changed:
             for planned in done:
                 if self._begun.get(planned.stream_id) != planned:
@@ -360,13 +369,14 @@ class PlanLedger:
                     self._unreported[planned.stream_id] = granted
 
     def unsaved_ranges(self) -> tuple[PlannedRange, ...]:
-        """What is done, and for all that is known here progress has not passed it: whoever comes after this process
-        must know, or would do it again."""
+        """Return the ranges that are done and that progress is not known to have passed: a later process must get them,
+        or would do them again.
+        """
         with self.changed:
             return tuple(self._done.values())
 
     def drop_done(self, planned: PlannedRange) -> None:
-        """It will not come back with a grant: see `Fate`."""
+        """Drop a done range that cannot come back with a grant: see `PlannedRangeStatus`."""
         with self.changed:
             if self._done.get(planned.stream_id) == planned:
                 del self._done[planned.stream_id]
@@ -378,7 +388,7 @@ class PlanLedger:
                 self._notify(granted)
 
     def abandon(self) -> None:
-        """Nothing more will be acknowledged: of what is in doubt the final position is where it begins."""
+        """Acknowledge nothing more: the final progress of a stream in doubt is where its range begins."""
         with self.changed:
             self._leaving = True
             for granted in self._granted.values():
@@ -386,8 +396,9 @@ class PlanLedger:
                     self._notify(granted)
 
     def _notify(self, granted: PlannerStream, in_doubt: InDoubtRange | None = None) -> None:
-        """Report how far it is: finally once nothing more will be planned and nothing is in doubt, or will be
-        decided."""
+        """Report a stream's progress: finally once nothing more will be planned, and nothing is in doubt or will be
+        decided.
+        """
         self._unreported.pop(granted.grant.stream_id, None)
         grant, final = granted.grant, granted.is_ending and (granted.is_idle or self._leaving)
         lag = None if granted.head is None else max(granted.head - granted.position, 0)

@@ -1,4 +1,4 @@
-"""What a session that plans ahead says of a stream: what is planned, what may be begun, and how far it has come."""
+"""The planned ranges of a stream: their status, and how far the stream has come."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 @dataclass(frozen=True, slots=True)
 class PlannedRange:
-    """Messages [start, end) of a stream, planned under `grant_id`: what a checkpoint remembers.
+    """Messages [start, end) of a stream, planned under `grant_id`, as stored in a checkpoint.
 
     `consumed_frontier`: in a group that is atomic, what is consumed in whole epochs behind it. Then messages behind
-    `end` are among them, and some before it are not."""
+    `end` are among them, and some before it are not.
+    """
 
     stream_id: int
     grant_id: int
@@ -28,24 +29,24 @@ class PlannedRange:
 
     @classmethod
     def from_in_doubt(cls, stream_id: int, doubt: InDoubtRange) -> PlannedRange:
-        """What is in doubt."""
+        """Return the range of what is in doubt."""
         return cls(stream_id, doubt.grant_id, doubt.start, doubt.end, doubt.consumed)
 
     def matches(self, doubt: InDoubtRange) -> bool:
-        """Whether it is what is in doubt."""
+        """Return whether it is what is in doubt."""
         return PlannedRange.from_in_doubt(self.stream_id, doubt) == self
 
     @property
     def cut(self) -> InDoubtRange:
-        """What the row says instead once nothing of it is to be done: none of it is in doubt, nor is it done."""
+        """Return the row's entry once nothing of the range is to be done: none of it is in doubt, nor is it done."""
         return InDoubtRange(self.grant_id, self.start, self.start, 0.0)
 
     def is_put_off(self, doubt: InDoubtRange) -> bool:
-        """Whether that says so."""
+        """Return whether the row has that range as put off."""
         return doubt == self.cut
 
     def is_passed(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether progress has come behind it."""
+        """Return whether progress has come behind it."""
         return not InDoubtRange(self.grant_id, self.start, self.end, 0.0, self.consumed_frontier).is_pending(
             position, consumed
         )
@@ -56,16 +57,16 @@ class PlannedRange:
 
 
 class PlannedRangeStatus(Enum):
-    """What became of a range that was begun, as the group's rows say. Only what is open can come back with a grant."""
+    """The status of a range that was begun, from the group's rows. Only an open one can come back with a grant."""
 
-    OPEN = "open"  # kept for its session, or held by it: it comes back, or is reported as done
+    OPEN = "open"  # reserved for its session, or held by it: it comes back, or is reported as done
     DONE = "done"  # progress has passed it
     PUT_OFF = "put off"  # it has a block that cannot be decoded: what lies before that comes in a later batch
-    LOST = "lost"  # something else was planned after it, or others have got it, or may get it
+    LOST = "lost"  # something else was planned after it, or another member has it, or may get it
 
 
 def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> PlannedRangeStatus:
-    """Of what a session has begun; `last`: what was planned last of the stream, if that was the session's."""
+    """Return the status of a begun range; `last`: what was planned last of the stream, if that was the session's."""
     if last is not None and planned.is_put_off(last.in_doubt):
         return PlannedRangeStatus.PUT_OFF
     if last is None or not planned.matches(last.in_doubt) or (last.is_pending and not last.is_ours):
@@ -75,8 +76,9 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
 
 @dataclass(frozen=True, slots=True)
 class StartableRange:
-    """What may be begun: messages of what is planned from `position` on that match the filter; of a group that is
-    atomic those of the step. `grant_id`: under which the stream is held now."""
+    """Messages that may be begun: those planned from `position` on that match the filter; in an atomic group those of
+    the step. `grant_id`: under which the stream is held now.
+    """
 
     planned: PlannedRange
     grant_id: int
@@ -88,7 +90,7 @@ class StartableRange:
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What a plan has at most in all: so many messages, about so many bytes as they are stored. None: no limit."""
+    """The maximum of a plan: messages, and bytes as they are stored, approximately. None: no limit."""
 
     max_messages: int | None = None
     max_bytes: int | None = None
@@ -96,17 +98,16 @@ class PlanLimits:
 
 @dataclass(slots=True, eq=False)
 class PlannerStream:
-    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `has_head_hint`:
-    somebody has said since that it goes on. `initial_head`: where it ended when first looked at. `plannable_end`: up to
-    where may be planned now.
+    """A stream under one grant. `head`: where it ended when last looked at; None: not looked at yet. `has_head_hint`: a
+    later head was hinted at since. `initial_head`: where it ended when first looked at. `plannable_end`: up to where
+    may be planned now.
 
-    `in_doubt`: what is planned and not acknowledged. `is_plan_saved`: that is written down. `released_in_doubt`: it was
-    planned under an earlier grant, and it is not decided yet what becomes of it. `last_planned_turn`: when it was
-    planned of last.
+    `in_doubt`: what is planned and not acknowledged. `is_plan_saved`: whether that is durable. `released_in_doubt`: it
+    was planned under an earlier grant, and is not settled yet. `last_planned_turn`: when it was planned of last.
 
     `step_planner`: in a group that is atomic, what is known of its epochs. `step`: what of them is planned; None: it is
-    not known yet, of what was planned under an earlier grant. `goal`: what a plan that is to be finite consumes of
-    them; None: the stream was not looked at yet.
+    not known yet, of what was planned under an earlier grant. `goal`: what a finite plan consumes of them; None: the
+    stream was not looked at yet.
 
     `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `beyond_head`: the stream was
     found to end before what is planned of it. `at_end`: nor is anything left before that, so that the stream is handed
@@ -133,22 +134,22 @@ class PlannerStream:
 
     @property
     def is_idle(self) -> bool:
-        """Nothing is planned of it."""
+        """Return whether nothing is planned of it."""
         return self.in_doubt is None and self.released_in_doubt is None
 
     @property
     def may_be_planned(self) -> bool:
-        """Nothing is planned of it, and it is ours to plan."""
+        """Return whether nothing is planned of it, and this session may plan it."""
         return self.is_idle and not self.is_ending
 
     @property
     def is_ending(self) -> bool:
-        """Nothing more will be planned of it."""
+        """Return whether nothing more will be planned of it."""
         return self.is_stopping or self.at_end
 
     @property
     def to_started(self) -> StartableRange | None:
-        """What is planned and written down."""
+        """Return what is planned and saved; None if nothing is."""
         if self.in_doubt is None or not self.is_plan_saved or (self.step_planner is not None and self.step is None):
             return None
         grant, planned = self.grant, PlannedRange.from_in_doubt(self.grant.stream_id, self.in_doubt)
@@ -156,20 +157,22 @@ class PlannerStream:
 
     @property
     def known_end(self) -> int:
-        """Up to where it is planned, or looked at."""
+        """Return the offset up to which it is planned or, in an atomic group, looked at."""
         if self.step_planner is not None:
             return self.step_planner.scanned
         return self.position if self.in_doubt is None else max(self.position, self.in_doubt.end)
 
     @property
     def is_through(self) -> bool:
-        """All is done that was there when it was first looked at; in whole epochs, as far as they were completed."""
+        """Return whether all is done that was there when it was first looked at; in whole epochs, as far as they were
+        completed.
+        """
         if self.step_planner is not None:
             return self.is_idle and self.goal is not None and not self.is_behind(self.position, self.goal)
         return self.is_idle and self.initial_head is not None and self.position >= self.initial_head
 
     def is_behind(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether more is done than is known here."""
+        """Return whether more is done than is known here."""
         if (
             self.step_planner is not None
             and consumed is not None
@@ -179,7 +182,7 @@ class PlannerStream:
         return position > self.position
 
     def advance(self, position: int, consumed: ConsumedFrontier | None) -> None:
-        """So much is done."""
+        """Move the position and what is consumed on; neither moves back."""
         self.position = max(self.position, position)
         if self.step_planner is not None and consumed is not None:
             self.step_planner.seek(self.position, self.step_planner.consumed.max_of(consumed))

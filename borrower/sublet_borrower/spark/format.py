@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 class DefaultSource(DataSource):
-    """A group's messages as a stream of rows, history as a table, and rows as messages. The options are those of
-    `sublet_borrower.spark.common.options`, `.source.batch_options` and `.sink.options`."""
+    """The data source `sublet`: a group's messages as a stream of rows, history as a table, and rows as messages. The
+    options are those of `sublet_borrower.spark.common.options`, `.source.batch_options` and `.sink.options`.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """As in `format("sublet")`."""
+        """Return the name in `format("sublet")`."""
         return "sublet"
 
     def schema(self) -> StructType:

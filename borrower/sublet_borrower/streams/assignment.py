@@ -1,7 +1,7 @@
-"""The streams a session holds: how far each is read, how far acknowledged, and which is read next.
+"""The streams a session holds: what is read and acknowledged, and which is read next.
 
 Plain bookkeeping, no I/O. A stream may have batches outstanding: given out and not acknowledged. Progress stops before
-the first of them, whatever is acknowledged behind it, and final progress can only be reported when there is none, or
+the first of them, even if later ones are acknowledged, and final progress can only be reported when there is none, or
 when they are given up: then it has the range that may be delivered again.
 
 The agent's updates are applied on the agent's thread, at once: while the session's own thread works on a batch, its
@@ -36,7 +36,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStepPla
 
 
 class SessionAssignment:
-    """All streams of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
+    """The assignment of one session. `apply_update` is for the agent's thread, the rest for the session's; `report` for
     both.
 
     `epochs`: {space id: how far its group has come}, where that is atomic. `came_back` is called with each
@@ -80,7 +80,7 @@ class SessionAssignment:
         with self._lock:
             for _ in range(len(self._turn)):
                 granted = self._granted[self._turn[0]]
-                self._turn.rotate(-1)  # at once: what breaks off here must not leave a stream out
+                self._turn.rotate(-1)  # at once: an exception here must not leave a stream out
                 if granted.may_have_more and allowed(granted):
                     granted.is_reading = True
                     return granted
@@ -98,7 +98,7 @@ class SessionAssignment:
             return is_first
 
     def end_unreadable(self, granted: GrantedStream, problem: PoisonBlock | PositionBeyondHead) -> bool:
-        """Hand the stream back, as nobody can read it on, when all before is done; return whether this is new."""
+        """Hand the stream back when all before is done, as no session can read on; return whether this is new."""
         with self._lock:
             is_first, granted.is_unreadable, granted.retry_at = granted.final_error is None, True, None
             granted.final_error = problem
@@ -117,7 +117,7 @@ class SessionAssignment:
             return True
 
     def retry_deferred(self, now: float) -> None:
-        """Streams whose time has come are read again, though they could not be."""
+        """Make streams readable again whose `retry_at` has come."""
         if now < self._again_at:
             return
         with self._lock:
@@ -146,12 +146,12 @@ class SessionAssignment:
             }
 
     def has_non_atomic(self) -> bool:
-        """Whether there is a stream of a group that is not atomic."""
+        """Return whether there is a stream of a group that is not atomic."""
         with self._lock:
             return any(not isinstance(granted, EpochGrantedStream) for granted in self._granted.values())
 
     def streams_waiting_for_epochs(self) -> list[EpochGrantedStream]:
-        """Streams with messages of epochs that are not completed."""
+        """Return the streams with messages of epochs that are not completed."""
         with self._lock:
             return [
                 granted
@@ -160,7 +160,7 @@ class SessionAssignment:
             ]
 
     def update_frontiers(self, summaries: Mapping[int, BlockEpochSummaries]) -> None:
-        """Where streams end and what is completed in their spaces."""
+        """Mark the waiting streams in whose spaces more is completed, from summaries that have what is completed."""
         with self._lock:
             for granted in self.streams_waiting_for_epochs():
                 if granted.stream_id in summaries and summaries[granted.stream_id].lower != granted.step_planner.lower:
@@ -168,21 +168,21 @@ class SessionAssignment:
 
     @property
     def is_mid_step(self) -> bool:
-        """Whether some epochs are given out in part."""
+        """Return whether some epochs are given out in part."""
         with self._lock:
             return any(
                 isinstance(granted, EpochGrantedStream) and granted.is_mid_step for granted in self._granted.values()
             )
 
     def abort_steps(self) -> None:
-        """Nothing more is read: epochs that are given out in part are left."""
+        """Abort all steps: nothing more is read of epochs that are given out in part."""
         with self._lock:
             for granted in self._granted.values():
                 if isinstance(granted, EpochGrantedStream):
                     granted.abort_step()
 
     def report(self, granted: GrantedStream) -> None:
-        """Report it, as it may have moved on."""
+        """Report the stream's progress, as it may have moved on."""
         with self._lock:
             if not granted.is_ended:
                 self._report(granted.to_progress())
@@ -210,7 +210,7 @@ class SessionAssignment:
                     granted.head_hint = head
 
     def release_read(self, granted: GrantedStream) -> None:
-        """It is not being read any more."""
+        """Note that the stream is no longer being read."""
         with self._lock:
             granted.is_reading = False
             if granted.is_handed_back and not granted.is_ended:
@@ -231,33 +231,33 @@ class SessionAssignment:
                 self.release_read(granted)
 
     def mark_skipped(self, granted: GrantedStream, ticket: int) -> None:
-        """What was taken under that ticket has nothing for this subscription."""
+        """Note that what was taken under that ticket has nothing for this subscription."""
         with self._lock:
             is_first = granted.mark_done(ticket)
             if is_first and not (granted.outstanding or granted.is_ended):
                 self._report(granted.to_progress())
 
     def mark_delivered(self, granted: GrantedStream, size: int) -> None:
-        """What was taken last, of `size` bytes, is a batch in the user's hands."""
+        """Note that what was taken last, of `size` bytes, is a batch given to the user."""
         with self._lock:
             granted.size += size
 
     def mark_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        """The batch is done."""
+        """Mark the batch as done."""
         self.came_back()
         with self._lock:
             granted.mark_done(ticket)
             self.report(granted)
 
     def mark_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        """The batch is done up to `position`, and still outstanding."""
+        """Mark the batch as done up to `position`, and still outstanding."""
         self.came_back()
         with self._lock:
             granted.mark_done_upto(ticket, position)
             self.report(granted)
 
     def abandon_outstanding(self) -> None:
-        """Nothing outstanding will be acknowledged any more."""
+        """Note that nothing outstanding will be acknowledged any more."""
         with self._lock:
             for granted in self._granted.values():
                 awaited, granted.is_abandoned = granted.is_ending and not granted.is_quiescent, True
@@ -286,7 +286,7 @@ class SessionAssignment:
             return ", ".join(given)
 
     def lags(self) -> dict[int, int]:
-        """Return {stream: messages that it had to do when it was last looked at}, of those that were."""
+        """Return {stream: messages that were left when it was last looked at}, of those that were."""
         with self._lock:
             found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
         return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
@@ -310,13 +310,13 @@ class SessionAssignment:
         self._turn.append(grant.stream_id)
 
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
-        """What is completed by now may be what streams wait for."""
+        """Record the groups' progress, and mark the streams for which more may be completed."""
         for one in epochs:
             known = self.epochs.get(one.space_id)
             if known is None or one.lower != known.lower:
                 for granted in self.streams_waiting_for_epochs():
                     granted.has_new_frontier = True
-            # A failover may have lost the space of that number: it is another's then.
+            # A failover may have lost the space of that id, which then belongs to another.
             if known is None or known.space != one.space or known.consumed.is_at_or_before(one.consumed):
                 self.epochs[one.space_id] = one
 

@@ -60,17 +60,19 @@ class Batch:
 
     @property
     def positions(self) -> dict[int, tuple[int, int]]:
-        """{stream: (first offset, offset after the last)}."""
+        """Return {stream: (first offset, offset after the last)}."""
         return {self.stream_id: (self.first, self.end)}
 
     @property
     def grant_key(self) -> GrantKey:
-        """What the database demands of whoever moves the progress of the batch's grant; `reveal` returns its bytes."""
+        """Return the key that the database requires to move the progress of the batch's grant; `reveal` returns its
+        bytes.
+        """
         return self._granted.grant_key
 
     @property
     def completes_epochs(self) -> bool:
-        """Of an atomic group: whether the epochs in it, and in the batches of its stream before it, end with this one.
+        """Return whether, in an atomic group, the epochs in it and in the batches of its stream before it end with it.
 
         Progress moves behind batches that do, and so may a transaction.
         """
@@ -78,12 +80,12 @@ class Batch:
 
     @property
     def is_atomic(self) -> bool:
-        """Whether it is of a group that is atomic."""
+        """Return whether it is of a group that is atomic."""
         return isinstance(self._granted, EpochGrantedStream)
 
     @property
     def next_offset(self) -> int:
-        """Where its stream is once it is done."""
+        """Return the position of its stream once it is done."""
         return self.end if self.step_end is None else self.step_end.position
 
     @property
@@ -93,24 +95,28 @@ class Batch:
 
     @property
     def is_lost(self) -> bool:
-        """True once the stream was taken away without our final progress: its new holder will see these messages
-        again."""
+        """Return whether the stream was taken away without this session's final progress: its new holder will get these
+        messages again.
+        """
         return self._granted.is_lost
 
     @property
     def is_outstanding(self) -> bool:
-        """Whether it is still to be done, and ours to do."""
+        """Return whether it is still to be done, and by this session."""
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     @property
     def has_uncommitted_transaction(self) -> bool:
-        """Whether a transaction was begun for it, or for a part of it, and not all of it is known to be committed."""
+        """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
+        committed.
+        """
         return self._began and not self.committed and self._rows_done() < len(self)
 
     @property
     def is_recovered(self) -> bool:
-        """Whether it was committed by a transaction of which that was found out later, and is still to be tried again
-        by its user, who does not know."""
+        """Return whether a transaction committed it whose outcome was found out later, so that its user will still
+        retry it.
+        """
         known = self._source._recovered_rows
         return known.start <= self._row < self._rows.stop <= known.stop
 
@@ -118,10 +124,10 @@ class Batch:
         """Return a transaction on the messages' database in which the user's output and this batch's progress are
         committed together: exactly once. An exception inside rolls it back, and the batch is still to be done.
 
-        Raises `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
+        Raise `GrantLost` where the stream has another holder by now: nothing was written, and its new holder has the
         messages. `DatabaseUnreachable`: nothing was written, try the batch again. `UnknownOutcome`: try it again, which
-        finds out what became of it. `UsageError` if batches of the stream that came before it, or rows of the batch
-        before a part of it, are not acknowledged, or its progress is committed already.
+        finds out the outcome. `UsageError` if batches of the stream that came before it, or rows of the batch before a
+        part of it, are not acknowledged, or its progress is committed already.
         """
         if self._transact is None:
             raise UsageError(f"{self!r} belongs to no session that could commit its progress.")
@@ -133,7 +139,7 @@ class Batch:
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
-        Raises `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
+        Raise `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
         and `UnknownOutcome` where that is not known yet.
         """
         if upto is not None and upto < self.end:
@@ -145,7 +151,9 @@ class Batch:
             self._acknowledge = None
 
     def slice(self, start: int, count: int) -> Batch:
-        """Rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction has."""
+        """Return rows [start, start + count) as a batch of their own; acknowledging it has no effect, its transaction
+        has.
+        """
         rows = self.table.slice(start, count)
         first = end = self.first
         if rows.num_rows:
@@ -156,7 +164,7 @@ class Batch:
         return part
 
     def join_transaction(self, together: Iterable[Batch]) -> None:
-        """A transaction begins that is to bear its progress and that of those together with it. Raises `UsageError`."""
+        """Check that a transaction may have its progress and that of the others in `together`. Raise `UsageError`."""
         if self.committed:
             raise UsageError(
                 f"{self!r}: its progress is committed already. One transaction does all of a batch's work."
@@ -180,13 +188,15 @@ class Batch:
         self._source._check_rows(of_stream)
 
     def begin_transaction(self) -> None:
-        """Note that its user does it in transactions, also if this one is refused: only they, or `ack`, acknowledge
-        it."""
+        """Note that its user processes it in transactions, also if this one is refused: only they, or `ack`,
+        acknowledge it.
+        """
         self._source._began = True
 
     def _check_rows(self, of_stream: Iterable[Batch]) -> None:
-        """Of its rows these do the next that are to be done, without a gap, each once, and all if a later batch is
-        among them."""
+        """Raise `UsageError` unless its parts are the next rows to be done, without a gap, each once, and all of them
+        if a later batch follows.
+        """
         rows_done, offsets = self._rows_done(), self.table.column("offset")
         for part in sorted((one for one in of_stream if one._source is self), key=lambda one: one._row):
             if part._row < rows_done or not len(part):
@@ -210,18 +220,19 @@ class Batch:
         )
 
     def _rows_done(self) -> int:
-        """Return how many of its rows are."""
+        """Return how many of its rows are done."""
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
     @property
     def _rows(self) -> range:
-        """Its rows, as numbered in the batch that it is of."""
+        """Return its rows, as numbered in the batch that it is a slice of."""
         return range(self._row, self._row + len(self))
 
     def complete_transaction(self, *, recovered: bool = False) -> None:
-        """Note that that transaction is committed. A part stands for what came before it too. `recovered`: its user
-        does not know."""
+        """Note that its transaction is committed. A slice includes the rows before it. `recovered`: its user does not
+        have the outcome.
+        """
         self.committed, known = True, self._source._recovered_rows
         if recovered:
             first = min(known.start, self._row) if known else self._row

@@ -2,8 +2,8 @@
 
 What comes next is planned from the marks of its blocks (`sublet_storage.readers.epoch_steps`), a step at a time: one or
 more pages of messages, with which epochs end. Progress moves when a step is done, never inside of it. A stream that is
-to be handed over is read to the end of the step that has begun; if it is `cut_short`, that step is left undone, and
-delivered again by the next holder.
+to be handed over is read to the end of the step that has begun; if that is aborted (`abort_step`), it is delivered
+again by the next holder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockRun, Ep
 
 @dataclass(frozen=True, slots=True)
 class EpochStepEnd:
-    """Progress of a stream between two steps."""
+    """The progress of a stream between two steps."""
 
     position: int
     consumed: ConsumedFrontier
@@ -51,7 +51,7 @@ class _Made:
 
 @dataclass(slots=True, eq=False)
 class EpochGrantedStream(GrantedStream):
-    """See the module's page. `read` is the next offset to be read; while there is no step, up to where marks are known.
+    """A granted stream of an atomic group. `next_read_offset`: while there is no step, up to where marks are known.
 
     `has_new_frontier`: there may be another step. `pieces`: what was read and not given out yet, since it is not known
     whether the step ends with it.
@@ -71,12 +71,12 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def acknowledged_offset(self) -> int:
-        """Everything before this offset is done."""
+        """Return the offset before which everything is done."""
         return self._step_end.position
 
     @property
     def may_have_more(self) -> bool:
-        """Worth reading, or looking at, now."""
+        """Return whether reading, or looking for a step, is worthwhile now."""
         if self.is_ended or self.is_unreadable or self.is_aborted:
             return False
         if self.pieces or self.step is not None:
@@ -85,23 +85,23 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def is_waiting(self) -> bool:
-        """For epochs to be completed."""
+        """Return whether it waits for epochs to be completed."""
         return self.step is None and self.step_planner.is_waiting and not (self.is_ended or self.is_stopping)
 
     @property
     def is_mid_step(self) -> bool:
-        """Some of it is given out, and some is not."""
+        """Return whether some of a step is given out, and some is not."""
         return not self.is_ended and (self.step is not None or bool(self.pieces))
 
     @property
     def is_quiescent(self) -> bool:
-        """Nothing will be acknowledged any more."""
+        """Return whether nothing will be acknowledged any more."""
         return self.is_abandoned or not (
             self.outstanding or self.is_reading or (self.step is not None and not self.is_aborted)
         )
 
     def add_summaries(self, marks: BlockEpochSummaries) -> None:
-        """Take notice of what follows."""
+        """Record the marks of the blocks that follow."""
         self.step_planner.add_summaries(marks)
         self.head, self.next_read_offset, self.head_hint, self.has_new_frontier = (
             marks.head,
@@ -111,7 +111,7 @@ class EpochGrantedStream(GrantedStream):
         )
 
     def begin_step(self, limit_bytes: int) -> bool:
-        """Begin the next step, of about `max_bytes`, from what is known; False if there is none."""
+        """Begin the next step, of about `limit_bytes`, from the known marks; return False if there is none."""
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
@@ -121,7 +121,7 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
-        """See `GrantedStream.advance_read`: what was read for the step."""
+        """Take what was read for the step, as `GrantedStream.advance_read` does."""
         if (
             self.is_ended
             or self.is_aborted
@@ -143,8 +143,9 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def add_page(self, page: LogPage, step: EpochStep, run: BlockRun, *, atomic: bool = False) -> bool:
-        """Take the matching messages of a page that was read for the run; False if nothing more comes of it. `entire`:
-        all of a step together."""
+        """Take the matching messages of a page that was read for the run; return False if no batch results yet.
+        `atomic`: all of a step together.
+        """
         sifted = [retained for batch in page.batches if (retained := step.filter_batch(run, batch)).num_rows]
         if not sifted:
             return False
@@ -161,7 +162,7 @@ class EpochGrantedStream(GrantedStream):
 
     @property
     def next_run(self) -> tuple[EpochStep, BlockRun] | None:
-        """The step that is being read, and what is to be read next of it."""
+        """Return the step that is being read, and the next run of it; None between steps."""
         return None if self.step is None else (self.step, self.step.runs[self._run])
 
     def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
@@ -174,7 +175,7 @@ class EpochGrantedStream(GrantedStream):
         return piece, made.step_end if made.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
-        """Mark the batch as done. False: it was before."""
+        """Mark the batch as done; return False if it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
         for made in self._made:
@@ -183,16 +184,16 @@ class EpochGrantedStream(GrantedStream):
         return True
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
-        """Progress does not move inside of a step."""
+        """Do nothing: progress does not move inside of a step."""
 
     def read_state(self) -> tuple[Any, ...]:
-        """See `GrantedStream.read_state`: with what is planned, and the step that has begun."""
+        """Return the state, as `GrantedStream.read_state` does, with what is planned and the step that has begun."""
         made = [(one, one.complete, one.furthest) for one in self._made]
         reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
         return reading, made, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, read_state: tuple[Any, ...]) -> None:
-        """See `GrantedStream.go_back`."""
+        """Go back to a state, as `GrantedStream.go_back` does."""
         reading, made, pieces, self.step_planner = read_state
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
         self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
@@ -210,7 +211,7 @@ class EpochGrantedStream(GrantedStream):
         self.pieces.clear()
 
     def to_progress(self) -> ProgressReported:
-        """See `GrantedStream.to_progress`."""
+        """Return what to report, as `GrantedStream.to_progress` does."""
         final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
         until = max((made.furthest for made in self._made), default=0) if final else 0
@@ -230,6 +231,6 @@ class EpochGrantedStream(GrantedStream):
         self._settle()
 
     def _settle(self) -> None:
-        """Progress moves on behind steps that are done, up to the first that is not."""
+        """Move progress on behind steps that are done, up to the first that is not."""
         while self._made and self._made[0].complete and not self._made[0].tickets:
             self._step_end = self._made.popleft().step_end

@@ -12,20 +12,20 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AWAITED: Final = 64
-"""As many messages more are little."""
+"""A stream with at most this many more messages counts as having little."""
 
 
 @dataclass(slots=True, eq=False)
 class GrantedStream:
     """A stream under one grant, which `grant_key` proves. `head`: where it ended when last looked at; None: not looked
-    at yet. `head_hint`: an unverified later head, which is worth a look and nothing more.
+    at yet. `head_hint`: an unverified later head, which is only a reason to poll.
 
     `outstanding`: {ticket of a batch: how far it is done}; tickets grow, here they are first offsets. `ticket`: that of
-    what was taken last. `is_abandoned`: nobody will acknowledge what is outstanding any more. `is_reading`: what
-    follows is being read, and may be taken. `is_unreadable`: what comes next cannot be had, its messages are gone, or
-    not to be had now: then it is tried `retry_at`, and `read_failure` has what was reported of it. `final_error`: it
-    cannot be decoded, or the stream ends before it, and is handed back once all before it is done. `size`: bytes given
-    out so far. `max_bytes`: no more than this is worth reading at once.
+    what was taken last. `is_abandoned`: what is outstanding will not be acknowledged. `is_reading`: what follows is
+    being read, and may be taken. `is_unreadable`: the next messages are gone, or cannot be read now: then it is tried
+    at `retry_at`, and `read_failure` has what was reported of it. `final_error`: it cannot be decoded, or the stream
+    ends before it, and is handed back once all before it is done. `size`: bytes given out so far. `max_bytes`: the most
+    that is worth reading at once.
     """
 
     stream_id: int
@@ -52,31 +52,31 @@ class GrantedStream:
 
     @property
     def acknowledged_offset(self) -> int:
-        """Everything before this offset is done. From any thread: the first of one copy is what counts."""
+        """Return the offset before which everything is done. From any thread, since it works on a copy."""
         read, outstanding = self.next_read_offset, self.outstanding.copy()
         return outstanding[min(outstanding)] if outstanding else read
 
     @property
     def may_have_more(self) -> bool:
-        """Worth reading now."""
+        """Return whether reading is worthwhile now."""
         return not (self.is_stopping or self.is_ended or self.is_unreadable) and self.has_more
 
     @property
     def has_more(self) -> bool:
-        """There may be more than was read."""
+        """Return whether there may be more messages than were read."""
         return self.head is None or max(self.head, self.head_hint) > self.next_read_offset
 
     @property
     def is_awaited(self) -> bool:
-        """Whether it was read to its end, and little has come since by what is known."""
+        """Return whether it was read to its end, and little has come since by what is known."""
         return self.head is not None and max(self.head, self.head_hint) - self.next_read_offset <= MAX_AWAITED
 
     def advance_read(self, start: int, end: int, head: int) -> bool:
-        """Move on behind what lies at [start, end) of a stream that ends at `head`.
+        """Move on behind what lies at [start, end) of a stream that ends at `head`; return whether it was accepted.
 
         Only the direct successor of what was taken last is accepted. A repeat, and what lies further on, is to be
-        discarded: False, and nothing has changed. What was taken is outstanding before anything else: whatever breaks
-        off the session's thread here, nothing is lost.
+        discarded: False, and nothing has changed. What was taken is outstanding before anything else, so that nothing
+        is lost if an exception interrupts the session's thread here.
         """
         if self.is_ended or start != self.next_read_offset or not start <= end <= head:
             return False
@@ -86,11 +86,11 @@ class GrantedStream:
         return True
 
     def mark_done(self, ticket: int) -> bool:
-        """Mark the batch as done. False: it was before."""
+        """Mark the batch as done; return False if it was before."""
         return self.outstanding.pop(ticket, None) is not None
 
     def mark_done_upto(self, ticket: int, position: int) -> None:
-        """The batch, which is outstanding, is done up to there."""
+        """Mark the batch, which is outstanding, as done up to there."""
         self.outstanding[ticket] = max(self.outstanding[ticket], position)
 
     def read_state(self) -> tuple[Any, ...]:
@@ -105,17 +105,19 @@ class GrantedStream:
 
     @property
     def is_quiescent(self) -> bool:
-        """Nothing will be acknowledged any more."""
+        """Return whether nothing will be acknowledged any more."""
         return self.is_abandoned or not (self.outstanding or self.is_reading)
 
     @property
     def is_ending(self) -> bool:
-        """Whether nothing more will be read: it is being revoked, or cannot be read on."""
+        """Return whether nothing more will be read: it is being revoked, or cannot be read on."""
         return self.is_stopping or self.final_error is not None
 
     @property
     def is_handed_back(self) -> bool:
-        """Whether its final progress was reported, or is being so: others may hold the stream from then on."""
+        """Return whether its final progress was, or is being, reported: another session may hold the stream from then
+        on.
+        """
         return self.is_ending and self.is_quiescent
 
     def to_progress(self) -> ProgressReported:
@@ -135,7 +137,7 @@ class GrantedStream:
 
 
 def with_final_error(progress: ProgressReported, error: PoisonBlock | PositionBeyondHead) -> ProgressReported:
-    """Return the final progress of a stream that nobody can read on, with the reason."""
+    """Return the final progress of a stream that no session can read on, with the reason."""
     progress = replace(progress, read_error=plain(str(error)))
     if isinstance(error, PoisonBlock):
         return replace(progress, poison=error.offsets[1])

@@ -6,5 +6,5 @@ import time
 
 
 def boottime_clock() -> float:
-    """Seconds that go on while the machine sleeps: trust in a lease must not outlive it there."""
+    """Return seconds that go on while the machine sleeps: a lease must not be trusted longer than its real time."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

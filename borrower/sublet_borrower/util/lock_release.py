@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def release_fully(release: Callable[[], None]) -> None:
-    """Of a lock that can be taken again by who has it, where an exception broke off its holder on this thread."""
-    with contextlib.suppress(RuntimeError):  # it is not ours
+    """Release a reentrant lock where an exception interrupted its holder on this thread."""
+    with contextlib.suppress(RuntimeError):  # this thread does not hold it
         while True:
             release()

@@ -1,7 +1,7 @@
-"""One event loop for all network work of a process, on a thread of its own, for as long as the process lives.
+"""The one event loop for all network work of a process, on its own thread.
 
-grpc hands out the events of all its event loops through whichever wakes first, and stumbles over a loop that has been
-closed. Agents come and go in a process; this loop stays.
+It lives as long as the process: grpc delivers the events of all its event loops through whichever wakes first, and
+fails on a loop that has been closed. Agents come and go in a process; this loop stays.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import threading
 from sublet_borrower.util.owner_process import ADVICE
 from sublet_protocol.domain.errors import UsageError
 
-# grpc does not survive a fork, so its fork handlers can but warn, of every process that is started. It reads this once,
+# grpc does not survive a fork, so its fork handlers only log warnings, for each process started. It reads this once,
 # when it is first used.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 
@@ -25,7 +25,7 @@ _is_inherited = False
 def network_loop() -> asyncio.AbstractEventLoop:
     """Return the loop, running. Nothing may block or stop it.
 
-    Raises `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
+    Raise `UsageError` in a process that was forked from one with such a loop: grpc would wait there for ever.
     """
     global _loop
     if _is_inherited:
@@ -40,7 +40,7 @@ def network_loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget() -> None:
-    """A forked child has the loop but not its thread."""
+    """Drop the loop in a forked child, which has none of its thread."""
     global _loop, _lock, _is_inherited
     _is_inherited = _is_inherited or _loop is not None
     _lock, _loop = threading.Lock(), None

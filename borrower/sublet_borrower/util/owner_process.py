@@ -21,14 +21,14 @@ ADVICE = (
 
 
 class OwnerProcess:
-    """The process in which it was made."""
+    """The process in which an object was made."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
 
     @property
     def is_forked(self) -> bool:
-        """Whether this is another process."""
+        """Return whether this is another process."""
         return os.getpid() != self.pid
 
     def check(self, what: str) -> None:

@@ -13,17 +13,17 @@ from concurrent.futures import Future
 from typing import Any, TypeAlias, TypeVar
 
 NOTICE_S = 1.0
-"""So often at least an event loop turns where somebody waits: a signal that comes when the loop has just looked for one
-and goes to sleep, or that another thread was given, does not wake it."""
+"""The longest sleep of an event loop while a coroutine waits: a signal that comes when the loop has just checked for
+one and goes to sleep, or that another thread received, does not wake it."""
 
 _T = TypeVar("_T")
 _Piece: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class SingleThreadExecutor:
-    """Does one piece of work after the other, in the order of `submit`.
+    """A thread that runs one call after the other, in the order of `submit`.
 
-    Its thread begins with the first piece and ends with `stop`, or when the worker is garbage. It is a daemon: a
+    The thread begins with the first call and ends with `stop`, or when the executor is garbage. It is a daemon: a
     process that ends, or that is interrupted a second time, does not wait for it.
     """
 
@@ -34,11 +34,11 @@ class SingleThreadExecutor:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is a piece of work."""
+        """Return whether the caller runs on this thread."""
         return threading.get_ident() == self._thread.ident
 
     def submit(self, work: Callable[[], _T]) -> Future[_T]:
-        """Queue a piece of work; from any thread but for the first. After `stop`: cancelled, and not done."""
+        """Queue a call; from any thread but for the first. After `stop` it is cancelled."""
         future: Future[_T] = Future()
         if not self._end.alive:
             future.cancel()
@@ -49,12 +49,14 @@ class SingleThreadExecutor:
         return future
 
     def stop(self) -> None:
-        """End after what is queued; does not wait for it."""
+        """End after what is queued, without waiting for it."""
         self._end()
 
 
 async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> bool:
-    """Wait, at most so long, until it is done; whether it is. The work goes on when the waiting ends early."""
+    """Wait for the work for at most `timeout_s` (None: no limit), and return whether it is done. The work goes on when
+    the wait ends early.
+    """
     if work.done():
         return True
     loop = asyncio.get_running_loop()
@@ -72,7 +74,7 @@ async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> 
 
 
 def _work(pieces: queue.SimpleQueue[_Piece | None]) -> None:
-    """The thread; it must not keep alive what it has done, nor the worker."""
+    """Run the thread, without keeping finished work or the executor alive."""
     while (piece := pieces.get()) is not None:
         _do(*piece)
         del piece

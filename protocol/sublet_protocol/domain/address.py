@@ -1,4 +1,4 @@
-"""Where a node is: `HOST:PORT` or `[::1]:PORT`, after `tls://` where it speaks TLS."""
+"""A node's address: `HOST:PORT` or `[::1]:PORT`, after `tls://` where it uses TLS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _ADDRESS = re.compile(r"(\[(?P<ipv6>[^][\s/]+)]|(?P<host>[^][\s/:]+)):(?P<port>[
 
 
 def split_address(text: str) -> tuple[str, int] | None:
-    """Host, without brackets, and port; None if it is not that, or the port is above 65535."""
+    """Return host, without brackets, and port; None if the text is no address, or the port is above 65535."""
     found = _ADDRESS.fullmatch(text)
     if found is None or int(found["port"]) > 65535:
         return None
@@ -18,10 +18,10 @@ def split_address(text: str) -> tuple[str, int] | None:
 
 
 def is_tls(address: str) -> bool:
-    """Return whether a node's address says that it speaks TLS."""
+    """Return whether a node's address is one with TLS."""
     return address.startswith(TLS_SCHEME)
 
 
 def split_node_address(address: str) -> tuple[str, int] | None:
-    """Host and port of a node's address, with or without `tls://`; None if it is not that."""
+    """Return host and port of a node's address, with or without `tls://`; None if it is no address."""
     return split_address(address.removeprefix(TLS_SCHEME))

@@ -1,4 +1,4 @@
-"""A cache of what was computed from texts, bounded by their bytes: texts of peers may be long, and never the same."""
+"""A cache of results by text, bounded by bytes, since texts of peers may be long."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ _V = TypeVar("_V")
 
 
 class BoundedCache(Generic[_V]):
-    """Results of `compute` by text; the one used longest ago goes first. Thread-safe. What `compute` raises is not
-    kept."""
+    """A cache of the results of `compute` by text; the one used longest ago is dropped first. Thread-safe. Exceptions
+    of `compute` are not cached.
+    """
 
     def __init__(self, compute: Callable[[str], _V], max_entries: int, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._compute, self._max_entries, self._max_bytes = compute, max_entries, max_bytes

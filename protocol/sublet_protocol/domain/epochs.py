@@ -5,8 +5,8 @@ that is the order of the integers, with more some epochs are neither before nor 
 space have the same number of them.
 
 A *lower frontier* is the antichain of the least epochs that may still be published: an epoch is *completed* once none
-of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: whatever is not at or
-before one of these begins later.
+of them is at or before it. An *upper frontier* is the antichain of the greatest that have begun: an epoch that is not
+at or before one of these begins later.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     """Return the epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs
     have.
 
-    Raises `InvalidEpoch`.
+    Raise `InvalidEpoch`.
     """
     given: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
     if not all(type(part) is int or _is_index(part) for part in given):
@@ -53,12 +53,14 @@ def check_count(epochs: Sequence[Epoch]) -> None:
 
 
 def _is_index(part: object) -> bool:
-    """Whether it is an integer of numpy's, say."""
+    """Return whether it can be used as an integer, as numpy's can."""
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)
 
 
 def at_or_before(one: Epoch, other: Epoch) -> bool:
-    """Product order. Not the order in which Python sorts tuples."""
+    """Return whether `one` is at or before `other` in product order, which is not the order in which Python sorts
+    tuples.
+    """
     if len(one) == 1 == len(other):
         return one[0] <= other[0]
     return all(map(operator.le, one, other)) if len(one) == len(other) else _refuse_dimensions(one, other)
@@ -82,8 +84,9 @@ def _refuse_dimensions(one: Epoch, other: Epoch) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class LowerFrontier:
-    """What may still be published: anything at or after one of these. None of them is at or before another, and they
-    are sorted; empty: nothing, all is completed."""
+    """The least epochs that may still be published, with anything at or after one of them. None of them is at or before
+    another, and they are sorted; empty: nothing may be published, all is completed.
+    """
 
     least: tuple[Epoch, ...] = ()
 
@@ -96,7 +99,7 @@ class LowerFrontier:
         return cls(tuple(_least(given, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch may still be published."""
+        """Return whether messages of the epoch may still be published."""
         for least in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
             if at_or_before(least, epoch):
                 return True
@@ -111,7 +114,7 @@ class LowerFrontier:
         return LowerFrontier.from_epochs(least)
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:
-        """Whether one could become the other in time: all that may still come there may still come here."""
+        """Return whether one could become the other in time: all that may still come there may still come here."""
         return all(self.admits(epoch) for epoch in other.least)
 
     def meet(self, *others: LowerFrontier) -> LowerFrontier:
@@ -125,8 +128,9 @@ class LowerFrontier:
         return None if least is None else LowerFrontier(tuple(least))
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
-        """Return what may come according to both. Of two large ones of which neither could become the other, as no
-        consumer has them, this one: what may come according to both may come according to it too."""
+        """Return what may come according to both. Of two frontiers too large to combine, return the later one or else
+        this one, which also includes what may come according to both.
+        """
         if self == other:
             return self
         if len(self.least) * len(other.least) > MAX_ANTICHAIN:
@@ -136,8 +140,9 @@ class LowerFrontier:
 
 @dataclass(frozen=True, slots=True)
 class UpperFrontier:
-    """What has begun: nothing but what is at or before one of these. None of them is at or before another, and they
-    are sorted; empty: nothing has begun, or all that had is completed."""
+    """The greatest epochs that have begun, with anything at or before one of them. None of them is at or before
+    another, and they are sorted; empty: nothing has begun, or all that had is completed.
+    """
 
     greatest: tuple[Epoch, ...] = ()
 
@@ -148,7 +153,7 @@ class UpperFrontier:
         return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
 
     def covers(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch may have come already."""
+        """Return whether messages of the epoch may have come already."""
         return any(at_or_before(epoch, greatest) for greatest in self.greatest)
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
@@ -156,7 +161,7 @@ class UpperFrontier:
         return UpperFrontier.from_epochs(epoch for each in (self, *others) for epoch in each.greatest)
 
     def remove_completed(self, completed: LowerFrontier) -> UpperFrontier:
-        """Less what filters nothing any more, as nothing at or before it may come.
+        """Return it without the epochs that are completed.
 
         An epoch in the lower frontier itself may come: it stays until the frontier is strictly past it.
         """
@@ -165,7 +170,7 @@ class UpperFrontier:
 
 @dataclass(frozen=True, slots=True)
 class ConsumedFrontier:
-    """What of a stream is consumed in entire epochs, beside all that lies before its position.
+    """The messages of a stream consumed in entire epochs, in addition to all before its position.
 
     Of the messages before offset `upto` those in an epoch that `lower` no longer admits, and those in no epoch. `lower`
     is None where no epoch is consumed. Of two such frontiers of one stream, one is at or after the other.
@@ -175,11 +180,11 @@ class ConsumedFrontier:
     lower: LowerFrontier | None = None
 
     def needs(self, epoch: Epoch) -> bool:
-        """Whether messages of the epoch are still to be consumed."""
+        """Return whether messages of the epoch are still to be consumed."""
         return self.lower is None or self.lower.admits(epoch)
 
     def max_of(self, other: ConsumedFrontier | None) -> ConsumedFrontier:
-        """Whichever of the two is further on. One whose epochs have another number of numbers is not looked at."""
+        """Return the later of the two; this one if the other's epochs have another number of dimensions."""
         if other is None or not have_same_dimensions(self.lower, other.lower):
             return self
         if self.lower is None or other.lower is None:
@@ -195,18 +200,18 @@ class ConsumedFrontier:
         return ConsumedFrontier(upto, completed if self.lower is None else self.lower.intersect(completed))
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the frontier as it is stored."""
         return {"upto": self.upto, "least": None if self.lower is None else self.lower.least}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> ConsumedFrontier:
-        """As it was stored."""
+        """Return a stored frontier."""
         return cls(stored["upto"], lower_frontier_from_json(stored["least"]))
 
 
 @dataclass(frozen=True, slots=True)
 class GroupFrontier:
-    """How far a group has come in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
+    """The progress of a group in one space: `consumed` by all of it, and what was completed (`lower`) at that time.
 
     A space that is made anew under the name of one that was dropped has another id.
     """
@@ -249,7 +254,7 @@ def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFro
 
 
 def have_same_dimensions(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
-    """Whether their epochs have as many numbers."""
+    """Return whether their epochs have as many numbers."""
     return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
 
 

@@ -1,4 +1,4 @@
-"""Everything that can go wrong by name.
+"""Every public error, by name.
 
 Each message names the value, the rule it breaks and the remedy. `exit_code` is what the command line returns for it.
 """
@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 
 class SubletError(Exception):
-    """Base of every error this project raises on purpose."""
+    """The base of every error this project raises on purpose."""
 
     exit_code = 1
 
 
 class NodeBroken(SubletError):
-    """A leader node broke a rule of its own, and has ended."""
+    """An error for a leader node that broke a rule of its own, and has ended."""
 
 
 class UsageError(SubletError):
-    """The caller gave something that can never work."""
+    """An argument that can never work."""
 
     exit_code = 2
 
@@ -34,7 +34,7 @@ class InvalidFilter(UsageError):
 
 
 class InvalidSubscription(UsageError):
-    """Not `$share/GROUP/FILTER` or `$queue/GROUP/FILTER`."""
+    """A text other than `$share/GROUP/FILTER` or `$queue/GROUP/FILTER`."""
 
 
 class InvalidSetting(UsageError):
@@ -42,15 +42,15 @@ class InvalidSetting(UsageError):
 
 
 class InvalidEpoch(UsageError):
-    """Not an integer or a tuple of as many integers as the space's epochs have."""
+    """A value other than an integer or a tuple of as many integers as the space's epochs have."""
 
 
 class EpochAlreadyCompleted(UsageError):
-    """An epoch that nobody may publish any more, or that this publisher has given up."""
+    """An epoch that may no longer be published, or that this publisher has given up."""
 
 
 class EpochCapabilityExpired(UsageError):
-    """A publisher did not renew its epochs within its lease, and they are closed."""
+    """A publisher that did not renew its epochs within its lease; they are closed."""
 
 
 class ValueTooLarge(UsageError):
@@ -58,31 +58,31 @@ class ValueTooLarge(UsageError):
 
 
 class PublisherClosed(UsageError):
-    """Publishing after `close()`, or through a publisher that can never publish again."""
+    """A publish call after `close()`, or through a publisher that can never publish again."""
 
 
 class NotFound(SubletError):
-    """Named something that does not exist."""
+    """A name of something that does not exist."""
 
     exit_code = 3
 
 
 class UnknownSpace(NotFound):
-    """A space of that name does not exist."""
+    """A name of no space."""
 
 
 class UndeclaredQueue(NotFound):
-    """`$queue/...` groups are declared before they are used."""
+    """A `$queue/...` group that was used before it was declared."""
 
 
 class Conflict(SubletError):
-    """It exists already, and is different."""
+    """An object that exists already, and is different."""
 
     exit_code = 4
 
 
 class NodeNameTaken(Conflict):
-    """Another live node has this name, for `remaining_s` more seconds unless it renews."""
+    """A name that another live node has, for `remaining_s` more seconds unless it renews."""
 
     def __init__(self, name: str, address: str, remaining_s: float) -> None:
         self.name, self.address, self.remaining_s = name, address, remaining_s
@@ -93,7 +93,7 @@ class NodeNameTaken(Conflict):
 
 
 class BatchNumberConflict(Conflict):
-    """A batch published through a node has a number that its producer has used for another batch, or has passed."""
+    """A batch published through a node with a number that its producer has used for another batch, or has passed."""
 
 
 class SinkBatchOutOfOrder(Conflict):
@@ -109,7 +109,7 @@ class SinkBatchOutOfOrder(Conflict):
 
 
 class StagedBlocksLost(SubletError):
-    """Of the messages that a write has staged, not all are there any more: nothing was stored."""
+    """A write whose staged messages are no longer complete: nothing was stored."""
 
     def __init__(self, sink: str, batch: int, staged: int, remaining: int) -> None:
         self.sink, self.batch = sink, batch
@@ -121,11 +121,11 @@ class StagedBlocksLost(SubletError):
 
 
 class ProducerFenced(Conflict):
-    """A newer incarnation of this producer is writing."""
+    """A producer of which a newer incarnation is writing."""
 
 
 class GrantLost(Conflict):
-    """Progress under a grant that is over: the transaction that it was to be part of must not commit."""
+    """Progress under a grant that is over: the transaction that includes it must not commit."""
 
     def __init__(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
         self.group_id, self.stream_id, self.grant_id, self.position = group_id, stream_id, grant_id, position
@@ -145,45 +145,45 @@ class MicroBatchFenced(Conflict):
 
 
 class Unauthenticated(SubletError):
-    """The caller is not known: its credential is missing, or none that counts."""
+    """A caller that is not authenticated: its credential is missing or not valid."""
 
 
 class PermissionDenied(SubletError):
-    """The caller is known, and no rule allows it this."""
+    """A request that no rule allows to this caller."""
 
 
 class SchemaMismatch(Conflict):
-    """The database's schema is older or newer than this program."""
+    """A database whose schema is older or newer than this program."""
 
 
 class ProtocolMismatch(Conflict):
-    """The peer uses another version of the protocol."""
+    """A peer that uses another version of the protocol."""
 
 
 class TlsFailed(SubletError):
-    """A node and its client do not come to terms about TLS, and trying again changes nothing."""
+    """A connection on which a node and its client disagree about TLS; a retry cannot fix it."""
 
 
 class Unavailable(SubletError):
-    """Nothing is wrong with the request; what it needs is not there now."""
+    """A valid request for something that is not available now."""
 
     exit_code = 5
 
 
 class TooManyGroups(Unavailable):
-    """One principal has had as many groups made as it may for now."""
+    """A principal that has created as many groups as it may for now."""
 
 
 class DatabaseUnreachable(Unavailable):
-    """No connection to Postgres."""
+    """A failed connection to Postgres."""
 
 
 class PayloadUnavailable(Unavailable):
-    """Messages lie outside of Postgres, at a place that is away. Nothing is lost: they are read when it is back."""
+    """Messages outside of Postgres, at a location that is away. Nothing is lost: they are read when it is back."""
 
 
 class PayloadObjectUnreadable(PayloadUnavailable):
-    """Messages lie outside of Postgres, in an object that cannot be read, while others at its place can."""
+    """Messages outside of Postgres, in an object that cannot be read, while others at its location can."""
 
 
 class PoisonBlock(SubletError):
@@ -210,11 +210,11 @@ class PoisonBlock(SubletError):
 
 
 class PayloadDamaged(PoisonBlock):
-    """A block lies outside of Postgres, and what is found there is not what was put there, or nothing is."""
+    """A block outside of Postgres whose object is missing, or is not what was stored."""
 
 
 class EmbeddedDirectoryUnusable(UsageError):
-    """The embedded server cannot live there."""
+    """A directory in which the embedded server cannot run."""
 
 
 class StaleTerm(SubletError):
@@ -234,7 +234,7 @@ class PositionGone(SubletError):
 
 
 class RangeLost(SubletError):
-    """A query comes back to messages that it had begun, and others have got them; `ranges`: (stream, from, to)."""
+    """A query's begun messages that other members have got meanwhile; `ranges`: (stream, from, to)."""
 
     def __init__(self, session: str, ranges: Sequence[tuple[int, int, int]]) -> None:
         self.session, self.ranges = session, tuple(ranges)
@@ -251,11 +251,11 @@ class PositionBeyondHead(Conflict):
 
 
 class TimelineChanged(PositionBeyondHead):
-    """What is being read was granted, or planned, on another timeline of the database."""
+    """A read that was granted, or planned, on another timeline of the database."""
 
 
 class SubscriptionEnded(SubletError):
-    """The group grants this session nothing any more; `reason` is why."""
+    """The end of a session's subscription: the group grants it nothing any more; `reason` is why."""
 
     def __init__(self, subscription: str, reason: str, detail: str = "") -> None:
         self.subscription, self.reason = subscription, reason
@@ -263,7 +263,9 @@ class SubscriptionEnded(SubletError):
 
 
 class UserFunctionFailed(SubletError):
-    """The user's function kept raising; `record` is the record it failed on, and nothing after it was acknowledged."""
+    """A user's function that kept raising; `record` is the record it failed on, and nothing after it was
+    acknowledged.
+    """
 
     def __init__(self, stream_id: int, offset: int, record: str, tries: int, error: str) -> None:
         self.stream_id, self.offset = stream_id, offset
@@ -275,4 +277,4 @@ class UserFunctionFailed(SubletError):
 
 
 class UnknownOutcome(Unavailable):
-    """The connection was lost during a commit: its changes may or may not have been written."""
+    """A connection lost during a commit, whose changes may or may not have been written."""

@@ -1,5 +1,7 @@
-"""Ids of grants, which say on which timeline of the database they were drawn, and keys: random bytes by which their
-holder proves a right, and which are shown nowhere."""
+"""Grant ids, and the secret keys with which a grant's holder proves its right.
+
+An id has the timeline of the database on which it was drawn. A key is random bytes, which are shown nowhere.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from typing import NoReturn, Self
 from sublet_protocol.domain.secret import MASK
 
 TIMELINE_US = 1 << 52
-"""By so much each timeline of the database is ahead of the one before in terms and grant ids, whatever its clock says:
-for longer than any clock has run since 1970. As the function `timeline_ahead` has it."""
+"""How far each timeline of the database is ahead of the one before in terms and grant ids, regardless of its clock:
+more than any clock has counted since 1970. The same as in the SQL function `timeline_ahead`."""
 
 
 def timeline_number(drawn: int) -> int:
@@ -21,7 +23,7 @@ def timeline_number(drawn: int) -> int:
 
 
 class SecretKey:
-    """Bytes that are `***` for whatever prints or formats them; `reveal` returns them. It stays in its process."""
+    """A key that is `***` when it is printed or formatted; `reveal` returns its bytes. It stays in its process."""
 
     __slots__ = ("_value",)
 
@@ -46,7 +48,7 @@ class SecretKey:
 
 
 class GrantKey(SecretKey):
-    """The key of one grant: who knows it may move the grant's progress. Drawn where the grant is written."""
+    """The key of one grant, which authorizes moving the grant's progress. Drawn where the grant is written."""
 
     __slots__ = ()
     BYTES = 16
@@ -57,5 +59,5 @@ class GrantKey(SecretKey):
         return cls(secrets.token_bytes(cls.BYTES))
 
     def digest(self) -> bytes:
-        """Return its SHA-256, by which it can be checked and not known."""
+        """Return its SHA-256, with which the key can be checked and not recovered."""
         return hashlib.sha256(self._value).digest()

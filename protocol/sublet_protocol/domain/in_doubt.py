@@ -29,7 +29,7 @@ class InDoubtRange:
     consumed: ConsumedFrontier | None = None
 
     def is_pending(self, position: int, consumed: ConsumedFrontier | None) -> bool:
-        """Whether progress has not come so far."""
+        """Return whether progress has not come so far."""
         if position < self.end:
             return True
         return self.consumed is not None and consumed is not None and consumed.max_of(self.consumed) != consumed
@@ -48,7 +48,7 @@ class InDoubtRange:
         return self.consumed is None or known.consumed.max_of(self.consumed) == known.consumed
 
     def to_json(self) -> dict[str, Any]:
-        """As it is stored."""
+        """Return the range as it is stored."""
         return {
             "grant_id": self.grant_id,
             "start": self.start,
@@ -59,7 +59,7 @@ class InDoubtRange:
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> InDoubtRange:
-        """As it was stored."""
+        """Return a stored range."""
         consumed = None if stored["consumed"] is None else ConsumedFrontier.from_json(stored["consumed"])
         return cls(stored["grant_id"], stored["start"], stored["end"], stored["hold_s"], consumed)
 

@@ -1,4 +1,4 @@
-"""The bounds on what a peer controls, each in one place; docs/limits.md has them as a table.
+"""The limits on what a peer controls, each in one place (table: docs/limits.md).
 
 A value beyond its bound is refused before anything is built from it, with an error for its sender; what can be split is
 split by its sender. A limit holds at every way in, so that nothing is stored that is refused later.

@@ -34,7 +34,7 @@ def _entire(value: str) -> tuple[str, ...]:
 
 
 class Secret(str):
-    """Text that is `***` for whatever prints, formats, encodes, copies or pickles it; `reveal` returns its value.
+    """A text that is `***` when it is printed, formatted, encoded, copied or pickled; `reveal` returns its value.
 
     `source`: the value, or a function that returns it, called at each `reveal`. `parts`: returns which parts of a value
     are secret (default: all of it). Secrets are equal if their sources are. One that was pickled cannot be revealed.
@@ -54,7 +54,7 @@ class Secret(str):
         return self
 
     def reveal(self) -> str:
-        """Return the value. Raises `InvalidSetting` where it cannot be read."""
+        """Return the value. Raise `InvalidSetting` where it cannot be read."""
         if not callable(self._source):
             return self._source
         value = self._source()
@@ -104,8 +104,9 @@ def hide_secrets(text: str) -> str:
 
 
 class SecretFilter(logging.Filter):
-    """Hides every known secret in a record's message, fields and traceback. For handlers: a logger's own filter does
-    not see what its children log."""
+    """A logging filter that hides every known secret in a record's message, fields and traceback. For handlers: a
+    logger's own filter does not see what its children log.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Pass the record, without secrets."""
@@ -118,7 +119,7 @@ class SecretFilter(logging.Filter):
 
 
 class _HidingRecordFactory:
-    """Makes log records of which those that have a known secret have `***` in its place."""
+    """A factory of log records in which known secrets are replaced by `***`."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
@@ -131,7 +132,7 @@ class _HidingRecordFactory:
 
 
 def _hide_in(record: logging.LogRecord) -> None:
-    """Records without a secret stay as they are: handlers may look at their arguments and exception."""
+    """Hide secrets in the record. One without secrets stays as it is: handlers may use its arguments and exception."""
     message = record.getMessage()
     if (hidden := hide_secrets(message)) != message:
         record.msg, record.args = hidden, None
@@ -155,8 +156,8 @@ def secret_setting(
 ) -> Secret | None:
     """Return the secret that the variable `name` has, or the file that `name`_FILE names; None where neither is set.
 
-    `check` raises `InvalidSetting` for a value that cannot be used. Raises `InvalidSetting` where both are set, and
-    for a file that cannot be read, is empty, or may be written by others.
+    `check` raises `InvalidSetting` for a value that cannot be used. Raise `InvalidSetting` where both are set, and for
+    a file that cannot be read, is empty, or may be written by others.
     """
     value, path = environ.get(name), environ.get(f"{name}_FILE")
     if value and path:
@@ -169,8 +170,8 @@ def secret_setting(
 
 
 class SecretFile:
-    """Reads a secret from a file at each call. One that can no longer be used is warned of, and the last value stays:
-    whoever replaces a file may do it in several steps.
+    """A file from which a secret is read at each call. Where it cannot be used any more a warning is logged and the
+    last value stays: a file may be replaced in several steps.
 
     `setting`: what names the file, for messages. `check`: raises `InvalidSetting` for a value that cannot be used.
     """

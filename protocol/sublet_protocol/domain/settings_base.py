@@ -1,4 +1,4 @@
-"""Settings: a class's numbers, each read from an environment variable, checked by itself and against the others."""
+"""The base of settings: numbers from environment variables, checked each and against one another."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ class CrossSettingRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SettingsBase:
-    """Numbers with defaults, the fields of a frozen dataclass: positive ones, or whole ones from 0 where the default is
-    whole."""
+    """The base of settings: numbers with defaults, the fields of a frozen dataclass, positive, or integers from 0 where
+    the default is an integer.
+    """
 
     PREFIX: ClassVar[str] = "SUBLET_"
     """Of the variables; the rest of a variable's name is its field's name in capitals."""

@@ -1,4 +1,4 @@
-"""What a group subscribes to and from where: subscriptions, starts and bookmarks, parsed and checked."""
+"""Subscriptions, starting positions and bookmarks, parsed and checked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OFFSET = "offset:"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a group is named by: its kind, its name and its filter. `str()` is the one canonical spelling."""
+    """A group's kind, name and filter. `str()` is the one canonical spelling."""
 
     kind: GroupKind
     group: str
@@ -46,7 +46,7 @@ class Subscription:
     def parse(cls, text: str) -> Subscription:
         """Read `$share/GROUP/FILTER` (or `$shared/`) or `$queue/GROUP/FILTER`.
 
-        Raises `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
+        Raise `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
         characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
         found = cls.parse_stored(text)
@@ -71,7 +71,8 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class StartingPosition:
-    """Where a group begins in the streams that exist when it is created; it reads later streams completely.
+    """The position where a group begins in the streams that exist when it is created; it reads later streams
+    completely.
 
     `value` is microseconds since 1970 for `to_datetime`, an offset for `at_offset`, else 0. `str()` is the canonical
     spelling.
@@ -87,7 +88,9 @@ class StartingPosition:
 
     @classmethod
     def at_time(cls, timestamp_us: int, name: str = _SETTING) -> StartingPosition:
-        """With the first message stored at or after that time (the database's clock, microseconds since 1970)."""
+        """Return the position of the first message stored at or after that time (the database's clock, microseconds
+        since 1970). Raise `UsageError`.
+        """
         try:
             _EPOCH + timestamp_us * _MICROSECOND
         except OverflowError:
@@ -97,7 +100,9 @@ class StartingPosition:
 
     @classmethod
     def at_offset(cls, offset: int, name: str = _SETTING) -> StartingPosition:
-        """With that offset in each open stream; with what comes where a stream is not so long."""
+        """Return the position at that offset in each open stream, or at the end of a shorter one. Raise
+        `UsageError`.
+        """
         if not 0 <= offset <= MAX_OFFSET:
             rule = f"an offset is a whole number from 0 to {MAX_OFFSET}"
             raise text_error(UsageError, name, f"{_OFFSET}{offset}", rule, "Correct it")
@@ -105,13 +110,14 @@ class StartingPosition:
 
     @property
     def to_datetime(self) -> datetime:
-        """When, for the policy `to_datetime`."""
+        """Return the time of a `time` position."""
         return _EPOCH + self.value * _MICROSECOND
 
     @classmethod
     def parse(cls, text: str, name: str = _SETTING) -> StartingPosition:
-        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raises `UsageError`, which says
-        what `name` may be."""
+        """Read `latest`, `earliest`, `offset:N` or an ISO 8601 time with its time zone. Raise `UsageError`, which lists
+        what `name` may be.
+        """
         if text in _BY_NAME:
             return _BY_NAME[text]
         digits = text.removeprefix(_OFFSET)
@@ -139,7 +145,7 @@ class StartingPosition:
 
 @dataclass(frozen=True, slots=True)
 class Bookmark:
-    """How far a reader has come: the next offset in each stream that it has not read to its end.
+    """The position of a reader: the next offset in each stream that it has not read to its end.
 
     Of the streams up to `known` all others are read to their end; those after it are read from their beginning.
     `timeline`: of the database; on another timeline these offsets may belong to other messages; None: not known.
@@ -168,7 +174,7 @@ class Bookmark:
 
     @classmethod
     def parse(cls, text: str) -> Bookmark:
-        """Read what `str()` wrote. Raises `UsageError`."""
+        """Read what `str()` wrote. Raise `UsageError`."""
         try:
             read = json.loads(text)
             offsets = {int(stream): offset for stream, offset in read["offsets"].items()}

@@ -51,7 +51,7 @@ class TopicFilter:
         return self.text
 
     def matches(self, topic: str) -> bool:
-        """True if a message published to `topic` (a valid one) is meant."""
+        """Return whether the filter matches a valid topic."""
         levels, own = topic.split("/"), self.levels
         if own[-1] == "#":
             own = own[:-1]
@@ -63,11 +63,11 @@ class TopicFilter:
 
     @property
     def regex(self) -> str:
-        """The same test as an anchored RE2 pattern, which pyarrow and Python's `re.fullmatch` read alike."""
+        """Return the same test as an anchored RE2 pattern, which pyarrow and Python's `re.fullmatch` read alike."""
         return _regexes.get(self.text)
 
     def covers(self, other: TopicFilter) -> bool:
-        """True if every topic that `other` matches is matched by this filter too."""
+        """Return whether this filter matches every topic that `other` matches."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for level, other_level in zip(own, theirs, strict=False):
             if level == "#":
@@ -77,7 +77,7 @@ class TopicFilter:
         return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
 
     def intersects(self, other: TopicFilter) -> bool:
-        """True if at least one topic is matched by both."""
+        """Return whether at least one topic is matched by both."""
         own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
         for one, two in zip(own, theirs, strict=False):
             if "#" in (one, two):
@@ -89,15 +89,16 @@ class TopicFilter:
 
     @property
     def specificity(self) -> tuple[int, ...]:
-        """Sorts the more specific filter first: level by level from the left, literal, `+`, `#`.
+        """Return a sort key by which the more specific filter is first: level by level from the left, literal, `+`,
+        `#`.
 
-        Two different filters that match one and the same topic never have the same key.
+        Two different filters that match the same topic never have the same key.
         """
         return tuple({"+": _ONE, "#": _REST}.get(level, _LITERAL) for level in self.levels)
 
 
 def _check_text(error: type[UsageError], what: str, text: str) -> None:
-    """The rules that topics and filters share."""
+    """Raise `error` unless the text follows the rules that topics and filters share."""
     if not text:
         raise text_error(error, what, text, "it is empty, and needs a character", f"Give a {what} such as orders/eu")
     check_characters(error, what, text)
@@ -139,7 +140,7 @@ def text_error(error: type[UsageError], what: str, text: str, rule: str, hint: s
 
 
 def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
-    """No topic is empty, so that `#` means `+/#`, and `/#`, whose parent would be the empty topic, means `/+/#`."""
+    """Return the levels with `#` replaced by `+/#`, and `/#` by `/+/#`: no topic is empty."""
     return (*levels[:-1], "+", "#") if levels in (("#",), ("", "#")) else levels
 
 
@@ -153,7 +154,7 @@ def _regex(text: str) -> str:
 
 
 def _escaped(level: str) -> str:
-    """Only what RE2 calls special: it refuses some of the escapes that `re.escape` writes."""
+    """Return the level with what is special in RE2 escaped: it rejects some of the escapes that `re.escape` writes."""
     return "".join("\\" + c if c in _REGEX_SPECIAL else c for c in level)
 
 

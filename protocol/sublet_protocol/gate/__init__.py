@@ -1,5 +1,6 @@
-"""Who calls a node, and whether it may: one interceptor before every RPC, and one table of what each needs.
+"""Authentication and authorization of calls to a node: one interceptor before every RPC.
 
-`rpc_rights` is the table, `access_cache` has the rules and tokens in memory, `gate` decides by them, `interceptor` puts
-the gate before a gRPC server, `audit` writes down what was refused and done, and `credentials` is the client's side.
+`rpc_rights` is the table of what each RPC needs, `access_cache` has the rules and tokens in memory, `gate` decides by
+them, `interceptor` puts the gate before a gRPC server, `open_call_limiter` (with `client_address_counts`) bounds calls
+without authentication, `audit` logs what was refused and done, and `credentials` is the client's side.
 """

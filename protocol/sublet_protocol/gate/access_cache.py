@@ -1,4 +1,4 @@
-"""A node's memory of all rules and tokens, by which it decides for a while also without the database."""
+"""A node's cache of all rules and tokens, which serves for a while without the database."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AGE_S = 60.0
-"""So old it may be where the database is away: then it allows nothing any more."""
+"""Maximum age while the database is away; after that it allows nothing."""
 
 
 class AccessCache:
-    """Thread-safe: `replace` and `confirm` are called by whoever reads the tables. `clock` is in seconds."""
+    """A cache of rules and tokens. Thread-safe: `replace` and `confirm` are called by the reader of the tables. `clock`
+    is in seconds.
+    """
 
     def __init__(self, snapshot: AccessSnapshot, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -33,16 +35,16 @@ class AccessCache:
 
     @property
     def version(self) -> int:
-        """Of the snapshot in use."""
+        """Return the version of the snapshot in use."""
         return self._state[0].version
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is too old to allow anything."""
+        """Return whether it is too old to allow anything."""
         return self._clock() - self._confirmed_at > MAX_AGE_S
 
     def authenticate(self, token: str) -> str | None:
-        """Return whose token it is; None for one that is unknown, wrong, expired or revoked."""
+        """Return the principal of the token; None for one that is unknown, wrong, expired or revoked."""
         snapshot, read_at = self._state
         token_id = token_id_of(token)
         found = None if token_id is None else snapshot.tokens.get(token_id)
@@ -56,7 +58,9 @@ class AccessCache:
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None
     ) -> AccessRule | None:
-        """See `AccessRules.find_rule`. Raises `Unavailable` where the rules are too old."""
+        """Return the rule that allows it, as `AccessRules.find_rule` does. Raise `Unavailable` where the rules are too
+        old.
+        """
         if self.is_stale:
             raise Unavailable(
                 f"this node has not been able to read the rights for {MAX_AGE_S:g} s, and grants none until it has. "
@@ -65,7 +69,7 @@ class AccessCache:
         return self._state[0].rights.find_rule(principal, right, filter, group)
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Whether there is a rule with this right for the principal, on whatever; however old the rules are."""
+        """Return whether a rule allows the principal this right, on any topic or group; however old the rules are."""
         return self._state[0].rights.has_right(principal, right)
 
     def take_used(self) -> set[str]:

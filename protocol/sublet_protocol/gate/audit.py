@@ -1,4 +1,4 @@
-"""The audit log: a line of JSON for each change that somebody asked for, and for what was refused.
+"""The audit log: a line of JSON for each requested change, and for each refusal.
 
 It never has a message, a token or a hash.
 """
@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 
 AUDIT = "sublet.audit"
 REFUSAL_INTERVAL_S = 60.0
-"""Of one principal's refusals one is written in so long, with how many there were."""
+"""The interval in which one refusal of a principal is written, with the number of all."""
 MAX_PRINCIPALS = 10_000
 MAX_OBJECT_CHARACTERS = 300
 
@@ -35,14 +35,14 @@ def record(principal: str | None, address: str, action: str, object: str, outcom
 
 
 class RefusalLog:
-    """Writes refusals, one per principal and minute. Thread-safe. `clock` is in seconds."""
+    """A log of refusals, one per principal and minute. Thread-safe. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._lock = clock, threading.Lock()
         self._written: dict[str | None, tuple[float, int]] = {}
 
     def record(self, principal: str | None, address: str, action: str, object: str) -> None:
-        """Write it, or count it where one was written a short while ago."""
+        """Write the refusal, or count it where one was written a short while ago."""
         with self._lock:
             now = self._clock()
             at, suppressed = self._written.get(principal, (float("-inf"), 0))

@@ -1,4 +1,4 @@
-"""How many of something are under way, by where they come from: one address, or of IPv6 the network of one customer."""
+"""Counts by client address; for IPv6 by the network of one customer."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from collections import Counter
 
 
 class ClientAddressCounts:
-    """Counts connections or open calls by client address; an address without any is forgotten."""
+    """Counts of connections or open calls by client address; an address with none is dropped."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
     def add(self, host: str) -> None:
-        """One more from there."""
+        """Add one for the address."""
         self._counts[source_of(host)] += 1
 
     def remove(self, host: str) -> None:
-        """One less."""
+        """Remove one for the address."""
         source = source_of(host)
         self._counts[source] -= 1
         if not self._counts[source]:

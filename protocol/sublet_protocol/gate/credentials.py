@@ -10,7 +10,7 @@ SETTING = "SUBLET_TOKEN"
 
 
 def access_token() -> Secret | None:
-    """Return what SUBLET_TOKEN, or SUBLET_TOKEN_FILE, gives; None where neither is set. Raises `InvalidSetting`."""
+    """Return what SUBLET_TOKEN, or SUBLET_TOKEN_FILE, gives; None where neither is set. Raise `InvalidSetting`."""
     token = secret_setting(SETTING, check=check_token)
     if token is not None:
         check_token(token.reveal())
@@ -23,8 +23,9 @@ def call_metadata(token: Secret | None) -> tuple[tuple[str, str], ...]:
 
 
 def is_replaced(token: Secret | None, sent: tuple[tuple[str, str], ...]) -> bool:
-    """Whether the token is another by now than the one that went with a call: a call that was refused with it is made
-    again."""
+    """Return whether the token is another by now than the one that went with a call: a call that was refused with it is
+    made again.
+    """
     try:
         return call_metadata(token) != sent
     except InvalidSetting:

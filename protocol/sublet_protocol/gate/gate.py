@@ -1,4 +1,4 @@
-"""Decides who calls, and whether it may. Where authentication is off, anybody may do anything."""
+"""Identifies callers and decides what they may do. Where authentication is off, every caller may do everything."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ UNKNOWN = (
     "the caller is not known: its access token is missing, or none that counts. Give one that has not expired in "
     "SUBLET_TOKEN, or in the file that SUBLET_TOKEN_FILE names; `sublet access token` makes one."
 )
-"""The same for every reason."""
+"""The text is the same for every reason."""
 
 
 @dataclass(slots=True)
 class Caller:
-    """Whoever made one call. `principal` None: authentication is off. `is_checked`: a right was asked for.
+    """The caller of one call. `principal` None: authentication is off. `is_checked`: a right was checked.
 
-    Calls live long: each `check` asks whether the token still counts, too."""
+    A call may last long: each `check` also checks whether the token is still valid.
+    """
 
     principal: str | None
     address: str
@@ -39,27 +40,30 @@ class Caller:
     is_checked: bool = False
 
     def may(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> bool:
-        """Whether a rule allows it; `group` None: in all groups. Raises `Unavailable`."""
+        """Return whether a rule allows it; `group` None: in all groups. Raise `Unavailable`."""
         self.is_checked = True
         if self._access is None:
             return True
         return self.principal is not None and (self._access.find_rule(self.principal, right, filter, group) is not None)
 
     def may_somewhere(self, right: Right) -> bool:
-        """Whether a rule allows it on whatever, however old the rules are."""
+        """Return whether a rule allows it on any topic or group, however old the rules are."""
         if self._access is None:
             return True
         return self.principal is not None and self._access.has_right(self.principal, right)
 
     def check(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> None:
-        """Raise `PermissionDenied` unless a rule allows it, whether or not there is such a thing; `Unauthenticated`
-        where the caller's token counts no more."""
+        """Raise `PermissionDenied` unless a rule allows it, whether or not the object exists; `Unauthenticated` where
+        the caller's token is no longer valid.
+        """
         self.check_token()
         if not self.may(right, filter, group):
             raise self.denied(right, filter, group)
 
     def check_token(self) -> None:
-        """Note that a right was asked for, of none of which there was an object; raise `Unauthenticated` as above."""
+        """Note that a right was checked where there was no object to check it on; raise `Unauthenticated` as `check`
+        does.
+        """
         self.is_checked = True
         if (
             self._access is not None
@@ -88,15 +92,16 @@ _caller: ContextVar[Caller] = ContextVar("sublet_caller")
 
 
 READ_TIMEOUT_S = 5.0
-"""So long a caller with an unknown token waits at most until the tokens have been read once more."""
+"""How long a caller with an unknown token waits at most until the tokens have been read once more."""
 MAX_REFUSED = 1_000
-"""So many refused tokens are remembered."""
+"""Maximum number of refused tokens that are stored."""
 
 
 class AccessGate:
-    """`access`: the rules and tokens; None: authentication is off. `read_anew` has them read once more, and returns
-    what is done then, with True if they were; None where too many wait for that. `by_certificate`: every client has
-    shown a certificate, whose name is its principal, and no token is looked at."""
+    """The gate of a server. `access`: the rules and tokens; None: authentication is off. `read_anew` begins to read
+    them again, and returns a future of whether they were read; None where too many callers wait for that.
+    `by_certificate`: every client has shown a certificate, whose name is its principal, and no token is used.
+    """
 
     def __init__(
         self,
@@ -110,7 +115,7 @@ class AccessGate:
 
     @property
     def is_on(self) -> bool:
-        """Whether callers have to prove who they are."""
+        """Return whether callers have to authenticate."""
         return self.access is not None
 
     async def read_unknown(self, authorization: str | None) -> None:
@@ -131,8 +136,9 @@ class AccessGate:
     def identify(
         self, authorization: str | None, address: str, action: str, certificate: bytes | None = None
     ) -> Caller:
-        """Return who calls, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
-        Raises `Unauthenticated`."""
+        """Return the caller, by the value of a header `Authorization`, or by a certificate (DER) that was verified.
+        Raise `Unauthenticated`.
+        """
         if self.access is None:
             return self._anybody(address, action)
         if self.by_certificate:
@@ -150,22 +156,24 @@ class AccessGate:
         return Caller(principal, address, action, self.access, self._refusals, token)
 
     def knows(self, authorization: str | None) -> bool:
-        """Whether this does not keep `identify` from returning somebody."""
+        """Return whether `identify` can find the caller's principal: the token is valid, or none is needed."""
         token = _token_in(authorization)
         if self.access is None or self.by_certificate:
             return True
         return token is not None and self.access.authenticate(token) is not None
 
     def enter(self, caller: Caller) -> None:
-        """Make it the caller of what is done in this context from now on."""
+        """Set the caller of what is done in this context from now on."""
         _caller.set(caller)
 
     def caller(self) -> Caller:
-        """Return who made the present call. Raises `LookupError` where authentication is on and nobody was let in."""
+        """Return the caller of the present call. Raise `LookupError` where authentication is on and no caller was let
+        in.
+        """
         return self._anybody("", "") if self.access is None else _caller.get()
 
     def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:
-        """Return a caller that was let in before, to ask for its rights again."""
+        """Return a caller that was let in before, to check its rights again."""
         return Caller(principal, agent, action, self.access, self._refusals)
 
     def _anybody(self, address: str, action: str) -> Caller:

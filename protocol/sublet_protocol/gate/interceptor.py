@@ -1,4 +1,4 @@
-"""Puts a gate before every method of a gRPC server."""
+"""The interceptor that puts a gate before every method of a gRPC server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NOT_CHECKED = "the node failed at this request; its log says why"
 
 
 class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused, whoever calls.
+    """The first interceptor of a server. A method without a row in `RPC_RIGHTS` is refused to every caller.
 
-    Who is refused here is so before the message is read: else strangers could leave any number of them unfinished, and
-    the node would keep what it has of them. Who has shown a certificate is no stranger: one that names no principal is
-    refused once its message is read.
+    An unknown caller is refused before the message is read: else strangers could leave any number of messages
+    unfinished, which the node would store. One with a certificate is refused, if that names no principal, once its
+    message is read.
     """
 
     def __init__(self, gate: AccessGate) -> None:
@@ -51,7 +51,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     def _refuse_stranger(self, method: str) -> Any:
         async def refuse(unread: Any, context: Any) -> None:
             await self._let_in(context, method)
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # known by now, and the call is past
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # authenticated by now, and the call is over
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 
@@ -91,7 +91,9 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> None:
-    """A method that has not asked for the right in its row is broken, and its reply is kept back."""
+    """Abort the call of a method that has not checked the right in its row: it is broken, and its reply is kept
+    back.
+    """
     if needed.right is not None and caller.principal is not None and not caller.is_checked:
         log.error("%s did not ask for the right to %s", caller.action, needed.right)
         await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)

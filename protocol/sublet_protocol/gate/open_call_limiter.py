@@ -1,4 +1,4 @@
-"""Bounds what calls that anybody may make can cost: health, which has to answer whoever asks.
+"""Bounds the cost of calls without authentication: health, which answers every caller.
 
 Such a call is made as one whose requests are a stream, so that its one request is read here: within a time, and not at
 all for an address that has as many calls under way as it may. A watch of health stays as long as its client likes.
@@ -18,14 +18,14 @@ from sublet_protocol.gate.client_address_counts import ClientAddressCounts
 
 
 class OpenCallLimiter:
-    """How many are under way, and from where."""
+    """A limit on the open calls under way, by client address."""
 
     def __init__(self, request_s: float = OPEN_REQUEST_S) -> None:
         self._request_s = request_s
         self._counts = ClientAddressCounts()
 
     def bound(self, handler: Any) -> Any:
-        """Return the handler, of a method whose request is one, within the bounds."""
+        """Return the handler within the bounds; its method has one request."""
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         kind: Callable[..., Any] = (
             grpc.stream_stream_rpc_method_handler
@@ -63,6 +63,6 @@ class OpenCallLimiter:
 
 
 def host_of(peer: str) -> str:
-    """Return the address in what gRPC says of a peer, without its port; what has none as it is."""
+    """Return the address of a peer in gRPC's text, without its port; a text without a port as it is."""
     kind, _, where = unquote(peer).partition(":")
     return where.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer

@@ -1,4 +1,4 @@
-"""What each RPC of our servers needs: the only place that says so. What is not in it is refused."""
+"""The right that each RPC needs, in one table. What is not in it is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from sublet_protocol.domain.access.rights import Right
 
 @dataclass(frozen=True, slots=True)
 class RpcRight:
-    """`right`: checked by the method, before it does or answers anything, on what `on` says; None: the caller has to be
-    known, and the method checks each of its commands. `is_open`: anybody may call."""
+    """The right that an RPC needs. `right`: checked by the method, before it does or answers anything, on what `on`
+    says; None: the caller has to be authenticated, and the method checks each of its commands. `is_open`: no
+    authentication is needed.
+    """
 
     right: Right | None
     on: str

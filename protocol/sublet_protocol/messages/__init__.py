@@ -1,5 +1,6 @@
-"""Messages between processes as frozen values, and their codec.
+"""Messages between processes as frozen values, and their codecs.
 
-`codec` is the only place that turns messages into wire form and back; what it cannot read is an error that goes to its
-sender and disturbs nobody else.
+`borrower_leader` has the messages of borrowers and leaders and `borrower_leader_codec` their wire form; `feed` and
+`feed_fetch` have both for feeds and fetches. What cannot be decoded is an error for its sender, and has no effect on
+any other.
 """

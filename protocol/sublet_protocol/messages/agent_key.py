@@ -1,7 +1,7 @@
-"""Agent keys: with every request an agent proves to any node that its id is its own.
+"""Agent keys, with which an agent proves its id to any node in every request.
 
-An agent draws random bits, its key, and its id ends in their hash. So the id may be shown to everybody, and a node
-needs neither a registry nor a memory to find out whether a request is from that agent.
+An agent draws random bits, its key, and its id ends in their hash. So the id need not be secret, and a node
+needs neither a registry nor stored state to check whether a request is from that agent.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def agent_of(subscriber_id: str) -> str:
 
 
 def is_key_of(key: bytes, subscriber_id: str) -> bool:
-    """Whether the subscriber id is that of the agent with this key."""
+    """Return whether the subscriber id is that of the agent with this key."""
     claimed = agent_of(subscriber_id).rpartition(":")[2]
     return len(key) == KEY_BYTES and hmac.compare_digest(derive_agent_id(key).encode(), claimed.encode())
 
 
 def is_borrower_of(agent_id: str, borrower_id: str) -> bool:
-    """Whether only this agent may name the borrower so."""
+    """Return whether only this agent may name the borrower so."""
     return borrower_id.startswith(f"{agent_id}/")

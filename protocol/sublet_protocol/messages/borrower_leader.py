@@ -1,7 +1,7 @@
 """The messages between borrowers and leaders, as frozen values without behaviour.
 
 Every message has the borrower's id and, once known, the leader's term; messages about streams have stream and grant id.
-A message under a past identity is ignored, or answered with the message that says so. The names are those of the
+A message under a past identity is ignored, or answered with a message that reports that. The names are those of the
 durable shared subscription design that this protocol follows (`docs/protocol.md`).
 """
 
@@ -19,7 +19,7 @@ PROTOCOL_VERSION = 6
 
 
 class BorrowerEndReason(StrEnum):
-    """Why a borrower is over. After a final reason its agent does not make another."""
+    """The reasons why a borrower is over. After a final reason its agent does not make another."""
 
     RETRY = "retry"  # something was inconsistent: start again under a new id
     DELETED = "deleted"  # the group does not exist any more
@@ -29,12 +29,12 @@ class BorrowerEndReason(StrEnum):
 
     @property
     def is_final(self) -> bool:
-        """True where the agent must not recreate the borrower."""
+        """Return whether the agent must not recreate the borrower."""
         return self is not BorrowerEndReason.RETRY
 
 
 class GrantOutcome(StrEnum):
-    """How a grant ended for its borrower."""
+    """The outcomes of a grant for its borrower."""
 
     SAVED = "saved"  # its final progress is durable
     FINISHED = "finished"  # the stream is closed and wholly consumed
@@ -43,7 +43,7 @@ class GrantOutcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldGrant:
-    """A stream that a borrower held when its leader was lost, and asks the next leader to confirm."""
+    """A stream that a borrower held when its leader was lost, and requests the next leader to confirm."""
 
     stream_id: int
     grant_id: int
@@ -84,7 +84,7 @@ class StreamProgress:
 
 @dataclass(frozen=True, slots=True)
 class LeaderWanted:
-    """Asks any node for the group's leader; repeated until one answers.
+    """The request to any node for the group's leader; repeated until one answers.
 
     `group_id` is None on the very first connect; afterwards an id that no longer exists is answered `deleted`. `weight`
     is how much this consumer can take, relative to others. `leaving`: hand over what `reclaim` names, accept nothing
@@ -111,7 +111,7 @@ class LeaderWanted:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """One command for all of an agent's borrowers on a node; `sent_at` comes back in the answer."""
+    """The command for all of an agent's borrowers on a node; `sent_at` comes back in the answer."""
 
     borrower_ids: tuple[str, ...]
     sent_at: float
@@ -128,7 +128,7 @@ class UpdateProgress:
 
 @dataclass(frozen=True, slots=True)
 class RevokeFinished:
-    """The borrower has dropped the stream, or never held it under this grant."""
+    """The report that the borrower has dropped the stream, or never held it under this grant."""
 
     borrower_id: str
     term: int
@@ -138,9 +138,10 @@ class RevokeFinished:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """The borrower leaves; its streams' exact next offsets. Answered by `Invalidate(done)` once durable. `reason`:
-    where its session did not request it. `more`: the same follows again, with more `streams`, and counts once the last
-    has come."""
+    """The report that the borrower leaves, with its streams' exact next offsets. Answered by `Invalidate(done)` once
+    durable. `reason`: where its session did not request it. `more`: the same follows again, with more `streams`, and
+    counts once the last has come.
+    """
 
     borrower_id: str
     term: int
@@ -157,7 +158,7 @@ ToLeader = LeaderWanted | Ping | UpdateProgress | RevokeFinished | Disconnect
 
 @dataclass(frozen=True, slots=True)
 class LeaderConnectResponse:
-    """This node leads the group under `term`; or, with an `address`, that node does (and term is 0)."""
+    """The answer that this node leads the group under `term`; or, with an `address`, that node does (and term is 0)."""
 
     borrower_id: str
     term: int
@@ -167,10 +168,10 @@ class LeaderConnectResponse:
 
 @dataclass(frozen=True, slots=True)
 class PingResponse:
-    """The leader knows this borrower and was within its lease; `sent_at` is the ping's.
+    """The leader's answer to a ping: the borrower was within its lease; `sent_at` is the ping's.
 
-    `valid_for_s`: how long after the ping was sent nobody else gets what the borrower holds, with or without a leader.
-    `epochs`: how far an atomic group has come. When that moves on, the answer to the last ping is sent again.
+    `valid_for_s`: how long after the ping was sent no other borrower gets what this one holds, with or without a
+    leader. `epochs`: the progress of an atomic group. When that moves on, the answer to the last ping is sent again.
     `without`: (stream, grant id) of what is taken from the borrower by force: the answer does not cover these.
     """
 
@@ -184,7 +185,8 @@ class PingResponse:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends there.
+    """The command to consume this stream from `position` under `grant_id`. `end_offset`: the stream is closed and ends
+    there.
 
     With `consumed` the group is atomic: the stream is consumed in whole epochs, from there. `in_doubt`: what an earlier
     process of the same session planned and did not acknowledge. `grant_key`: what proves the grant to the functions of
@@ -208,7 +210,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Revoke:
-    """Stop consuming this stream and report its final progress."""
+    """The command to stop consuming this stream and report its final progress."""
 
     borrower_id: str
     term: int
@@ -218,7 +220,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """The grant is over and the leader expects no more reports: forget the stream."""
+    """The message that the grant is over and the leader expects no more reports: drop the stream."""
 
     borrower_id: str
     term: int
@@ -229,7 +231,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSaved:
-    """This progress is durable, and so is what is in doubt."""
+    """The receipt that this progress is durable, with what is in doubt."""
 
     borrower_id: str
     term: int
@@ -242,7 +244,7 @@ class ProgressSaved:
 
 @dataclass(frozen=True, slots=True)
 class Invalidate:
-    """This borrower is over; `detail` is for people."""
+    """The message that this borrower is over; `detail` is for people."""
 
     borrower_id: str
     term: int

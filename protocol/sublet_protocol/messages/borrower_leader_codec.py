@@ -174,7 +174,7 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
 
 
 def decode_to_leader(wire: Any) -> ToLeader:
-    """Return a message for a leader; raises `MalformedMessage`."""
+    """Return a message for a leader. Raise `MalformedMessage`."""
     kind = wire.WhichOneof("message")
     if kind is None:
         raise MalformedMessage("a message to the leader: it is empty, or of a kind this version does not know")
@@ -316,7 +316,7 @@ def _grant(message: Grant) -> Any:
 
 
 def decode_to_borrower(wire: Any) -> ToBorrower:
-    """Return a message for a borrower; raises `MalformedMessage`."""
+    """Return a message for a borrower. Raise `MalformedMessage`."""
     kind = wire.WhichOneof("message")
     if kind is None:
         raise MalformedMessage("a message to the borrower: it is empty, or of a kind this version does not know")

@@ -10,7 +10,7 @@ LEADER = "leader"
 
 @dataclass(frozen=True, slots=True)
 class StreamHead:
-    """The newest that is known of a stream's end: the next offset to be appended, and whether nothing will be."""
+    """The newest known end of a stream: the next offset to be appended, and whether the stream is closed."""
 
     stream_id: int
     head: int
@@ -19,7 +19,7 @@ class StreamHead:
 
 @dataclass(frozen=True, slots=True)
 class GroupEventPayload:
-    """An event of a group, for those who watch it; `payload` is JSON, opaque to the connection.
+    """An event of a group for its watchers; `payload` is JSON, opaque to the connection.
 
     Two parties of your own may use it for any content.
     """

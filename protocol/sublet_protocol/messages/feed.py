@@ -1,4 +1,4 @@
-"""Requests and replies of feeds, which publish and read through nodes, on the wire, and their bounds.
+"""Requests and replies of feeds on the wire, for publishing and reading through nodes.
 
 Decoding trusts nothing, on either side: what is missing, out of range, too long or too many is an error for its sender
 alone. Messages travel as Arrow, which is opaque to this module.
@@ -44,10 +44,10 @@ HEARTBEAT_INTERVAL_S = 2.0
 """Maximum time between two pages of a node in a `History` or a `Follow`."""
 
 RETRY_AFTER_METADATA = "sublet-retry-after-ms"
-"""Beside RESOURCE_EXHAUSTED: the node has too much to do, and when to come again. Without it, trying again is vain."""
+"""Header with RESOURCE_EXHAUSTED: when to retry at a node that is overloaded. Without it, a retry is useless."""
 
 ERROR_METADATA = "sublet-error"
-"""Header of a rejection: the name of the error in `sublet_protocol.domain.errors`. A retry is in vain, also at another
+"""Header of a rejection: the name of the error in `sublet_protocol.domain.errors`. A retry is useless, also at another
 node, except for `PayloadUnavailable`."""
 
 
@@ -72,7 +72,9 @@ class PublishedSpan:
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """The batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is forgotten."""
+    """The answer that the batch is durable. `is_duplicate`: it was already. `spans` None: where it lies is no longer
+    stored.
+    """
 
     spans: tuple[PublishedSpan, ...] | None
     is_duplicate: bool = False
@@ -80,7 +82,7 @@ class PublishResult:
 
 @dataclass(frozen=True, slots=True)
 class FeedReadRequest:
-    """Where to read the matching messages from. Every page of the answer has its `subscription_id`."""
+    """A request to read matching messages from a position. Every page of the answer has its `subscription_id`."""
 
     filter: TopicFilter
     starting_position: StartingPosition | Bookmark
@@ -121,7 +123,7 @@ def encode_publish(batch: FeedPublishRequest) -> Any:
 
 
 def decode_publish(wire: Any) -> FeedPublishRequest:
-    """Return a batch. Raises `MalformedMessage`, and `ProtocolMismatch` for another version."""
+    """Return a batch. Raise `MalformedMessage`, and `ProtocolMismatch` for another version."""
     check_request(wire, MAX_PUBLISH_BYTES)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
@@ -148,7 +150,7 @@ def encode_published(answer: PublishResult, count: int) -> Any:
 
 
 def decode_published(wire: Any, count: int) -> PublishResult:
-    """Return the outcome of a batch of `count` messages. Raises `MalformedMessage` unless each has one place."""
+    """Return the outcome of a batch of `count` messages. Raise `MalformedMessage` unless each has one place."""
     if wire.is_duplicate and not wire.parts:
         return PublishResult(None, True)
     parts = tuple(_read_part(part) for part in wire.parts)
@@ -182,7 +184,7 @@ def encode_read(read: FeedReadRequest, kind: Any) -> Any:
 
 
 def decode_read(wire: Any) -> FeedReadRequest:
-    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
+    """Return what to read. Raise `MalformedMessage`, `InvalidFilter`, `UsageError`, `ProtocolMismatch`."""
     check_request(wire)
     match wire.WhichOneof("from"):
         case "starting_position":
@@ -209,7 +211,7 @@ def encode_page(page: FeedPage) -> Any:
 
 
 def decode_page(wire: Any) -> FeedPage:
-    """Return a page. Raises `MalformedMessage`."""
+    """Return a page. Raise `MalformedMessage`."""
     start, position = check_number("start", wire.start), check_number("position", wire.position)
     if position < start:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")

@@ -1,7 +1,7 @@
-"""Requests of group members without database access on the wire: pages and ends of granted streams, session epochs.
+"""Requests of group members without database access, on the wire.
 
-As in `sublet_protocol.messages.feed`, decoding trusts nothing on either side, and messages travel as Arrow, which is
-opaque.
+They are for pages and ends of granted streams, and for session epochs. As in `sublet_protocol.messages.feed`, decoding
+trusts nothing on either side, and messages travel as Arrow, which is opaque.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class FetchRequest:
-    """What of a stream is to be read: what matches from `position` on, about `limit_bytes` of it at most; under which
-    grant."""
+    """A request to read what matches in a stream from `position` on, about `limit_bytes` of it at most, under a
+    grant.
+    """
 
     stream_id: int
     position: int
@@ -33,7 +34,7 @@ class FetchRequest:
 
 @dataclass(frozen=True, slots=True)
 class FetchedPage:
-    """What matches from `start` up to before `position`, of a stream that ends at `head`.
+    """The messages that match from `start` up to before `position`, of a stream that ends at `head`.
 
     `messages` is an Arrow IPC stream, None where nothing matches.
     """
@@ -47,8 +48,9 @@ class FetchedPage:
 
 @dataclass(frozen=True, slots=True)
 class PageGone:
-    """Retention has taken the requested messages; `oldest_offset` is the oldest that is left of the stream, None:
-    nothing."""
+    """The reply that retention has taken the requested messages; `oldest_offset` is the oldest that is left of the
+    stream, None: nothing.
+    """
 
     oldest_offset: int | None
 
@@ -70,7 +72,7 @@ def encode_fetch_request(wanted: FetchRequest) -> Any:
 
 
 def decode_fetch_request(wire: Any) -> FetchRequest:
-    """Return what to read. Raises `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
+    """Return what to read. Raise `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
     check_request(wire)
     return FetchRequest(
         check_number("stream_id", wire.stream_id, least=1),
@@ -96,7 +98,7 @@ def encode_fetch_reply(page: FetchedPage | PageGone) -> Any:
 
 
 def decode_fetch_reply(wire: Any) -> FetchedPage | PageGone:
-    """Return a page, or that there is none. Raises `MalformedMessage`."""
+    """Return a page, or that it is gone. Raise `MalformedMessage`."""
     if wire.HasField("gone"):
         return PageGone(check_number("oldest", wire.gone.oldest) if wire.gone.HasField("oldest") else None)
     start, position, head = (check_number(name, getattr(wire, name)) for name in ("start", "position", "head"))
@@ -114,7 +116,7 @@ def encode_heads_request(stream_ids: Iterable[int]) -> Any:
 
 
 def decode_heads_request(wire: Any) -> Sequence[int]:
-    """Streams, perhaps none. Raises `MalformedMessage`, `ProtocolMismatch`."""
+    """Return the ids of the streams, perhaps none. Raise `MalformedMessage`, `ProtocolMismatch`."""
     check_request(wire)
     check_streams("heads", wire.stream_ids, len(wire.stream_ids))
     return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
@@ -128,7 +130,7 @@ def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
 
 
 def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
-    """Return {stream: (head, closed)}. Raises `MalformedMessage`."""
+    """Return {stream: (head, closed)}. Raise `MalformedMessage`."""
     return {
         check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
         for each in wire.heads
@@ -141,8 +143,9 @@ def encode_session_epoch_request(subscription: str, session: str) -> Any:
 
 
 def decode_session_epoch_request(wire: Any) -> tuple[Subscription, str]:
-    """Return the subscription, and the session's name. Raises `ProtocolMismatch`, `UsageError` and
-    `MalformedMessage`."""
+    """Return the subscription, and the session's name. Raise `ProtocolMismatch`, `UsageError` and
+    `MalformedMessage`.
+    """
     check_request(wire)
     return Subscription.parse(wire.subscription), check_id("session", wire.session)
 
@@ -153,5 +156,5 @@ def encode_session_epoch_reply(epoch: int) -> Any:
 
 
 def decode_session_epoch_reply(wire: Any) -> int:
-    """Return the epoch; 0, which no session has, is none. Raises `MalformedMessage`."""
+    """Return the epoch; 0, which no session has, is none. Raise `MalformedMessage`."""
     return check_number("epoch", wire.epoch, least=1)

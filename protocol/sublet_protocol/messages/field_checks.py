@@ -31,7 +31,7 @@ def check_id(name: str, text: str, *, may_be_empty: bool = False) -> str:
 
 
 def check_text(name: str, text: str, limit_bytes: int, *, may_be_empty: bool = False) -> str:
-    """Postgres, where these end up, takes any character but NUL."""
+    """Return the text. Raise `MalformedMessage` if it is missing, too long, or has a NUL, which Postgres rejects."""
     if not text and not may_be_empty:
         raise MalformedMessage(f"{name}: it is missing")
     if len(text) > limit_bytes or (len(text) * 4 > limit_bytes and len(text.encode()) > limit_bytes):

@@ -1,4 +1,4 @@
-"""Publish-subscribe between one agent and one node over a long poll, for any kind of body (after Ray's).
+"""Publish-subscribe between one agent and one node over a long poll (after Ray's).
 
 A node is a *publisher* to its agents; an agent is a *subscriber* of each node it is connected to. Between one agent and
 one node there is at most one held poll, however many keys are subscribed, and at most one batch of commands in flight.
@@ -16,8 +16,8 @@ Each life of a node has an **incarnation**, and each life of a subscriber a **su
 a subscriber id reports that, and never answers with an empty success. Doubt on either side ends the life: the agent is
 notified of one lost connection, and the machine begins again under a new subscriber id and subscribes again.
 
-`model` has the values; `publisher` (with `mailbox` and `subscription_index`) and `subscriber` are the pure machines;
-`server` and `node_connection` (with `callbacks`) are the shells with sockets, time and randomness. Bodies are opaque to
-all but the codec. Both sides count what happens (`counters`) and can list what they have leaked (`find_leaks`).
-`docs/pubsub.md` is the page for users.
+`model` has the values; `node_side_machine` (with `mailbox`, `subscription_index`, `node_side_replies`) and
+`agent_side_machine` (with `agent_side_events`) are the pure machines; `server` and `node_connection` (with
+`callback_registry`) the shells with sockets, time and randomness. Bodies, of any kind, are opaque to all but `wire`.
+Both sides count (`counters`) and can list leaks (`find_leaks`). `docs/pubsub.md` is the page for users.
 """

@@ -10,7 +10,7 @@ from sublet_protocol.tick import Tick
 
 
 class ConnectionStatus(Enum):
-    """What is true between this agent and this node."""
+    """The statuses of the connection between an agent and a node."""
 
     IDLE = "idle"  # nothing is subscribed and nothing waits: no subscriber id is in use
     CONNECTING = "connecting"  # a life has begun, and the node has not answered it yet
@@ -20,7 +20,7 @@ class ConnectionStatus(Enum):
 
 
 class ConnectionLostReason(StrEnum):
-    """Why a connection is over."""
+    """The reasons why a connection is over."""
 
     UNREACHABLE = "unreachable"  # two calls of a kind failed in a row
     RESTARTED = "restarted"  # the node answered under another incarnation
@@ -35,7 +35,7 @@ class ConnectionLostReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExpectDirectMessages:
-    """Whether messages sent to this agent are expected without a subscription: then a poll is held all the same."""
+    """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
     is_wanted: bool
 
@@ -65,7 +65,7 @@ class PollReplied:
 
 @dataclass(frozen=True, slots=True)
 class CommandsUnanswered:
-    """A batch was not answered."""
+    """The event that a batch was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -74,7 +74,7 @@ class CommandsUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class PollUnanswered:
-    """A poll was not answered."""
+    """The event that a poll was not answered."""
 
     subscriber_incarnation: int
     reason: str
@@ -83,7 +83,7 @@ class PollUnanswered:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionRejected:
-    """The node rejects this agent as such."""
+    """The event that the node rejects this agent as such."""
 
     subscriber_incarnation: int
     reason: str
@@ -106,7 +106,7 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class SendCommands:
-    """Call `Commands`; answer with `CommandsReplied` or `CommandsUnanswered`."""
+    """The action to call `Commands`; answer with `CommandsReplied` or `CommandsUnanswered`."""
 
     subscriber_id: str
     subscriber_incarnation: int
@@ -116,7 +116,7 @@ class SendCommands:
 
 @dataclass(frozen=True, slots=True)
 class CallPoll:
-    """Call `Poll`; answer with `PollReplied` or `PollUnanswered`."""
+    """The action to call `Poll`; answer with `PollReplied` or `PollUnanswered`."""
 
     subscriber_id: str
     subscriber_incarnation: int
@@ -127,33 +127,34 @@ class CallPoll:
 
 @dataclass(frozen=True, slots=True)
 class CancelCommands:
-    """Give up the batch under way; its life is over."""
+    """The action to cancel the batch under way; its life is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class CancelPollCall:
-    """Give up the poll that is held; its answer is not wanted."""
+    """The action to cancel the poll that is held; its answer is not needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deliver:
-    """Hand these over, in order, before anything else is done."""
+    """The action to pass these to their callbacks, in order, before anything else is done."""
 
     deliveries: tuple[SequencedMessage, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandsRejected:
-    """The node refused these commands, each for the reason beside it."""
+    """The report that the node refused these commands, each with its reason."""
 
     rejected: tuple[tuple[Command, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection is lost, reported once; `subscriptions` (channel, key or None) are declared again by themselves.
+    """The report that the connection is lost, once; `subscriptions` (channel, key or None) are declared again by
+    themselves.
 
-    Messages that were queued or unanswered are dropped: their senders know better what is still valid.
+    Messages that were queued or unanswered are dropped: their senders decide what is still valid.
     """
 
     reason: ConnectionLostReason
@@ -162,13 +163,13 @@ class ConnectionLost:
 
     @property
     def is_final(self) -> bool:
-        """True where the node will never serve this agent."""
+        """Return whether the node will never serve this agent."""
         return self.reason is ConnectionLostReason.REJECTED
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionStillLost:
-    """The connection is still lost: reported once to the subscriptions declared since, which `lost` names."""
+    """The report that the connection is still lost: once to the subscriptions declared since, which `lost` names."""
 
     lost: ConnectionLost
 
@@ -187,7 +188,7 @@ Instruction = (
 
 @dataclass(frozen=True, slots=True)
 class AgentSideOutcome:
-    """What to do now, in this order, and when to come back at the latest."""
+    """The actions to carry out now, in this order, and the latest time for the next event."""
 
     sends: tuple[Instruction, ...]
     wake_at: float | None

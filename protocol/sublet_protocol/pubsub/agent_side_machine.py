@@ -54,17 +54,17 @@ from sublet_protocol.pubsub.model import (
 from sublet_protocol.tick import Tick
 
 FAILURES_TO_LOSE = 2
-"""How many failed calls of a kind in a row end a life."""
+"""The number of failed calls of a kind in a row that ends a life."""
 
 HOLD_SPREAD = 0.2
-"""Up to this part of its length a hold is shorter, by jitter."""
+"""The maximum fraction by which jitter shortens a hold."""
 
 
 @dataclass(frozen=True, slots=True)
 class PubSubClientSettings:
-    """Times in seconds; bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
+    """Times in seconds, and bounds of one batch and of the queue. With jitter a retry takes up to twice as long.
 
-    `spread_s`: over this time the agents of a node that has begun anew, or forgotten them, come back.
+    `spread_s`: over this time the agents of a node that has restarted, or dropped them, come back.
     """
 
     hold_s: float = 5.0
@@ -88,7 +88,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Life:
-    """What holds under one subscriber id only. `number`: of the last batch; `flight`: its commands if unanswered."""
+    """State under one subscriber id. `number`: of the last batch; `flight`: its commands if unanswered."""
 
     id: int
     number: int = 0
@@ -101,8 +101,9 @@ class _Life:
 
 
 class AgentSideMachine:
-    """The state between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes of
-    a command, and for how many items of a batch it counts."""
+    """The machine between one agent and one node. `agent` names this life of the agent's process. `size_of`: the bytes
+    of a command, and for how many items of a batch it counts.
+    """
 
     def __init__(
         self,
@@ -130,7 +131,7 @@ class AgentSideMachine:
         self._out: list[Instruction] = []
 
     def decide(self, event: Event, now: float) -> AgentSideOutcome:
-        """Take in one event; times are seconds of a monotonic clock."""
+        """Apply one event, and return the outcome; times are seconds of a monotonic clock."""
         self._out = []
         if self.status is not ConnectionStatus.REJECTED:
             self._take_in(event, now)
@@ -145,21 +146,21 @@ class AgentSideMachine:
 
     @property
     def subscriber_id(self) -> str:
-        """The id of the present life."""
+        """Return the id of the present life."""
         return f"{self._agent}.{self._life.id}"
 
     @property
     def unacknowledged_count(self) -> int:
-        """Messages without the node's receipt."""
+        """Return the number of messages without the node's receipt."""
         return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._life.flight))
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
-        """Whether this is subscribed to, now or as soon as the node is there."""
+        """Return whether this is subscribed to, now or as soon as the node is there."""
         return (channel, key) in self._wanted
 
     @property
     def counters(self) -> AgentSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         names = (field.name for field in fields(AgentSideCounters) if field.name != "connections_lost")
         return AgentSideCounters(**{name: self._counts[name] for name in names}, connections_lost=dict(self._lost))
 
@@ -243,7 +244,7 @@ class AgentSideMachine:
             self._out.append(CommandsRejected(tuple((flight[index], text) for index, text in refused)))
 
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
-        """A rejected subscription is not declared again, unless it was requested once more after the rejected one."""
+        """Drop each rejected subscription, unless it was requested once more after the rejected one."""
         commands = (*flight, *self._queue)
         last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
         for subject, index in last.items():
@@ -263,7 +264,9 @@ class AgentSideMachine:
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
-        """Whether the answer is from the node's known incarnation, and the node knows this subscriber."""
+        """Return whether the answer is from the expected incarnation of the node, which has this subscriber; else
+        report the loss.
+        """
         call.busy, call.failures = False, 0
         if self._life.incarnation not in ("", event.node_incarnation):
             detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
@@ -279,7 +282,7 @@ class AgentSideMachine:
         return True
 
     def _follows(self, delivery: SequencedMessage) -> bool:
-        """Whether this is the direct successor on its channel of the last one seen."""
+        """Return whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True
@@ -324,7 +327,7 @@ class AgentSideMachine:
         self._begin_life(begins_at)
 
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
-        """Report the loss once; a final loss is reported also to subscriptions that know of a loss."""
+        """Report the loss once; a final loss is reported also to subscriptions to which a loss was reported."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
             self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
         elif self._unreported:
@@ -365,7 +368,7 @@ class AgentSideMachine:
         self._advance_poll(now)
 
     def _rest(self) -> None:
-        """End this life regularly, as nothing is subscribed, so that the node can forget it."""
+        """End this life regularly, as nothing is subscribed, so that the node can drop it."""
         self._give_up_calls()
         self._life = _Life(self._life.id)
         self.status = ConnectionStatus.IDLE
@@ -389,7 +392,7 @@ class AgentSideMachine:
             self._counts.update(batches=1, commands=len(self._life.flight))
 
     def _next_commands(self) -> tuple[Command, ...]:
-        """As many commands as one batch may hold, and at least one."""
+        """Return as many commands as one batch may hold, and at least one."""
         commands = [self._queue.popleft()]
         size, items = self._size_of(commands[0])
         while self._queue and len(commands) < self._settings.batch_commands:

@@ -28,7 +28,7 @@ class SubscriptionCallbacks:
 
 
 class CallbackRegistry:
-    """By subscription; subscribing again replaces them, as the last command wins."""
+    """The callbacks by subscription; subscribing again replaces them, as the last command wins."""
 
     def __init__(self, on_message: OnDelivery, on_lost: OnLost) -> None:
         self._on_message, self._on_lost = on_message, on_lost
@@ -63,7 +63,7 @@ class CallbackRegistry:
         yield self._on_message
 
     def _readers_of(self, channels: tuple[str, ...]) -> Iterator[OnDelivery]:
-        """Each callback once, however many subscriptions it serves."""
+        """Return each callback once, however many subscriptions it serves."""
         pairs = (pair for (channel, _), pair in self._pairs.items() if channel in channels)
         return iter(dict.fromkeys(pair.on_message for pair in pairs if pair.on_message is not None))
 
@@ -80,7 +80,7 @@ class CallbackRegistry:
                 call_safely(pair.on_lost, lost)
 
     def notify_rejected(self, subject: Subject, text: str) -> None:
-        """The node refused this subscription: its failure, and its alone."""
+        """Notify the subscription that the node refused it, and no other."""
         self.notify_failed(ConnectionLost(ConnectionLostReason.REJECTED, text, (subject,)))
 
     def subjects(self) -> tuple[Subject, ...]:

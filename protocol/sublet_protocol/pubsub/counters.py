@@ -1,4 +1,4 @@
-"""Counters of a connection, on both sides; a snapshot is a frozen value, and numbers only grow."""
+"""Counters of a connection, on both sides; a snapshot is a frozen value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sublet_protocol.pubsub.agent_side_events import ConnectionLostReason
 
 @dataclass(frozen=True, slots=True)
 class NodeSideCounters:
-    """The node's side, over all its subscribers since its life began."""
+    """Counters of the node's side, over all its subscribers since its life began."""
 
     batches: int = 0  # executed
     duplicate_batches: int = 0  # answered again, not executed again
@@ -23,14 +23,14 @@ class NodeSideCounters:
     gaps: int = 0  # handed out
     dropped: int = 0  # messages that these gaps stand for
     incarnations: int = 0  # subscriber ids that were new
-    expired: int = 0  # subscriber ids forgotten after their silence
-    expelled: int = 0  # subscriber ids forgotten because they broke a rule
+    expired: int = 0  # subscriber ids dropped after their silence
+    expelled: int = 0  # subscriber ids dropped because they broke a rule
     unknown_subscriber_replies: int = 0  # calls answered "unknown subscriber"
 
 
 @dataclass(frozen=True, slots=True)
 class AgentSideCounters:
-    """The agent's side, over all its lives with one node."""
+    """Counters of the agent's side, over all its lives with one node."""
 
     batches: int  # sent for the first time
     duplicate_batches: int  # sent again under the same number

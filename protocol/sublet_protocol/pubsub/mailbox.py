@@ -18,7 +18,7 @@ from sublet_protocol.pubsub.model import MailboxOverflow, SequencedMessage
 
 @dataclass(frozen=True, slots=True)
 class MailboxLimits:
-    """Bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
+    """The bounds of one subscriber's mailbox, and of one reply out of it; bytes are those of keys and bodies."""
 
     messages: int = 10_000
     bytes: int = 4 << 20
@@ -82,7 +82,7 @@ class Mailbox:
 
     @property
     def sequence(self) -> int:
-        """The last number that was handed out."""
+        """Return the last number that was handed out."""
         return self._sequence
 
     def put(self, message: QueuedMessage) -> None:
@@ -100,7 +100,7 @@ class Mailbox:
             self._make_room()
 
     def acknowledge(self, sequence: int) -> bool:
-        """Remove all up to `sequence`; False if that was never handed out."""
+        """Remove all up to `sequence`; return False if that was never handed out."""
         while self._out and self._out[0][0].sequence <= sequence:
             _, message = self._out.pop(0)
             if message is not None:
@@ -154,7 +154,7 @@ class Mailbox:
         self._dropped_channels[channel] = None
 
     def _has_room(self, size: int) -> bool:
-        """Whether it fits; the first message always does, whatever its size."""
+        """Return whether it fits; the first message always does, whatever its size."""
         fits = len(self._out) < self._limits.reply_messages and self._out_bytes + size <= self._limits.reply_bytes
         return fits or not self._out
 
@@ -172,7 +172,7 @@ class Mailbox:
         self._waiting_bytes -= message.size
 
     def _hand_out_gap(self) -> None:
-        """The gap is the predecessor of what follows it, so that nobody can overlook it."""
+        """Hand out the gap, as the predecessor of what follows on its channels, so that it cannot be overlooked."""
         self._sequence += 1
         channels = tuple(self._dropped_channels)
         self._last_on.update((channel, self._sequence) for channel in channels)

@@ -12,11 +12,11 @@ class Channel(StrEnum):
 
     BORROWER = "borrower"  # key: borrower id; from the leader to one borrower
     STREAM = "stream"  # key: stream id; the newest head
-    GROUP = "group"  # key: subscription; events of a group, for those who watch it
+    GROUP = "group"  # key: subscription; events of a group, for its watchers
 
 
 class ChannelKind(Enum):
-    """What a subscriber of a channel may rely on."""
+    """The kinds of channels, by what a subscriber may rely on."""
 
     LOG = "log"  # every message, in order; each names its predecessor
     STATE = "state"  # the newest value of each key; a subscribe is answered with it
@@ -27,7 +27,7 @@ Subject = tuple[str, str | None]
 
 
 class ChannelCatalog(Mapping[str, ChannelKind]):
-    """The channels that two parties talk on: a name, its number on the wire (from 1 on), and its kind."""
+    """The channels that two parties use: a name, its number on the wire (from 1 on), and its kind."""
 
     def __init__(self, *channels: tuple[str, int, ChannelKind]) -> None:
         self._kinds = {name: kind for name, _, kind in channels}
@@ -61,7 +61,7 @@ CHANNELS = ChannelCatalog(
 
 @dataclass(frozen=True, slots=True)
 class Subscribe:
-    """Subscribes to one key of a channel; to all of them where `key` is None."""
+    """The command to subscribe to one key of a channel; to all of them where `key` is None."""
 
     channel: str
     key: str | None
@@ -69,7 +69,7 @@ class Subscribe:
 
 @dataclass(frozen=True, slots=True)
 class Unsubscribe:
-    """Undo the subscribe with the same channel and key."""
+    """The command to undo the subscribe with the same channel and key."""
 
     channel: str
     key: str | None
@@ -84,8 +84,9 @@ class MessageToNode:
 
 @dataclass(frozen=True, slots=True)
 class UndecodableCommand:
-    """Stands for a command that could not be decoded; `text` is why. It is answered with an error and has no other
-    effect."""
+    """A command that could not be decoded; `text` is the reason. It is answered with an error and has no other
+    effect.
+    """
 
     text: str
 
@@ -96,7 +97,7 @@ ReceivedCommand = Command | UndecodableCommand
 
 @dataclass(frozen=True, slots=True)
 class CommandRefusal:
-    """The command at `index` of a batch was refused."""
+    """The error that the command at `index` of a batch was refused."""
 
     index: int
     text: str
@@ -104,7 +105,9 @@ class CommandRefusal:
 
 @dataclass(frozen=True, slots=True)
 class MailboxOverflow:
-    """The mailbox overflowed here, and `dropped` messages of these channels were lost: read the state anew."""
+    """The gap where the mailbox overflowed, and `dropped` messages of these channels were lost: read the state
+    again.
+    """
 
     dropped: int
     channels: tuple[str, ...]

@@ -1,8 +1,8 @@
-"""The agent's side of a connection on the network: one `NodeConnection` per node, on an asyncio loop.
+"""The agent's side of a connection on the network, one `NodeConnection` per node.
 
-It drives a `AgentSideMachine`: carries out the actions that the machine decides, in order, and returns their
-results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and `unsubscribe`,
-and must not block.
+It drives an `AgentSideMachine` on an asyncio loop: carries out the actions that the machine decides, in order, and
+returns their results as events. Callbacks run on the loop, one after the other; they may call `send`, `subscribe` and
+`unsubscribe`, and must not block.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),  # a minute else, and it is this that ends the connection
 )
-"""What a channel to a node is made with: quick to notice that the node is back."""
+"""The options of a channel to a node, which make it reconnect quickly when the node is back."""
 
 CALL_TIMEOUT_S = 5.0
 """How long a call may take beyond the time it is held."""
@@ -80,22 +80,23 @@ OnRefused = Callable[[Command, str], None]
 
 
 SHOWN_CHARACTERS = 300
-"""Longer texts of a peer are cut where people read them."""
+"""Longer texts of a peer are cut in logs and errors."""
 
 
 def truncate(text: str) -> str:
-    """As much of it as a line of a log should have."""
+    """Return as much of the text as one line of a log should have."""
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}... ({len(text)} characters)"
 
 
 class NodeConnection:
-    """One agent's session with one node. Made and used on one event loop. `key` is the agent's, for all its nodes.
+    """The connection of one agent to one node. Made and used on one event loop. `key` is the agent's, for all its
+    nodes.
 
     `on_message(delivery)` is called once per delivery that no subscription's own callback takes, in order (a body may
     be a `MailboxOverflow`); `on_lost(lost)` once per lost connection, after which subscriptions are declared again by
-    themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate.
-    `token` goes with every call. `channels` are those that the node serves. With TLS where the address says so: what
-    hinders that rejects the connection.
+    themselves; `on_refused(command, text)` for what the node rejected, which is also logged, at a falling rate. `token`
+    goes with every call. `channels` are those that the node serves. With TLS where the address has its scheme: an error
+    with it rejects the connection.
     """
 
     def __init__(
@@ -140,22 +141,22 @@ class NodeConnection:
 
     @property
     def status(self) -> ConnectionStatus:
-        """What is true between this agent and the node."""
+        """Return the status of the connection between this agent and the node."""
         return self._machine.status
 
     @property
     def subscriber_id(self) -> str:
-        """The id under which the node knows this agent at present."""
+        """Return the id under which the node has this agent at present."""
         return self._machine.subscriber_id
 
     @property
     def counters(self) -> AgentSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return self._machine.counters
 
     @property
     def unacknowledged_count(self) -> int:
-        """Commands that the node has not acknowledged yet."""
+        """Return the number of messages that the node has not acknowledged yet."""
         return self._machine.unacknowledged_count
 
     def find_leaks(self) -> tuple[str, ...]:
@@ -207,7 +208,7 @@ class NodeConnection:
         self._decide(command)
 
     async def close(self, timeout_s: float = 5.0) -> bool:
-        """Wait until the node has all that was sent, then end; False if the time was over first."""
+        """Wait until the node has all that was sent, then end; return False if the time was over first."""
         drained = await self._drained(timeout_s)
         self._closed = True
         tasks = [task for task in (self._batch, self._poll) if task is not None]
@@ -219,7 +220,7 @@ class NodeConnection:
         return drained
 
     async def _drained(self, timeout_s: float) -> bool:
-        """Whether the node has confirmed everything. What a lost connection drops was not confirmed."""
+        """Return whether the node has confirmed everything. What a lost connection drops was not confirmed."""
         losses = self._losses
         try:
             async with asyncio.timeout(timeout_s):
@@ -280,7 +281,7 @@ class NodeConnection:
         call_safely(self._on_refused, command, text)
 
     def _log_refusal(self, command: Command, text: str) -> None:
-        """The first, the second, the fourth, the eighth ... of this connection."""
+        """Log the first, the second, the fourth, the eighth ... refusal of this connection."""
         self._refusals += 1
         if self._refusals & (self._refusals - 1) == 0:
             kind = type(command.body if isinstance(command, MessageToNode) else command).__name__
@@ -335,7 +336,7 @@ class NodeConnection:
         failed: type[CommandsUnanswered] | type[PollUnanswered],
         read: Callable[[Any], Event],
     ) -> Event:
-        """Return what came of a call, as an event."""
+        """Return the outcome of a call as an event."""
         try:
             sent = call_metadata(self._token)
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
@@ -374,6 +375,6 @@ class NodeConnection:
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:
-    """The task that is taking its own answer to the machine has done its call already."""
+    """Cancel the task, unless it is the current one, which has done its call already."""
     if task is not None and task is not asyncio.current_task():
         task.cancel()

@@ -39,15 +39,15 @@ from sublet_protocol.pubsub.node_side_replies import (
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
 
 SILENT_HOLDS = 3
-"""A subscriber that has sent nothing for this many hold times is forgotten."""
+"""A subscriber that has sent nothing for this many hold times is dropped."""
 
 REMEMBERED_PAST = 10_000
-"""How many forgotten subscriber ids are stored, so that none of them can begin a second life."""
+"""How many dropped subscriber ids are stored, so that none of them can begin a second life."""
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberLimits:
-    """Bounds of what subscribers may cost; `hold_s` is the longest that a poll is held."""
+    """The bounds on the cost of subscribers; `hold_s` is the longest that a poll is held."""
 
     hold_s: float = 5.0
     mailbox: MailboxLimits = field(default_factory=MailboxLimits)
@@ -58,7 +58,7 @@ class SubscriberLimits:
 
 @dataclass(slots=True)
 class _Subscriber:
-    """`subjects`: the keys, or None for all, by channel."""
+    """The state of a subscriber. `subjects`: the keys, or None for all, by channel."""
 
     mailbox: Mailbox
     received_at: float
@@ -71,7 +71,7 @@ class _Subscriber:
 
 
 class NodeSideMachine:
-    """All subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
+    """The machine of all subscribers of one life of a node. Not thread-safe: one thread (or event loop) calls it.
 
     `incarnation` is that of the node. `channels` are those that are served. `size_of` returns a body's size in bytes.
     """
@@ -120,7 +120,7 @@ class NodeSideMachine:
     def add_errors(
         self, subscriber_id: str, number: int, errors: Sequence[CommandRefusal]
     ) -> tuple[CommandRefusal, ...]:
-        """Add what the owner found wrong with the messages of a batch; all its errors, by index."""
+        """Add the owner's errors with the messages of a batch, and return all its errors, by index."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None or subscriber.batch != number:
             return tuple(errors)
@@ -131,7 +131,7 @@ class NodeSideMachine:
     def poll(
         self, subscriber_id: str, acknowledged: int, incarnation: str, now: float, hold_s: float
     ) -> PollReply | HoldPoll | UnknownSubscriber | SubscriberRefused:
-        """Forget what is acknowledged and return what waits, or hold the poll."""
+        """Drop what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
             return self._unknown(f"incarnation {incarnation} of this node is over")
@@ -158,7 +158,7 @@ class NodeSideMachine:
     # --- from the owner ---
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """Queue `body` once for each subscriber of this key or of the whole channel; how many there are.
+        """Queue `body` once for each subscriber of this key or of the whole channel; return how many there are.
 
         On a state channel a version that is not above the key's current one is dropped.
         """
@@ -172,7 +172,7 @@ class NodeSideMachine:
         return len(readers)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """Queue `body` for one subscriber, whatever it subscribed to; False if the node does not know it.
+        """Queue `body` for one subscriber, also without a subscription; return False if the node does not know it.
 
         On a log channel, while an equal message is unacknowledged it is not queued again: resending is free.
         """
@@ -184,12 +184,13 @@ class NodeSideMachine:
         return True
 
     def clear_state(self, channel: str, key: str) -> None:
-        """Forget the current value of a state that is over; who subscribes later is not answered."""
+        """Drop the current value of a state that is over; a later subscriber gets none."""
         self._states.drop(channel, key)
 
     def expire(self, now: float) -> tuple[str, ...]:
-        """Forget every subscriber that was silent for three hold times; return their ids, and those expelled since the
-        last call."""
+        """Drop every subscriber that was silent for three hold times; return their ids, and those expelled since the
+        last call.
+        """
         since = now - SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
@@ -198,20 +199,20 @@ class NodeSideMachine:
         return silent + expelled
 
     def expel(self, subscriber_id: str) -> None:
-        """Forget a subscriber that must not have all that it subscribed to; it may come again, and subscribe anew."""
+        """Drop a subscriber that must not have all that it subscribed to; it may come again, and subscribe again."""
         if subscriber_id in self._subscribers:
             self._forget(subscriber_id, "expelled")
             self._expelled.append(subscriber_id)
 
     @property
     def wake_at(self) -> float | None:
-        """When `expire` may find a silent subscriber; None while there is no subscriber."""
+        """Return when `expire` may find a silent subscriber; None while there is no subscriber."""
         oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
         return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
 
     @property
     def subscriber_ids(self) -> tuple[str, ...]:
-        """Everybody known, in order of arrival."""
+        """Return the ids of all subscribers, in order of arrival."""
         return tuple(self._subscribers)
 
     def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
@@ -224,12 +225,12 @@ class NodeSideMachine:
         return SubscribedKeys(frozenset(self._index.keys(channel)), self._index.has_all(channel))
 
     def has_subscriber(self, subscriber_id: str) -> bool:
-        """Whether this subscriber id is alive."""
+        """Return whether this subscriber id is alive."""
         return subscriber_id in self._subscribers
 
     @property
     def counters(self) -> NodeSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return NodeSideCounters(**self._counts)
 
     def find_leaks(self) -> tuple[str, ...]:

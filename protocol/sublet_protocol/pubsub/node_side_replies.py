@@ -9,28 +9,30 @@ from sublet_protocol.pubsub.model import CommandRefusal, SequencedMessage
 
 @dataclass(frozen=True, slots=True)
 class UnknownSubscriber:
-    """The node has nothing of this subscriber id: it must begin again under a new one. `reason` is for people."""
+    """The reply that the node does not have this subscriber id: begin again under a new one. `reason` is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SubscriberRefused:
-    """The node has no room for another subscriber: it may come again later. `reason` is for people."""
+    """The reply that the node has no room for another subscriber: it may come again later. `reason` is for people."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CommandsAlreadyExecuted:
-    """The batch was executed before; these were its errors."""
+    """The reply that the batch was executed before; these were its errors."""
 
     errors: tuple[CommandRefusal, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class CommandsAccepted:
-    """The batch is executed; `messages` (index in the batch, body) are for the owner of the publisher."""
+    """The reply that the batch is executed; `messages` (index in the batch, body) are for the owner of the
+    publisher.
+    """
 
     messages: tuple[tuple[int, object], ...]
     errors: tuple[CommandRefusal, ...]
@@ -45,7 +47,7 @@ class PollReply:
 
 @dataclass(frozen=True, slots=True)
 class HoldPoll:
-    """Nothing waits: come back when `on_ready` names the subscriber, or at `hold_until`."""
+    """The reply that nothing waits: poll again when `on_ready` names the subscriber, or at `hold_until`."""
 
     hold_until: float
 

@@ -65,10 +65,10 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.http2.ping_timeout_ms", 10_000),  # what ends the connection, where this is the longer
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
 )
-"""What a `grpc.aio.server` that serves sessions is made with."""
+"""The options of a `grpc.aio.server` that serves sessions."""
 
 RETRY_AFTER_MS = 1_000
-"""When a subscriber for which there is no room shall come again."""
+"""The time after which a subscriber for which there is no room may retry."""
 
 NOT_THE_AGENT = (
     "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
@@ -91,16 +91,15 @@ def new_publisher(
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
-    """Serves sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order; for a
-    long one once per slice of it, between which others have their turn.
+    """The server of sessions. `on_message(subscriber_id, message)` is called once per message, in each agent's order;
+    for a long one once per slice of it, between which others have their turn.
 
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
-    the sender as that message's error. `on_expired` is called with subscriber ids that were forgotten: they were
-    silent, or broke a rule; and with those that were refused, of which `check_subscribe` may have been asked.
-    `on_interest(channel, key or None for all, wanted)` is called when the first subscriber of it has come, or the last
-    has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
-    not subscribe to it. `principal()` returns who calls; None: nobody knows.
-    `channels` are those of the publisher.
+    the sender as that message's error. `on_expired` is called with subscriber ids that were dropped because they were
+    silent or broke a rule, and with those that were refused after `check_subscribe` may have been called for them.
+    `on_interest(channel, key or None for all, wanted)` is called when its first subscriber has come, or the last has
+    gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may not
+    subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the publisher.
     """
 
     def __init__(
@@ -138,7 +137,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
 
     async def close(self) -> None:
-        """Let go of all held polls and stop sweeping. The gRPC server is its maker's to stop."""
+        """Release all held polls and stop sweeping. The caller stops the gRPC server."""
         if self._sweeper is not None:
             self._sweeper.cancel()
             await asyncio.gather(self._sweeper, return_exceptions=True)
@@ -146,21 +145,21 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._end_hold(subscriber_id)
 
     def publish(self, channel: str, key: str, body: object, version: int = 0) -> int:
-        """See `NodeSideMachine.publish`."""
+        """Publish as `NodeSideMachine.publish` does."""
         return self.publisher.publish(channel, key, body, version)
 
     def send(self, subscriber_id: str, channel: str, key: str, body: object) -> bool:
-        """See `NodeSideMachine.send`."""
+        """Send as `NodeSideMachine.send` does."""
         return self.publisher.send(subscriber_id, channel, key, body)
 
     @property
     def held_polls(self) -> int:
-        """How many polls are held at this instant."""
+        """Return how many polls are held at this instant."""
         return len(self._held)
 
     @property
     def counters(self) -> NodeSideCounters:
-        """What happened so far."""
+        """Return the counters so far."""
         return self.publisher.counters
 
     def find_leaks(self) -> tuple[str, ...]:
@@ -289,7 +288,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return command
 
     async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandRefusal | None:
-        """Whatever goes wrong with one message harms its sender only."""
+        """Hand the message over, so that an error with it affects its sender only."""
         try:
             for part, items in wire.slices(message):
                 result = self._on_message(subscriber_id, part)
@@ -304,7 +303,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return None
 
     async def _hold(self, subscriber_id: str, seconds: float) -> bool:
-        """Wait until something is there or the time is over; False if a newer poll has taken this one's place."""
+        """Wait until a message waits or the time is over; return False if a newer poll has replaced this one."""
         held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._held[subscriber_id] = held
         try:
@@ -321,7 +320,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             held.set_result(not superseded)
 
     async def _sweep(self) -> None:
-        """Forget silent subscribers when they are due. Later subscribers are due later, so none is missed."""
+        """Drop silent subscribers when they are due. Later subscribers are due later, so none is missed."""
         longest = self.publisher.settings.hold_s
         while True:
             wake_at = self.publisher.wake_at
@@ -348,7 +347,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
 
 class _Turn:
-    """What a batch has had of the event loop at a stretch: after a slice, others have their turn."""
+    """The time that a batch has used of the event loop; after a slice, others have their turn."""
 
     def __init__(self) -> None:
         self._items = 0
@@ -361,7 +360,7 @@ class _Turn:
 
 
 async def _checked(request: Any, context: Any) -> str:
-    """Return the subscriber id of a request of our version, which proves that it is from that agent."""
+    """Return the subscriber id of a request of this version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
         text = (
             f"protocol version {request.protocol_version}: this node speaks {PROTOCOL_VERSION}, "

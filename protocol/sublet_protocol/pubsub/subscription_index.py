@@ -16,7 +16,7 @@ class SubscriptionIndex:
         self._channels: dict[str, dict[str | None, str | dict[str, None]]] = {}
 
     def add(self, subscriber_id: str, channel: str, key: str | None) -> bool:
-        """Add a subscription; adding it again changes nothing. True if it is the first of its key."""
+        """Add a subscription, and return whether it is the first of its key; adding it again changes nothing."""
         keys = self._channels.setdefault(channel, {})
         readers = keys.get(key)
         if readers is None:
@@ -28,7 +28,7 @@ class SubscriptionIndex:
         return readers is None
 
     def remove(self, subscriber_id: str, channel: str, key: str | None) -> bool:
-        """Take a subscription out, if it is there; True if it was the last of its kind."""
+        """Remove a subscription, if it is there, and return whether it was the last of its kind."""
         keys = self._channels.get(channel, {})
         readers = keys.get(key)
         if isinstance(readers, dict):
@@ -49,11 +49,11 @@ class SubscriptionIndex:
         return (key for key in self._channels.get(channel, {}) if key is not None)
 
     def has_all(self, channel: str) -> bool:
-        """Whether all keys of a channel are subscribed."""
+        """Return whether all keys of a channel are subscribed."""
         return None in self._channels.get(channel, {})
 
     def entries(self) -> Iterator[tuple[str, str, str | None]]:
-        """Every (subscriber id, channel, key or None)."""
+        """Yield every (subscriber id, channel, key or None)."""
         for channel, keys in self._channels.items():
             for key in keys:
                 for subscriber_id in self._of(channel, key):
@@ -74,7 +74,7 @@ class LatestValues:
         self._values: dict[str, dict[str, tuple[object, int]]] = {}
 
     def put(self, channel: str, key: str, body: object, version: int) -> bool:
-        """Store a value; False if one at least as new is there."""
+        """Store a value; return False if one at least as new is there."""
         values = self._values.setdefault(channel, {})
         if key in values and values[key][1] >= version:
             return False

@@ -1,6 +1,6 @@
 """Encodes and decodes the frames of a connection; their content goes through `borrower_leader_codec`.
 
-`channels` are those that both sides know: ours, or the parties' own.
+`channels` are those that both sides use: sublet's, or the parties' own.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
 
 _ENVELOPE_BYTES = 64
-"""About what a delivery takes on the wire besides what its body carries."""
+"""The approximate size of a delivery on the wire without its body."""
 
 
 # --- requests -------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def encode_poll_request(poll: CallPoll, key: AgentKey) -> Any:
 
 
 def check_request(request: Any) -> str:
-    """Return the subscriber id of a request, which is not too large. Raises `MalformedMessage`."""
+    """Return the subscriber id of a request, which is not too large. Raise `MalformedMessage`."""
     if (size := request.ByteSize()) > MAX_REQUEST_BYTES:
         raise MalformedMessage(f"a request of {size} bytes: the limit is {MAX_REQUEST_BYTES}; send several")
     return check_id("subscriber_id", request.subscriber_id)
@@ -99,7 +99,9 @@ def count_items(command: Any) -> int:
 
 
 def take_agent_key(request: Any) -> bool:
-    """Whether the request is from the agent that it names. Its key is removed from it: nothing after this needs it."""
+    """Return whether the request is from the agent that it names. Its key is removed from it: nothing after this needs
+    it.
+    """
     key: bytes = request.agent_key
     request.ClearField("agent_key")
     return is_key_of(key, request.subscriber_id)
@@ -233,7 +235,7 @@ def decode_batch_reply(batch: SendCommands, wire: Any, jitter: float = 0.0) -> C
 def decode_poll_reply(
     poll: CallPoll, wire: Any, jitter: float = 0.0, channels: ChannelCatalog = CHANNELS
 ) -> PollReplied:
-    """Return what the poll brought, as an event for the subscriber's machine; raises `MalformedMessage`."""
+    """Return what the poll brought, as an event for the subscriber's machine. Raise `MalformedMessage`."""
     deliveries = tuple(decode_delivery(message, channels) for message in wire.messages)
     return PollReplied(poll.subscriber_incarnation, wire.incarnation, wire.unknown_subscriber, deliveries, jitter)
 
@@ -268,7 +270,7 @@ def _body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
 
 
 def decode_delivery(wire: Any, channels: ChannelCatalog = CHANNELS) -> SequencedMessage:
-    """One message of a poll's reply; raises `MalformedMessage`."""
+    """Return one message of a poll's reply. Raise `MalformedMessage`."""
     body = _read_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
@@ -295,7 +297,7 @@ def _channel(number: int, channels: ChannelCatalog) -> str:
 
 
 def body_size(body: object) -> int:
-    """Bytes of a delivery's body on the wire, nearly, and a little for its envelope."""
+    """Return the bytes of a delivery's body on the wire, approximately, with a little for its envelope."""
     match body:
         case StreamHead():
             return _ENVELOPE_BYTES

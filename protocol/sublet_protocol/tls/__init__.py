@@ -1,1 +1,1 @@
-"""TLS: the files that it takes, read again when they change, and what servers and channels to nodes are made with."""
+"""TLS: its files, read again when they change, and credentials for servers and channels."""

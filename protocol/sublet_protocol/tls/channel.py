@@ -1,4 +1,4 @@
-"""Channels to nodes, plain or with TLS as the address says, and the reason where none can be made."""
+"""Channels to nodes, plain or with TLS, and the reason where none can be made."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.tls.files import Signature, TlsFiles
 
 PROBE_S = 2.0
-"""For finding out why a connection came to naught."""
+"""The timeout for finding out why a connection failed."""
 
 _lock = threading.Lock()
 _made: dict[tuple[TlsFiles, Signature], Any] = {}
@@ -24,14 +24,14 @@ _made: dict[tuple[TlsFiles, Signature], Any] = {}
 
 
 def open_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
-    """Return a channel to a node. Raises `InvalidSetting` where the files for TLS cannot be used."""
+    """Return a channel to a node. Raise `InvalidSetting` where the files for TLS cannot be used."""
     if is_tls(address):
         return grpc.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
     return grpc.insecure_channel(address, options=options)
 
 
 def open_aio_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
-    """The same, for asyncio."""
+    """Return a channel to the address for asyncio, as `open_channel` does."""
     if is_tls(address):
         return grpc.aio.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
     return grpc.aio.insecure_channel(address, options=options)
@@ -46,7 +46,7 @@ def explain_failure(address: str, details: str) -> str | None:
     """Return why TLS makes it useless to try again; None where it may be something else. `details`: gRPC's text,
     which is the same for a missing client certificate and a dead node. Blocks for twice `PROBE_S` at most."""
     if "failed to connect" not in details or "refused" in details or "timed out" in details:
-        return None  # nobody is there, or nobody answers: TLS has nothing to do with that
+        return None  # no server, or no answer: not a failure of TLS
     reason = _explain_tls(address) if is_tls(address) else _explain_plain(address)
     return None if reason is None else f"no connection to node {address}: {reason}"
 
@@ -100,8 +100,9 @@ def _explain_tls(address: str) -> str | None:
 
 
 def _is_let_in(address: str, context: ssl.SSLContext) -> bool:
-    """Whether a server of HTTP/2 says something after the handshake, as it does unless it turns the client away. Raises
-    `OSError`, of which `SSLError` is one."""
+    """Return whether an HTTP/2 server sends something after the handshake, as it does unless it rejects the client.
+    Raise `OSError`, of which `SSLError` is one.
+    """
     found = split_node_address(address)
     assert found is not None, "addresses are checked where they are given"
     context.set_alpn_protocols(["h2"])

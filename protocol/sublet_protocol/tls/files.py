@@ -20,7 +20,7 @@ Signature = tuple[tuple[int, ...] | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class TlsContent:
-    """What is in the files."""
+    """The content of the files."""
 
     certificates: bytes | None
     key: bytes | None
@@ -29,8 +29,9 @@ class TlsContent:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files: one's own certificates, the first of them one's own and then those between it and the
-    authority; its key; the authorities that the other side's certificate is checked against."""
+    """The paths of PEM files: one's own certificates, the first of them one's own and then those between it and the
+    authority; its key; the authorities that the other side's certificate is checked against.
+    """
 
     certificates: str | None = None
     key: str | None = None
@@ -38,7 +39,7 @@ class TlsFiles:
 
     @classmethod
     def of_server(cls, certificates: str | None, key: str | None, client_ca: str | None = None) -> TlsFiles | None:
-        """Return what a server is given; None where that is nothing. Raises `InvalidSetting`."""
+        """Return what a server is given; None where that is nothing. Raise `InvalidSetting`."""
         if certificates is None and key is None and client_ca is None:
             return None
         if certificates is None or key is None:
@@ -50,7 +51,7 @@ class TlsFiles:
 
     @classmethod
     def of_client(cls, environ: Mapping[str, str] = os.environ) -> TlsFiles:
-        """Return what this process shows to nodes, and whom it trusts. Raises `InvalidSetting`."""
+        """Return this process's certificates, and the authorities that it trusts nodes by. Raise `InvalidSetting`."""
         certificates, key = environ.get("SUBLET_TLS_CERT") or None, environ.get("SUBLET_TLS_KEY") or None
         if (certificates is None) != (key is None):
             raise InvalidSetting(
@@ -65,14 +66,16 @@ class TlsFiles:
         return tuple(_signature(path) for path in (self.certificates, self.key, self.authorities))
 
     def read(self) -> TlsContent:
-        """Raises `InvalidSetting`, with the file's name, unless all of it can be used together."""
+        """Return the content of the files. Raise `InvalidSetting`, with the file's name, unless all can be used
+        together.
+        """
         if self.key is not None:
             _check_key(self.key)
         self.fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         return TlsContent(*(_content(path) for path in (self.certificates, self.key, self.authorities)))
 
     def server_context(self) -> ssl.SSLContext:
-        """Return a context for servers that are not gRPC's. Raises `InvalidSetting`."""
+        """Return a context for servers that are not gRPC's. Raise `InvalidSetting`."""
         if self.key is not None:
             _check_key(self.key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -83,7 +86,7 @@ class TlsFiles:
         return context
 
     def fill(self, context: ssl.SSLContext) -> None:
-        """Load the files into it. Raises `InvalidSetting`."""
+        """Load the files into it. Raise `InvalidSetting`."""
         path, files = "", f"certificate {self.certificates} with key {self.key}"
         try:
             for path in filter(None, (self.certificates, self.key, self.authorities)):
@@ -105,7 +108,9 @@ class TlsFiles:
 
 
 class ReloadedFiles:
-    """Files of a server. Those that cannot be used any more are warned of, and what they had before stays in use."""
+    """The files of a server. Where they cannot be used any more a warning is logged, and what they had before stays in
+    use.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
         self.files = files
@@ -114,7 +119,7 @@ class ReloadedFiles:
         self.content = files.read()
 
     def reload(self) -> bool:
-        """Return whether there is a new `content`. From any thread."""
+        """Read the files if they have changed, and return whether there is a new `content`. From any thread."""
         with self._lock:
             signature = self.files.signature()
             if signature == self._signature:
@@ -126,7 +131,7 @@ class ReloadedFiles:
                 log.warning("%s The certificate that was there before is used.", error)
                 return False
             if self.files.signature() != signature:
-                self._signature = ()  # it was written to meanwhile: the next connection has it read again
+                self._signature = ()  # it was written to meanwhile: the next connection reads it again
             log.info("new certificate from %s", self.files.certificates)
             return True
 
@@ -146,11 +151,13 @@ def _content(path: str | None) -> bytes | None:
 
 
 def _check_key(path: str) -> None:
-    """Postgres' rule: nobody else reads the key; one of root's may be read by a group, as Kubernetes mounts it."""
+    """Raise `InvalidSetting` unless the key is readable by its owner alone, as Postgres requires; one of root's may be
+    readable by a group, as Kubernetes mounts it.
+    """
     try:
         status = os.stat(path)
     except OSError:
-        return  # said where it is read
+        return  # raised where it is read
     ours = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
     roots = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IRWXO)
     if not (ours or roots):

@@ -1,4 +1,4 @@
-"""What a gRPC server is made with to speak TLS."""
+"""The TLS credentials of a gRPC server."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
 
 def server_credentials(files: TlsFiles) -> Any:
     """Return credentials that have the files read at each new connection, if they have changed. With authorities, a
-    client must show a certificate of theirs. Raises `InvalidSetting`."""
+    client must show a certificate of theirs. Raise `InvalidSetting`.
+    """
     reloaded = ReloadedFiles(files)
 
     def configuration() -> Any:

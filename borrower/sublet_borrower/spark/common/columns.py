@@ -19,14 +19,14 @@ COLUMNS = (
     "key binary, value binary, topic string, timestamp timestamp, headers array<struct<key string, value binary>>,"
     " space string, stream bigint, offset bigint, epoch array<bigint>"
 )
-"""For people; all may be null, as Spark has it."""
+"""The schema as text; all columns are nullable, as in Spark."""
 
 FEW_ROWS = 2048
 """Batches with fewer rows on average are put together: for Spark each costs as much as some hundred rows."""
 
 
 def all_columns() -> StructType:
-    """Every column. (Spark reads DDL with a JVM, which a source's process has not.)"""
+    """Return the schema with every column. (Spark reads DDL with a JVM, which a source's process has not.)"""
     from pyspark.sql import types
 
     header = types.StructType().add("key", types.StringType()).add("value", types.BinaryType())
@@ -45,7 +45,7 @@ def all_columns() -> StructType:
 
 
 def select_columns(schema: StructType) -> StructType:
-    """Return the schema that a user gave, if it is of our columns. Raises `InvalidSetting`."""
+    """Return the schema that a user gave, if all its columns are sublet's. Raise `InvalidSetting`."""
     known = {field.name: field.dataType for field in all_columns()}
     for field in schema:
         if field.name not in known:

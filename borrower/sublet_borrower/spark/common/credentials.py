@@ -1,7 +1,7 @@
-"""How a query's processes are given the database: where it is, by the plan; its password, by themselves.
+"""The database of a query's processes: the address from the plan, the password from each process.
 
 Spark pickles, logs, stores and shows what is in plans, options and closures. So these have the address alone, and
-`credentials` says where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
+`credentials` names where a process finds what is missing: `env` (SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE of
 that process), `file:PATH`, or `class:MODULE.NAME`, a function or class that is called without arguments. Each gives a
 URL, or a part of one such as password=...
 """
@@ -55,7 +55,8 @@ def check_url(url: str | None, credentials: str) -> None:
 
 def driver_url(url: str | None, data_dir: object, credentials: str) -> Secret | None:
     """Return the database of a query, for the driver: that of `url`, else of the driver's environment, else of the
-    credentials; None where it is an embedded one. Raises `InvalidSetting`."""
+    credentials; None where it is an embedded one. Raise `InvalidSetting`.
+    """
     check_url(url, credentials)
     if data_dir is not None:
         return None
@@ -77,7 +78,7 @@ def task_url(address: str, credentials: str) -> Secret:
 
 @dataclass(frozen=True)
 class _TaskUrl:
-    """Puts a URL together, at each call. `found`: that of the credentials, if there is one."""
+    """A callable that builds a URL at each call. `found`: that of the credentials, if there is one."""
 
     address: str
     found: Secret | None
@@ -100,7 +101,7 @@ class _TaskUrl:
 
 
 def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ...]) -> bool:
-    """Whether `found` names another one in any of these."""
+    """Return whether `found` names another one in any of these."""
     port = {"port": "5432"}
     return any(found.get(name) and str(found[name]) != str({**port, **address}.get(name)) for name in names)
 

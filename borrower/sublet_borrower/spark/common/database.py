@@ -1,4 +1,4 @@
-"""The database of a query, checked on driver and executors, and kept running where it is embedded.
+"""The database of a query, checked on driver and executors; keeps an embedded server running.
 
 On the driver it must exist already, on an executor it must be reachable. The last user of an embedded server stops it:
 a query's processes come and go, and without a process that holds it each would stop it at its end and have the next one
@@ -41,7 +41,7 @@ def check_database_exists(url: str | None, data_dir: str | None) -> None:
 
 
 def check_socket_reachable(url: str, driver: str) -> None:
-    """An embedded server's URL is the path of a Unix socket, which means nothing on another machine."""
+    """Raise `InvalidSetting` for a URL with a Unix socket, as an embedded server's has, that is not on this machine."""
     host = str(parse_url(url).get("host") or "")
     if host.startswith("/") and not Path(host).is_dir():
         raise InvalidSetting(
@@ -56,8 +56,9 @@ _held: dict[tuple[int, str], EmbeddedPostgres] = {}
 
 
 def keep_server_running(data_dir: str | None, driver: str) -> None:
-    """Use the embedded server of this directory until the process ends. On another machine than the driver there is no
-    such server, and none is made."""
+    """Use the embedded server of this directory until the process ends. On a machine other than the driver's there is
+    no such server, and none is started.
+    """
     if data_dir is not None and driver == socket.gethostname() and (os.getpid(), data_dir) not in _held:
         resolve_database(None, data_dir)
 

@@ -85,8 +85,9 @@ class StreamOptions:
 
 
 def stream_options(given: Mapping[str, str]) -> StreamOptions:
-    """Return the options of `readStream`. Raises `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
-    be."""
+    """Return the options of `readStream`. Raise `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
+    be.
+    """
     found = read_options(
         given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
     )
@@ -173,7 +174,7 @@ def _count(name: str, text: str) -> int:
 
 
 def parse_index(name: str, text: str) -> int:
-    """Return a number that may be 0. Raises `InvalidSetting`."""
+    """Return a number that may be 0. Raise `InvalidSetting`."""
     if not _is_number(text):
         raise InvalidSetting(
             f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 0 to {MAX_NUMBER}."
@@ -182,7 +183,9 @@ def parse_index(name: str, text: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Whether the text is within the limit; a longer one is not parsed: Python refuses to, from 4301 digits on."""
+    """Return whether the text is within the limit; a longer one is not parsed: Python refuses to, from 4301 digits
+    on.
+    """
     return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 
@@ -208,7 +211,7 @@ def _duration(name: str, text: str) -> float:
 
 
 def to_camel_case(name: str) -> str:
-    """As it is called in Spark."""
+    """Return the name as Spark spells options, in camel case."""
     first, *others = name.split("_")
     return first + "".join(other.capitalize() for other in others)
 

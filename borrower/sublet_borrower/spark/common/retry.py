@@ -21,9 +21,10 @@ _T = TypeVar("_T")
 
 
 def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, message: str) -> _T:
-    """Return the answer of an attempt, which is repeated while either is away, for so long; each failure is logged.
+    """Return the result of `attempt`, repeated for `away_s` while the database or a payload location is away; each
+    failure is logged.
 
-    Raises the error of the last attempt.
+    Raise the error of the last attempt.
     """
 
     def is_away(error: Exception) -> bool:

@@ -18,7 +18,7 @@ _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?$")
 
 
 class SparkSettingsWarning(UserWarning):
-    """Spark will run the tasks, but not for ever, or not all of them."""
+    """A warning that Spark will run the tasks, but not for ever, or not all of them."""
 
 
 def check_cluster(spark: Any, fn: object, tasks: int) -> None:
@@ -53,12 +53,12 @@ def check_policy(subscription: Subscription, policy: RetryPolicy | None) -> None
 
 
 def read_setting(spark: Any, key: str, default: str) -> str:
-    """Return a setting as Spark runs with it, also where there is no SparkContext (Spark Connect)."""
+    """Return a setting in effect in Spark, also where there is no SparkContext (Spark Connect)."""
     return str(spark.conf.get(key, default) or default)
 
 
 def is_local(master: str) -> bool:
-    """Whether driver and executors are one process."""
+    """Return whether driver and executors are one process."""
     return _LOCAL.match(master) is not None
 
 
@@ -110,7 +110,7 @@ def _check_slots(spark: Any, master: str, tasks: int) -> None:
 
 
 def _slots(spark: Any, master: str) -> int | None:
-    """Cores that Spark has now; None if that cannot be known."""
+    """Return the number of cores that Spark has now; None if it is unknown."""
     local = _LOCAL.match(master)
     if local is not None and local[1] != "*":
         return int(local[1] or 1)
@@ -122,7 +122,7 @@ def _slots(spark: Any, master: str) -> int | None:
 
 
 def _check_idle_kill(spark: Any) -> None:
-    """Nothing flows between Spark and these workers: an idle limit would take the busiest for dead."""
+    """Raise `InvalidSetting` if Spark kills idle workers: it sees no rows of these, so all would count as idle."""
     key = "spark.sql.execution.pyspark.udf"
     idle = read_setting(spark, f"{key}.idleTimeoutSeconds", "0")
     kills = read_setting(spark, f"{key}.killOnIdleTimeout", "false")

@@ -1,4 +1,4 @@
-"""Consuming in Spark's executors: a job of N tasks that run until they are drained, each a session of the group.
+"""Consuming in Spark's executors: a job of N tasks, each a session of the group.
 
     def work(batch):
         store(batch.table)
@@ -71,15 +71,15 @@ def consume(
     """Start `tasks` sessions in Spark's executors that call `fn(batch)`, and return at once.
 
     `url`, `nodes`, `weight`, `starting_position`, `max_batch_bytes`, `whole_epochs`: as for a `Session`; a database
-    that is not given is looked for, or started, on the driver. `url` has no password: `credentials` says where driver
+    that is not given is looked for, or started, on the driver. `url` has no password: `credentials` names where driver
     and executors find it, `env` (their SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE), `file:PATH`, or
-    `class:MODULE.NAME` of something that is called there. `name`: begins the sessions' names, for operators.
-    `policy`: how often a raising `fn` is tried, and what becomes of a record that it cannot do; `sys.exit` in it counts
-    as raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
+    `class:MODULE.NAME` of something that is called there. `name`: begins the sessions' names, for operators. `policy`:
+    how often a raising `fn` is tried, and what happens to a record that it cannot process; `sys.exit` in it counts as
+    raising, since the process is Spark's. `settings`: the borrowers' times (default: the driver's environment).
     `on_attempt`: called in the task before its session begins, to open what `fn` needs. `driver_host`: under which
     address the executors reach the driver (default: Spark's own).
 
-    Raises `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
+    Raise `InvalidSubscription`, `InvalidSetting`, `Unavailable`, `DatabaseUnreachable`, `SchemaMismatch`; warns
     (`SparkSettingsWarning`) of Spark settings under which the tasks would not last or not all run.
     """
     cluster_checks.check_cluster(spark, fn, tasks)
@@ -155,7 +155,7 @@ class Consumption:
 
     @property
     def running(self) -> bool:
-        """Whether the Spark job is under way."""
+        """Return whether the Spark job is under way."""
         return not self._over.is_set()
 
     def status(self) -> ConsumptionStatus:
@@ -165,13 +165,15 @@ class Consumption:
         return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for the job's end; whether it has ended. It ends when it is drained or stopped, or has failed."""
+        """Wait for the job's end, and return whether it has ended. It ends when it is drained or stopped, or has
+        failed.
+        """
         return self._over.wait(timeout_s)
 
     def drain(self, timeout_s: float = DRAIN_S) -> list[TaskSummary]:
-        """Let every task finish its running batch and hand its streams over; what `result` returns.
+        """Let every task finish its running batch and hand its streams over; return what `result` returns.
 
-        Raises `Unavailable` if a function is still running when the time is over: drain again to wait longer.
+        Raise `Unavailable` if a function is still running when the time is over: drain again to wait longer.
         """
         self._ask_to_drain()
         if not self.wait(timeout_s):
@@ -188,7 +190,7 @@ class Consumption:
         return self.result()
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        """Drain, and have Spark cancel what has not ended within `grace_s`.
+        """Drain, and have Spark cancel the tasks that have not ended within `grace_s`.
 
         A cancelled task runs on for some seconds and is then killed; its messages since the last progress are delivered
         again, to the next holders of its streams after the eviction time.
@@ -201,10 +203,10 @@ class Consumption:
         self.wait(grace_s + 5.0)
 
     def result(self, timeout_s: float | None = None) -> list[TaskSummary]:
-        """Wait for the job's end; how each task ended, in order of partitions (those that Spark still knows of).
+        """Wait for the job's end, and return how each task ended, in order of partitions (those that Spark still has).
 
-        Raises `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, or what else
-        ended a task for good, `Unavailable` when the time is over or when the Spark job itself has failed.
+        Raise `UserFunctionFailed` from a `TaskFailed`, which names the class of what the function raised, the error
+        that ended a task for good, or `Unavailable` when the time is over or when the Spark job itself has failed.
         """
         if not self.wait(timeout_s):
             raise Unavailable(f"the job has not ended within {timeout_s:g} s. Drain or stop it, or wait longer.")
@@ -242,7 +244,7 @@ class Consumption:
         finally:
             try:
                 resources.close()
-            except Exception as error:  # noqa: BLE001 how the job ended is known, whatever becomes of its helpers
+            except Exception as error:  # noqa: BLE001 the job's outcome is known, even if its helpers fail
                 log.warning("the job is over, and what served it has not ended well: %s", error)
             finally:
                 self._over.set()
@@ -268,7 +270,7 @@ class Consumption:
             self._control.drain()
 
     def _note_failure(self) -> None:
-        """One task has failed for good, the others are draining: see that it does not take for ever."""
+        """Cancel the job after a time, since one task has failed for good and the others are draining."""
         self._watchdog = threading.Timer(FAILURE_GRACE_S, self._cancel)
         self._watchdog.daemon = True
         self._watchdog.start()
@@ -322,5 +324,5 @@ def _this_host() -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    # Py4J's text is first which call has failed, and then, behind a colon, what Java has raised.
+    # Py4J's text has first the call that failed and then, after a colon, what Java has raised.
     return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

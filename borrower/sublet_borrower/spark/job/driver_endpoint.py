@@ -1,4 +1,4 @@
-"""The driver's side of the link to its tasks: takes their reports, and asks them to drain.
+"""The driver's side of the link to its tasks: receives reports, sends the drain request.
 
 It is a server like a node's, for one job: a task sends its report as an event, again and again, and receives the
 request to drain in its held poll, at once. A peer without the job's token is rejected. What travels is figures and a
@@ -30,7 +30,9 @@ START_TIMEOUT_S = 10.0
 
 
 class DriverEndpoint:
-    """Serves from its making until `close`. `on_failed` is called at the first failure, from the server's thread."""
+    """The server on the driver, which runs from its construction until `close`. `on_failed` is called at the first
+    failure, from the server's thread.
+    """
 
     def __init__(self, bind: str, advertised: str, on_failed: Callable[[], None]) -> None:
         self.token = secrets.token_hex(16)
@@ -50,7 +52,7 @@ class DriverEndpoint:
 
     @property
     def address(self) -> str:
-        """HOST:PORT, as tasks reach it."""
+        """Return the endpoint's HOST:PORT, as tasks reach it."""
         return f"{_bracketed(self._advertised)}:{self._port}"
 
     def drain(self) -> None:

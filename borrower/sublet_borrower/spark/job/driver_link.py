@@ -1,6 +1,6 @@
-"""A task's side of the link to its driver: sends reports, and receives the request to drain.
+"""A task's side of the link to its driver: sends reports, receives the drain request.
 
-When the driver has been silent for `DRIVER_LOST_S`, nobody is left who could ever drain this task or use its result: it
+When the driver has been silent for `DRIVER_LOST_S`, nothing is left that could drain this task or use its result: it
 drains itself.
 """
 
@@ -32,7 +32,9 @@ LAST_WORD_S = 2.0
 
 
 class SparkDriverLink:
-    """Runs as a context manager. `report()` and `drain(reason)` are called on the network thread and must not block."""
+    """The link to the driver, a context manager. `report()` and `drain(reason)` are called on the network thread and
+    must not block.
+    """
 
     def __init__(
         self,

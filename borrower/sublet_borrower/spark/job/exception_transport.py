@@ -1,7 +1,7 @@
-"""Carries an exception from a task to the driver as plain data: class name, message, traceback text.
+"""Carries an exception from a task to the driver as plain data.
 
-The driver makes no object of a class that a task names, but for sublet's own errors, which come with their numbers and
-texts.
+It has the class name, the message and the traceback text. The driver makes no object of a class that a task names,
+except for sublet's own errors, which come with their numbers and texts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sublet_protocol.domain.errors import SubletError, UsageError
 from sublet_protocol.domain.secret import hide_secrets
 
 MAX_LINKS = 5
-"""Of a chain of causes, the nearest."""
+"""Maximum number of causes in a chain; the nearest ones are sent."""
 
 MAX_MESSAGE = 4_000
 MAX_TRACEBACK = 8_000
-"""In characters; of a longer traceback its end."""
+"""In characters; of a longer traceback the end is sent."""
 
 _OURS = errors.__name__
 
 
 class TaskFailed(RuntimeError):
-    """What was raised in a task. `class_name`: its class, such as `builtins.ValueError`; `message`: its text."""
+    """An exception raised in a task. `class_name`: its class, such as `builtins.ValueError`; `message`: its text."""
 
     def __init__(self, class_name: str, message: str) -> None:
         self.class_name, self.message = class_name, message
@@ -34,7 +34,7 @@ class TaskFailed(RuntimeError):
 
 
 class UserCodeExited(RuntimeError):
-    """The user's code called `sys.exit`, or raised SystemExit some other way."""
+    """An exit of the user's code, by `sys.exit` or by raising SystemExit some other way."""
 
 
 def pack(error: BaseException) -> str:
@@ -71,7 +71,7 @@ def _text(error: BaseException) -> str:
     """Return its text, for the driver's log, without the secrets of this process."""
     try:
         return hide_secrets(str(error))
-    except Exception as unfit:  # noqa: BLE001 whatever a user's exception does
+    except Exception as unfit:  # noqa: BLE001 a user's exception may raise anything
         return f"(its text cannot be had: {type(unfit).__name__})"
 
 

@@ -1,9 +1,9 @@
-"""What a task does on a signal that ends its process (the executor dies, the driver is gone).
+"""Shutdown of a task on a signal, when the executor or the driver is gone.
 
 The running call is finished and counted, everything is handed over, then the process ends. A call that takes longer
 than the handing over can wait is cut off by SystemExit.
 
-A signal's handler runs in the midst of whatever the main thread is doing. So it only posts to the network loop, which
+A signal's handler interrupts the main thread at any point. So it only posts to the network loop, which
 does the rest and takes its locks there.
 """
 
@@ -23,10 +23,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class ShutdownSignals:
-    """Heeds the signals inside its `with` block; if one came, the block ends with SystemExit.
+    """Handles the signals inside its `with` block; if one came, the block ends with SystemExit.
 
-    `leave` is called at the first signal, on the network thread; whatever of `user_call` is still running `call_s`
-    seconds later is cut off. Further signals have no effect."""
+    `leave` is called at the first signal, on the network thread; a `user_call` that is still running `call_s` seconds
+    later is cut off. Further signals have no effect.
+    """
 
     def __init__(self, leave: Callable[[], None], call_s: float) -> None:
         self._leave, self._call_s = leave, call_s
@@ -51,7 +52,7 @@ class ShutdownSignals:
 
     @contextlib.contextmanager
     def user_call(self) -> Iterator[None]:
-        """The user's code runs in here and nowhere else."""
+        """Run the user's code within this block, and nowhere else."""
         self._in_calls = True
         try:
             yield
@@ -73,7 +74,7 @@ class ShutdownSignals:
         self._leave()
 
     def _cut_off(self) -> None:
-        """A signal to the main thread itself: it wakes it from a sleep or a read too."""
+        """Send the signal to the main thread itself, which interrupts a sleep or a read too."""
         self._time_is_over = True
         thread = threading.main_thread().ident
         if self._in_calls and self.received_signal is not None and thread is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sublet_borrower.spark.job.task_reports import TaskReport
 
 REPORT_TIMEOUT_S = 5.0
-"""An attempt that has not reported for so long is dead, or cut off."""
+"""An attempt that has not reported for this long is dead, or disconnected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TaskStatus:
 
     @classmethod
     def of(cls, report: TaskReport, age_s: float) -> TaskStatus:
-        """Without the failure, which `result` raises."""
+        """Return the status without the failure, which `result` raises."""
         return cls(
             report.session,
             report.partition,
@@ -48,7 +48,7 @@ class TaskStatus:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has reported lately, and is not over."""
+        """Return whether it has reported lately, and is not over."""
         return self.state != "ended" and self.age_s < REPORT_TIMEOUT_S
 
 
@@ -61,25 +61,25 @@ class ConsumptionStatus:
 
     @property
     def alive_count(self) -> int:
-        """How many attempts are alive."""
+        """Return how many attempts are alive."""
         return sum(task.is_alive for task in self.tasks)
 
     @property
     def message_count(self) -> int:
-        """Done by all attempts together; a dead one counts as it last reported."""
+        """Return how many messages all attempts have processed; a dead one counts as it last reported."""
         return sum(task.messages for task in self.tasks)
 
     @property
     def dead_letter_count(self) -> int:
-        """Of them, those that became dead letters."""
+        """Return how many of these messages became dead letters."""
         return sum(task.dead_lettered for task in self.tasks)
 
     @property
     def lag(self) -> int:
-        """Messages that the streams have which are held by the attempts that are alive, and are still to be done."""
+        """Return how many messages are still to be processed in the streams of the attempts that are alive."""
         return sum(task.lag for task in self.tasks if task.is_alive)
 
     @property
     def stream_count(self) -> int:
-        """Held by the attempts that are alive."""
+        """Return how many streams the attempts that are alive hold."""
         return sum(task.streams for task in self.tasks if task.is_alive)

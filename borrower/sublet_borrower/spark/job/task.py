@@ -1,4 +1,4 @@
-"""What runs in an executor: one attempt of one task, which is one session.
+"""The code of an executor: one attempt of one task, which is one session.
 
 Nothing here may load grpc before `run` is called, in the worker that stays.
 """
@@ -41,7 +41,7 @@ CALL_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """Which attempt of which task this is. `session` is its name in the group; no other attempt anywhere has it."""
+    """One attempt of one task. `session` is its name in the group; no other attempt anywhere has it."""
 
     partition: int
     number: int
@@ -50,7 +50,7 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskSummary:
-    """How an attempt ended. `failure`: see `exception_transport.pack`; None if it was drained."""
+    """The outcome of an attempt. `failure`: see `exception_transport.pack`; None if it was drained."""
 
     attempt: TaskAttempt
     summary: RunSummary
@@ -59,7 +59,7 @@ class TaskSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskSpec:
-    """All that a task must know; it goes with the job, pickled by Spark."""
+    """The arguments of a task, which Spark pickles with the job."""
 
     subscription: str
     fn: UserFunction
@@ -88,9 +88,9 @@ def run(work: TaskSpec) -> TaskSummary:
 
 
 def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
-    """One attempt, from its first report to its last. What must not be tried again is returned, not raised.
+    """Run one attempt, from its first report to its last. A failure that must not be retried is returned, not raised.
 
-    Raises SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
+    Raise SystemExit if the process was signalled to end meanwhile: see `shutdown_signals`.
     """
     task = _Task(work, attempt)
     with ShutdownSignals(task.leave, CALL_SHARE * work.settings.unsubscribe_timeout_s) as ending:
@@ -125,9 +125,7 @@ class _Task:
                     self._consume(ending)
             except Exception as error:
                 log.exception("task %s ends", self._attempt.session)
-                if (
-                    ending.received_signal is None
-                ):  # else it may be no more than the end of its process: Spark tries it again
+                if ending.received_signal is None:  # else it may be only the end of its process: Spark tries it again
                     self._failure = pack(error)
                 link.report_now()
             finally:
@@ -218,7 +216,7 @@ class _Task:
 
 
 def _is_away(error: Exception) -> bool:
-    """Whether a session may be had later; the log says why not now."""
+    """Return whether a session may be opened later; the reason is logged."""
     if isinstance(error, Unavailable):
         log.warning("no session yet: %s", error)
     return isinstance(error, Unavailable)
@@ -239,12 +237,12 @@ def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
 
 
 def encode_summary(summary: TaskSummary) -> str:
-    """As the one value of the task's result row."""
+    """Return the summary as the one value of the task's result row."""
     return json.dumps(asdict(summary))
 
 
 def decode_summary(value: str) -> TaskSummary:
-    """Return the value of a result row. Raises `UsageError` for what no task has made."""
+    """Return the value of a result row. Raise `UsageError` for what no task has made."""
     try:
         fields: dict[str, Any] = json.loads(value)
         attempt, summary, failure = (fields[name] for name in ("attempt", "summary", "failure"))

@@ -15,8 +15,9 @@ DRAIN_EVENT = GroupEventPayload(json.dumps({"wish": "drain"}).encode())
 
 @dataclass(frozen=True, slots=True)
 class TaskReport:
-    """How it stands with one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are
-    still to be done. `failure`: see `exception_transport.pack`."""
+    """The progress of one attempt of one task. `streams`: how many it holds. `lag`: how many messages of them are still
+    to be processed. `failure`: see `exception_transport.pack`.
+    """
 
     session: str
     partition: int
@@ -32,12 +33,12 @@ class TaskReport:
     failure: str | None = None
 
     def encode(self, token: str) -> GroupEventPayload:
-        """As an event that shows the job's token."""
+        """Return the report as an event with the job's token."""
         return GroupEventPayload(json.dumps({"token": token, "report": asdict(self)}).encode())
 
 
 def decode_report(message: object, token: str) -> TaskReport:
-    """Raises `UsageError` for anything but a report of this job."""
+    """Return a report. Raise `UsageError` for anything but a report of this job."""
     try:
         if not isinstance(message, GroupEventPayload):
             raise TypeError(type(message).__name__)

@@ -18,7 +18,7 @@ _TYPES = {
     "timestamp": ("timestamp",),
 }
 COLUMNS = "; ".join(f"{name} {' or '.join(types)}" for name, types in _TYPES.items())
-"""For people; all may be null but the topic, and only value must be there."""
+"""The columns as text; all are nullable except the topic, and only value is required."""
 
 
 def check_columns(schema: StructType, topic: str | None) -> None:
@@ -42,8 +42,9 @@ def check_columns(schema: StructType, topic: str | None) -> None:
 
 
 def to_message_batches(batch: pa.RecordBatch, topic: str | None) -> list[pa.RecordBatch]:
-    """Return the rows in `BLOCK_SCHEMA`, none empty; `topic` is that of rows without one. Raises `UsageError` for a row
-    that cannot be a message."""
+    """Return the rows in `BLOCK_SCHEMA`, none empty; `topic` is that of rows without one. Raise `UsageError` for a row
+    that cannot be a message.
+    """
     import pyarrow as pa
 
     from sublet_storage.producer.batches.input_conversion import check_sizes, to_record_batches

@@ -44,7 +44,7 @@ class WriteOptions:
 
 
 def write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Return the options of `write`. Raises `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
+    """Return the options of `write`. Raise `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
     options = _checked(WriteOptions(**read_options(given, WriteOptions, "write", READERS)))
     if options.sink_name is not None:
         check_option_name("sinkName", options.sink_name)
@@ -58,7 +58,7 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 
 
 def stream_write_options(given: Mapping[str, str]) -> WriteOptions:
-    """Return the options of `writeStream`. Raises as `write_options`."""
+    """Return the options of `writeStream`. Raise as `write_options`."""
     ours = {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}
     options = _checked(WriteOptions(**read_options(ours, WriteOptions, "writeStream", READERS)))
     for name, value in (("sinkName", options.sink_name), ("batchId", options.batch_id)):

@@ -1,4 +1,4 @@
-"""The database that a write goes to, the same on the driver, in tasks and in commits."""
+"""The database of a write, the same on the driver, in tasks and in commits."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ RECEIVE_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True)
 class SinkDatabase:
-    """An address and credentials (see `task_url`), or the directory of an embedded server on the machine
-    `driver_host`."""
+    """The database of a write: address and credentials (see `task_url`), or the directory of an embedded server on the
+    machine `driver_host`.
+    """
 
     address: str | None
     data_dir: Path | None
@@ -35,8 +36,9 @@ class SinkDatabase:
 
     @classmethod
     def of(cls, options: WriteOptions) -> SinkDatabase:
-        """Read it from the options and the driver's environment. Raises `InvalidSetting` where there is no database
-        yet."""
+        """Return the database from the options and the driver's environment. Raise `InvalidSetting` where there is no
+        database yet.
+        """
         from sublet_storage.bootstrap.embedded import usable_data_dir
 
         given = driver_url(options.url, options.data_dir, options.credentials)
@@ -49,9 +51,9 @@ class SinkDatabase:
 
     @contextmanager
     def open_connection(self) -> Iterator[tuple[str, psycopg.Connection[Any]]]:
-        """The URL, and an autocommit connection to a database of this program's schema.
+        """Yield the URL, and an autocommit connection to a database of this program's schema.
 
-        Raises `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
+        Raise `InvalidSetting` on a machine that cannot reach it, `SchemaMismatch`, `DatabaseUnreachable`.
         """
         from sublet_storage.db.connect import check_schema, connect
 

@@ -50,7 +50,7 @@ class StagedTaskMessage(WriterCommitMessage):
 
 
 def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:
-    """Return the writer of a batch write. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a batch write. Raise `InvalidSetting`, `InvalidTopic`."""
     options = write_options(given)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
@@ -61,7 +61,7 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
 
 
 def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
-    """Return the writer of a streaming query. Raises `InvalidSetting`, `InvalidTopic`."""
+    """Return the writer of a streaming query. Raise `InvalidSetting`, `InvalidTopic`."""
     options = stream_write_options(given)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
     return SinkStreamWriter(SinkDatabase.of(options), options)
@@ -76,14 +76,14 @@ def _check(options: WriteOptions, schema: StructType, overwrite: bool, refused: 
 def stage_rows(
     target: SinkDatabase, options: WriteOptions, write: SinkBatch, task: int, batches: Iterator[pa.RecordBatch]
 ) -> StagedTaskMessage:
-    """Stage what a task has. Raises what a publisher raises for a bad topic or message, and the database's errors."""
+    """Stage what a task has. Raise what a publisher raises for a bad topic or message, and the database's errors."""
     with target.open_connection() as (_, conn):
         rows = (each for batch in batches for each in to_message_batches(batch, options.topic))
         return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
 
 
 class SinkBatchWriter(DataSourceArrowWriter):
-    """See the module's page. Pickled on its way to the tasks, and to the commit.
+    """The writer of a batch; see the module's docstring. Pickled on its way to the tasks, and to the commit.
 
     `target`: the database. `batch`: under which the rows are staged and published.
     """
@@ -92,26 +92,26 @@ class SinkBatchWriter(DataSourceArrowWriter):
         self.target, self.options, self.batch = target, options, write
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
-        """On executors: one attempt at a task."""
+        """Stage the rows of one attempt at a task, on an executor."""
         return stage_rows(self.target, self.options, self.batch, _context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, when all tasks are done."""
+        """Publish the batch, on the driver, when all tasks are done."""
         _commit(self.target, self.batch, _done(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """On the driver, when a task or the commit has failed."""
+        """Delete what was staged, on the driver, when a task or the commit has failed."""
         _abort(self.target, [self.batch])
 
 
 class SinkStreamWriter(DataSourceStreamArrowWriter):
-    """See the module's page."""
+    """The writer of a streaming query; see the module's docstring."""
 
     def __init__(self, target: SinkDatabase, options: WriteOptions) -> None:
         self.target, self.options = target, options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
-        """On executors: one attempt at a task of a micro-batch."""
+        """Stage the rows of one attempt at a task of a micro-batch, on an executor."""
         context = _context()
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         if query is None or batch is None:
@@ -123,13 +123,13 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
         return stage_rows(self.target, self.options, write, context.partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        """On the driver, when all tasks of the micro-batch are done."""
+        """Publish the micro-batch, on the driver, when all its tasks are done."""
         done = _done(messages)
         if done:
             _commit(self.target, done[0].write, done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
-        """On the driver, when a task or the commit has failed."""
+        """Delete what was staged, on the driver, when a task or the commit has failed."""
         _abort(self.target, {each.write for each in _done(messages)})
 
 
@@ -170,7 +170,9 @@ def _notify(url: str, committed: SinkCommitResult) -> None:
 
 
 def _abort(target: SinkDatabase, writes: Sequence[SinkBatch] | set[SinkBatch]) -> None:
-    """Remove them; what is left, the next commit or maintenance removes: the error under way matters more."""
+    """Delete what these have staged; what is left, the next commit or maintenance deletes: the original error matters
+    more.
+    """
     try:
         with target.open_connection() as (_, conn):
             for write in writes:

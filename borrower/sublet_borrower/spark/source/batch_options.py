@@ -71,17 +71,17 @@ class BatchQueryOptions:
 
     @property
     def start(self) -> StartingPosition:
-        """From where."""
+        """Return the position at which reading starts."""
         return StartingPosition.parse(self.starting_position)
 
     @property
     def end(self) -> StartingPosition:
-        """Up to where."""
+        """Return the position up to which is read."""
         return StartingPosition.parse(self.ending_position)
 
     @property
     def epochs(self) -> tuple[int, int] | None:
-        """From the first up to before the second; None: all messages, also those in no epoch."""
+        """Return the first epoch to read and the first after those; None: all messages, also those in no epoch."""
         if self.starting_epoch is None and self.ending_epoch is None:
             return None
         first = SMALLEST_EPOCH if self.starting_epoch is None else self.starting_epoch
@@ -89,7 +89,7 @@ class BatchQueryOptions:
 
 
 def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
-    """Return the options of `read`. Raises `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
+    """Return the options of `read`. Raise `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(given)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
     options = BatchQueryOptions(**read_options(given, BatchQueryOptions, "read", epoch))

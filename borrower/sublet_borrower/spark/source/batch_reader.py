@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 class SubletBatchReader(DataSourceReader):
-    """See the module. It has nothing but the query's options: Spark sends it to the executors."""
+    """The reader of a batch query. It has nothing but the query's options, since Spark sends it to the executors."""
 
     def __init__(self, options: BatchQueryOptions, schema: StructType) -> None:
         self._options, self._schema, self._pushed = options, schema, NO_FILTERS
 
     def partitions(self) -> list[InputPartition]:
-        """Return the tasks. Raises `UnknownSpace`, `InvalidEpoch`, and what `open_database` raises."""
+        """Return the tasks. Raise `UnknownSpace`, `InvalidEpoch`, and what `resolve_database` raises."""
         o = self._options
         url = driver_url(o.url, o.data_dir, o.credentials)
         check_database_exists(url, o.data_dir)
@@ -102,8 +102,9 @@ class PushdownBatchReader(SubletBatchReader):
 
 
 def keep_ranges_with_epochs(ranges: Iterable[OffsetRange]) -> list[OffsetRange]:
-    """Return those that can have messages in epochs. Raises `InvalidEpoch` where these have no order of before and
-    after."""
+    """Return those that can have messages in epochs. Raise `InvalidEpoch` where these have no order of before and
+    after.
+    """
     there = [offset_range for offset_range in ranges if offset_range.epoch_dimensions is not None]
     for offset_range in there:
         if offset_range.epoch_dimensions != 1:

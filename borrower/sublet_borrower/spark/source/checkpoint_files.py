@@ -75,7 +75,7 @@ def _is_there(location: str) -> bool:
 
 
 def _lines(location: str) -> Sequence[str]:
-    """Raises `FileNotFoundError`."""
+    """Return the lines of a file. Raise `FileNotFoundError`."""
     path = _local(location)
     if path is not None and (path.exists() or urlsplit(location).scheme):
         return path.read_text().splitlines()

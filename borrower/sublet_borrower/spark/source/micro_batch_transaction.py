@@ -49,8 +49,10 @@ RECEIVE_TIMEOUT_S = 600.0
 
 
 class Guard:
-    """Of one query: `checkpoint` is its `checkpointLocation`, `url` or `data_dir` the database that its source reads
-    from, `credentials` where its password is. For the driver; not thread-safe."""
+    """Opens transactions for the micro-batches of one query: `checkpoint` is its `checkpointLocation`, `url` or
+    `data_dir` the database that its source reads from, `credentials` where its password is. For the driver; not
+    thread-safe.
+    """
 
     def __init__(
         self,
@@ -68,7 +70,9 @@ class Guard:
         self._reconnecting = ReconnectingConnection(self._connect)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Spark Connect runs `foreachBatch` in another process: it opens a connection of its own."""
+        """Return only the arguments, since Spark Connect runs `foreachBatch` in another process, with its own
+        connection.
+        """
         return partial(type(self), data_dir=self._data_dir, credentials=self._credentials), (
             self._checkpoint,
             self._url,
@@ -76,12 +80,12 @@ class Guard:
 
     @contextlib.contextmanager
     def __call__(self, batch_id: int) -> Iterator[Connection]:
-        """A transaction that ends with the batch being done; an exception inside rolls it back.
+        """Open a transaction that ends with the batch being done; an exception inside rolls it back.
 
-        A batch of which nothing is to be done any more, since it was, or since others have its messages, is empty when
-        Spark runs it again, and the transaction may be so too. Raises `MicroBatchFenced` if something was written all
-        the same or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
-        `UnknownOutcome`: the connection was lost during the commit; the batch, when it is run again, finds out. Raises
+        A batch of which nothing is left to do, since it was done or others have its messages, is empty when Spark runs
+        it again, and the transaction may be empty too. Raise `MicroBatchFenced` if something was written all the same
+        or if only some of the messages are still this query's, and `DatabaseUnreachable`: nothing was written.
+        `UnknownOutcome`: the connection was lost during the commit; the batch finds out when it is run again. Raise
         `UsageError` where the checkpoint has no such batch, or belongs to a query that keeps state, or to another than
         the one that calls, if the block has ended the transaction, and while another block is under way.
         """
@@ -213,8 +217,9 @@ class Guard:
 
 @dataclass(frozen=True, slots=True)
 class SourceRanges:
-    """What a batch has of one source: of a group, as a session whose planners on this machine have `handed` on their
-    keys."""
+    """The ranges that a batch has of one source: of a group, as a session whose planners on this machine have `handed`
+    on their keys.
+    """
 
     group_id: int
     handed: list[PlannerGrantKeys]
@@ -233,7 +238,7 @@ class SourceRanges:
     def advance_range(
         self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> PostgresTransactionId:
-        """Move the group's progress behind one range. Raises `MicroBatchFenced` if that has changed meanwhile."""
+        """Move the group's progress behind one range. Raise `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
         grant = (one.stream_id, plan.grant_id)
         key = next((each.keys[grant] for each in self.handed if grant in each.keys), None)
@@ -255,8 +260,9 @@ class SourceRanges:
             ) from lost
 
     def is_done(self, connection: Connection) -> bool:
-        """Whether progress is behind all of it. Raises `UnknownOutcome` where another plan is the last of a stream: on
-        this timeline it may have been the one before, or be one after."""
+        """Return whether progress is behind all of it. Raise `UnknownOutcome` where another plan is the last of a
+        stream: on this timeline it may have been the one before, or be one after.
+        """
         plans = self.last_planned(connection)
         for one in self.ranges:
             plan = plans.get(one.stream_id)

@@ -33,7 +33,7 @@ def encode_offset(
 
 
 def is_sublet_offset(offset: Any) -> bool:
-    """Whether this source has written it, of a batch that has something."""
+    """Return whether this source has written it, for a batch that is not empty."""
     return isinstance(offset, dict) and offset.keys() - {"done"} == {"group", "session", "streams", "subscription"}
 
 
@@ -57,12 +57,12 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
 
 
 def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """Return the ranges of an offset. Raises `InvalidSetting` for what this source has not written."""
+    """Return the ranges of an offset. Raise `InvalidSetting` for what this source has not written."""
     return _listed(offset, "streams") if offset else []
 
 
 def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
-    """Return what earlier batches have done, of which the group may not know. Raises as `ranges_of` does."""
+    """Return the ranges that earlier batches have done, which the group may not have. Raise as `decode_ranges` does."""
     return _listed(offset, "done") if "done" in offset else []
 
 

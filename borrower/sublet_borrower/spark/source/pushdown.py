@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down: what the read decides, and what is left to Spark; no I/O."""
+"""The filters that Spark pushes down, and those left to Spark; no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEVER_NULL = ("topic", "timestamp", "space", "stream", "offset")
 
 @dataclass(frozen=True, slots=True)
 class PushedFilters:
-    """Conditions that all rows of a query meet. None: no condition; `start` and `end` are offsets."""
+    """The conditions that all rows of a query meet. None: no condition; `start` and `end` are offsets."""
 
     topics: frozenset[str] | None = None
     prefix: str = ""
@@ -59,7 +59,7 @@ def split_filters(filters: Iterable[spark.Filter]) -> tuple[PushedFilters, list[
 
 
 def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
-    """With this filter too; None if it is left to Spark."""
+    """Return the filters with this one added; None if it is left to Spark."""
     column = _column(each)
     if isinstance(each, spark.IsNotNull):
         return pushed if column in NEVER_NULL else None
@@ -74,7 +74,7 @@ def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
 
 
 def _column(each: Any) -> str:
-    """Return the name of the column; of a part of one, or of another filter's contrary, none of ours."""
+    """Return the name of the column; of a part of one, or of a negated filter, a name that no column has."""
     return ".".join(getattr(each, "attribute", ()))
 
 
@@ -91,19 +91,19 @@ def _one_of(pushed: PushedFilters, field: str, values: Iterable[Any]) -> PushedF
 
 
 def _beginning(pushed: PushedFilters, prefix: str) -> PushedFilters | None:
-    """Two beginnings are one where one begins with the other."""
+    """Return the filters with this prefix too, if one of the two prefixes begins with the other; else None."""
     if prefix.startswith(pushed.prefix):
         return replace(pushed, prefix=prefix)
     return pushed if pushed.prefix.startswith(prefix) else None
 
 
 def _is_plain(value: object, kind: type) -> bool:
-    """Postgres has no text with a NUL, and no message has."""
+    """Return whether the value is of this type, and no text with a NUL, which no message in Postgres has."""
     return type(value) is kind and not (isinstance(value, str) and "\0" in value)
 
 
 def _is_comparable(column: str, value: object) -> bool:
-    """A time without a zone would be one of another clock."""
+    """Return whether the value can be compared with the column; a time needs a zone, else its clock is unknown."""
     return type(value) is int if column == "offset" else isinstance(value, datetime) and value.tzinfo is not None
 
 

@@ -38,10 +38,10 @@ log = logging.getLogger(__name__)
 DATABASE_TIMEOUT_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
 SILENCE_S = 10.0
-"""So that a connection that was found dead leaves time for another."""
+"""Short enough that after a dead connection there is time for another."""
 
 FREED_BYTES = 31 * 1024 * 1024
-"""Just below what glibc takes for large in any case."""
+"""Just below the size that glibc always treats as large."""
 
 
 @dataclass(frozen=True)
@@ -71,12 +71,12 @@ class RangePartition(InputPartition):
 
     @property
     def max_messages(self) -> int:
-        """At most `count` messages."""
+        """Return the number of messages that the partition has at most."""
         return self.end - self.start if self.step is None else self.step.max_messages
 
     @property
     def spans(self) -> list[tuple[int, int]]:
-        """[start, end) of what is read, one after the other."""
+        """Return the [start, end) of each part that is read, in order."""
         return [(self.start, self.end)] if self.step is None else [(run.start, run.end) for run in self.step.runs]
 
     def split(self, count: int) -> list[RangePartition]:
@@ -97,8 +97,9 @@ class MultiRangePartition(InputPartition):
 
 
 def plan_tasks(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
-    """Return a task for each range that has messages; or at least so many, if there are as many messages, for which the
-    largest are divided; or at most so many, of about one size."""
+    """Return a task for each range that has messages: at least `least`, if there are as many messages, for which the
+    largest ranges are divided, and at most `most`, of about one size.
+    """
     divided = _divided(ranges, least or 0)
     if most is None or len(divided) <= most:
         return list(divided)
@@ -143,13 +144,14 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
 
 @cache
 def _worker(pid: int) -> SingleThreadExecutor:
-    """One thread in each process, so that its connection is used for one thing after the other, also when a task ends
-    in the midst of its pages."""
+    """Return the one thread of the process for reads, so that its connection has one use at a time, also when a task
+    ends in the middle of its pages.
+    """
     return SingleThreadExecutor("sublet reads ahead")
 
 
 def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[pa.RecordBatch]]:
-    """Page by page."""
+    """Read the range page by page."""
     from sublet_borrower.spark.common.columns import to_output_batches
 
     keep_server_running(partition.data_dir, partition.driver_host)
@@ -168,8 +170,9 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
 
 
 def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
-    """Return {stream: the first block that its task could not decode}. What else would hinder a task is left to it;
-    where something is away the rest is not looked at."""
+    """Return {stream: the first block that its task could not decode}. Other errors are left to the task; where a
+    location is away the rest is not looked at.
+    """
     import psycopg
 
     found: dict[int, PoisonBlock] = {}
@@ -198,8 +201,9 @@ def _poison(partition: RangePartition) -> PoisonBlock | None:
 
 @cache
 def _keep_freed_memory() -> None:
-    """Have the memory of one page used for the next. Once glibc has seen so large a piece freed, which is never touched
-    and costs nothing, it no longer gives back to the system what a page leaves, only to be given it again, zeroed."""
+    """Have the memory of one page reused for the next: once glibc has seen a piece of this size freed, which is never
+    touched and costs nothing, it no longer returns a page's memory to the system, to get it back zeroed.
+    """
     bytes(FREED_BYTES)
 
 
@@ -243,7 +247,7 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
             )
 
     page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
-    if page.head < end:  # such as a standby that took over and had not all that was planned
+    if page.head < end:  # such as a standby that took over without all that was planned
         raise message_log.beyond_head_error(partition.stream_id, end, page.head)
     return page
 
@@ -254,7 +258,7 @@ def _connection(partition: RangePartition) -> ReconnectingConnection:
 
 @cache
 def _reconnecting(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
-    """By process, database and schema."""
+    """Return the connection of this process, database and schema."""
     from sublet_storage.db.connect import connect
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 

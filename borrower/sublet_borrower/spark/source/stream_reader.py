@@ -59,8 +59,9 @@ IDLE_S = 0.05
 
 
 class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. Spark makes it twice, and sends the second to the executors: so it has nothing but the query's
-    options, until its first call on the driver."""
+    """The reader of a streaming query. Spark makes it twice, and sends the second to the executors: so it has nothing
+    but the query's options, until its first call on the driver.
+    """
 
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
@@ -84,11 +85,11 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if size is None else ReadMaxBytes(size)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
-        """The query is to end when it has had what is there."""
+        """Have the query end when it has read what is there now."""
         self._finite = True
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
-        """Return what the next micro-batch has; `start` where there is nothing. The one before is in the sink."""
+        """Return the offset of the next micro-batch; `start` where there is nothing. The one before is in the sink."""
         planner, before = self._opened(), self._ranges(start)
         if not self._recalled:
             self._recall(done=[*decode_done_ranges(start), *before])
@@ -103,7 +104,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return encode_offset(self._begun, planner.unsaved_ranges(), group_id=planner.group_id, **whose)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 Spark's name
-        """For people, in the query's progress: how far the streams go that this query has, and how far behind it is."""
+        """Return, for the query's progress display, the heads of its streams and its lag."""
         if self._planner is None:
             return None
         lags = self._planner.lags()
@@ -120,7 +121,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return plan_tasks(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
-        """Does nothing: it comes one batch late, and for the last one not at all; `latestOffset` knows sooner."""
+        """Do nothing: it comes one batch late, and for the last one not at all; `latestOffset` acknowledges sooner."""
 
     def stop(self) -> None:
         """Leave the group. What is in doubt stays reserved for this query."""
@@ -160,7 +161,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def _ranges(self, offset: Offset) -> list[PlannedRange]:
-        """Return what a batch had. Raises `InvalidSetting` if it was not this query's."""
+        """Return what a batch had. Raise `InvalidSetting` if it was not this query's."""
         ranges = decode_ranges(offset)
         check_owner(offset, self._options.session_name, self._opened().subscription)
         return ranges
@@ -170,7 +171,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().restore(done, begun)
 
     def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
-        """The batch was planned by an earlier process: find out what of it is to be done again."""
+        """Find out what is to be done again of a batch that an earlier process planned."""
         self._recall(done, begun)
         again, lost = self._opened().resolve_started(begun)
         self._begun = {one.planned: one for one in again}
@@ -206,7 +207,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 start=one.position,
                 end=one.planned.end,
                 filter=one.filter,
-                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, as the read will raise
+                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
@@ -218,7 +219,9 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _heed_sigterm() -> None:
-    """Have the process end as Python programs do, so that Spark's runner calls `stop`; and heed it once only."""
+    """Have the process end at SIGTERM as Python programs do, so that Spark's runner calls `stop`; only the first has
+    effect.
+    """
 
     def end(number: int, frame: FrameType | None) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

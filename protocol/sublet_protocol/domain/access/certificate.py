@@ -32,7 +32,8 @@ _USABLE = "Have a certificate issued with such a name, like spiffe://example/etl
 
 def principal_of(certificate: bytes) -> str:
     """Return the first URI among the subject alternative names, else the first DNS name, else the CN. `certificate` is
-    DER. Raises `Unauthenticated` where that is no principal's name: another name is not looked for."""
+    DER. Raise `Unauthenticated` where that is no principal's name: another name is not looked for.
+    """
     try:
         kind, name = _find_name(certificate)
     except (ValueError, IndexError):
@@ -48,7 +49,7 @@ def principal_of(certificate: bytes) -> str:
 
 
 def _find_name(certificate: bytes) -> tuple[str, str]:
-    """Return the kind and the name. Raises `ValueError`, `IndexError` for what is no certificate, or has no name."""
+    """Return the kind and the name. Raise `ValueError`, `IndexError` for what is no certificate, or has no name."""
     fields = list(_elements(next(_elements(_only(certificate, _SEQUENCE)), (0, b""))[1]))
     if fields[0][0] == _VERSION:
         del fields[0]

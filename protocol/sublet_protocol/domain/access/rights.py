@@ -1,7 +1,7 @@
 """Rights: which principal may do what, on which topics and groups; pure.
 
-There are only rules that allow: what no rule allows is refused. A rule is one principal, one right, one filter, and for
-rights on groups a pattern of their names. What is asked has to be covered by one rule: several do not add up.
+Rules only allow: what no rule allows is refused. A rule is one principal, one right, one filter, and for rights on
+groups a pattern of their names. A request has to be covered by one rule: several do not add up.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sublet_protocol.domain.topics import TopicFilter, check_characters, text_er
 
 MAX_PRINCIPAL_CHARACTERS = 255
 ANYBODY = "*"
-"""As a principal: whoever is known. As a pattern of groups: any group."""
+"""As a principal: any authenticated caller. As a pattern of groups: any group."""
 
 
 class Right(StrEnum):
-    """What a rule allows."""
+    """The rights that a rule can allow."""
 
     PUBLISH = "publish"  # append to the topics of the filter
     READ = "read"  # read what is stored, without a group
@@ -29,12 +29,12 @@ class Right(StrEnum):
 
     @property
     def is_on_groups(self) -> bool:
-        """Whether the group's name matters."""
+        """Return whether the group's name matters."""
         return self not in (Right.PUBLISH, Right.READ)
 
     @property
     def included_in(self) -> tuple[Right, ...]:
-        """The rights that allow this one."""
+        """Return the rights that allow this one."""
         return (Right.WATCH, Right.OPERATE) if self is Right.WATCH else (self,)
 
 
@@ -43,7 +43,8 @@ ALL = TopicFilter("#")
 
 @dataclass(frozen=True, slots=True)
 class AccessRule:
-    """Allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for any.
+    """A rule that allows a principal a right on what `filter` covers; `group` is a group's name, `team-*`, or `*` for
+    any.
 
     Raises `UsageError`.
     """
@@ -58,7 +59,7 @@ class AccessRule:
         _check_group_pattern(self.right, self.group)
 
     def allows(self, filter: TopicFilter, group: str | None) -> bool:
-        """Whether the rule covers all that the filter matches, in this group (None: in all groups)."""
+        """Return whether the rule covers all that the filter matches, in this group (None: in all groups)."""
         return self._is_for_group(group) and self.filter.covers(filter)
 
     def _is_for_group(self, group: str | None) -> bool:
@@ -74,7 +75,7 @@ class AccessRule:
 
 
 class AccessRules:
-    """All rules, by whom and what they are for."""
+    """All rules, by principal and right."""
 
     def __init__(self, rules: Iterable[AccessRule] = ()) -> None:
         self._rules: dict[tuple[str, Right], list[AccessRule]] = {}
@@ -93,7 +94,7 @@ class AccessRules:
         return None
 
     def has_right(self, principal: str, right: Right) -> bool:
-        """Whether any rule gives the principal this right, on whatever."""
+        """Return whether any rule allows the principal this right, on any topic or group."""
         return any((whose, each) in self._rules for each in right.included_in for whose in (principal, ANYBODY))
 
 
@@ -108,7 +109,7 @@ class ValidToken:
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """All rules and valid tokens (by id) of one moment. `version`: of the changes that it has all of."""
+    """All rules and valid tokens (by id) at one moment. `version`: it includes all changes up to this one."""
 
     version: int
     rights: AccessRules
@@ -116,7 +117,7 @@ class AccessSnapshot:
 
 
 def parse_right(text: str) -> Right:
-    """Return the right of that name. Raises `UsageError`."""
+    """Return the right of that name. Raise `UsageError`."""
     try:
         return Right(text)
     except ValueError:
@@ -125,7 +126,7 @@ def parse_right(text: str) -> Right:
 
 
 def check_principal(text: str, *, may_be_anybody: bool = False) -> str:
-    """Return the text if it names a principal. Raises `UsageError`."""
+    """Return the text if it names a principal. Raise `UsageError`."""
     if may_be_anybody and text == ANYBODY:
         return text
     check_characters(UsageError, "principal", text)

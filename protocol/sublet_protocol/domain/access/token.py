@@ -1,4 +1,4 @@
-"""Access tokens: a client proves with one which principal it is. Stored is the hash, never the token."""
+"""Access tokens, which prove a client's principal. Only the hash is stored, never the token."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class NewToken:
 
     @property
     def digest(self) -> bytes:
-        """What is stored."""
+        """Return the hash that is stored."""
         return digest_of(self.token.reveal())
 
 
