@@ -47,7 +47,7 @@ class Feed:
     """A client that publishes and reads through nodes, one at a time; a context manager.
 
     No node is called before it is used. Publishing is for any thread, and is what `Publisher` is: durable deliveries,
-    order per key, stored once whatever is retried, `max_buffered_bytes` of back-pressure. It is tried until
+    order per key, stored once despite retries, `max_buffered_bytes` of back-pressure. It is tried until
     `delivery_timeout_s` (math.inf: for ever) after it was published. Readers go on at the next node by themselves;
     `node_timeout_s` is how long no node may answer. It belongs to the process that made it. Raises `InvalidSetting`.
     """

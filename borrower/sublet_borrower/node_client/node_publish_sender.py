@@ -112,7 +112,7 @@ class NodePublishSender(threading.Thread):
         self._buffer.release_batches([load])
 
     def _published(self, batch: pa.RecordBatch, entered_at: float) -> tuple[PublishedSpan, ...]:
-        """Return where the messages of a batch lie. Raises what is wrong with it, or `Unavailable`."""
+        """Return where the messages of a batch lie. Raise what is wrong with it, or `Unavailable`."""
         if self._timeout.is_over(entered_at):
             raise Unavailable(
                 f"not sent within {self._timeout.timeout_s:g} s, as no node, {self._calls.address} the last, has "

@@ -170,7 +170,9 @@ class MicroBatchPlanner:
     def _outcomes_by_history(
         self, group_id: int, lost: Sequence[PlannedRange]
     ) -> dict[PlannedRange, PlannedRangeStatus]:
-        """Return what became of those that the rows say nothing of: others have planned since, or they are deleted."""
+        """Return the status, from the history of grants, of ranges whose rows were planned by others since or are
+        deleted.
+        """
         if not lost:
             return {}
         grants = [(planned.stream_id, planned.grant_id) for planned in lost]

@@ -52,7 +52,9 @@ class PlannedRange:
         )
 
     def was_done_under(self, reached: int, is_finished: bool) -> bool:
-        """Whether its grant, which is over, ended behind it; of entire epochs that is known only of a stream's end."""
+        """Return whether its grant, which is over, ended behind it; for entire epochs that is known only at a stream's
+        end.
+        """
         return is_finished or (self.consumed_frontier is None and reached >= self.end)
 
 
