@@ -155,7 +155,7 @@ def advance(
 def was_committed(
     conn: psycopg.Connection[Any], attempt: PostgresTransactionId, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
-    """Return whether the transaction of that number was committed; None if this server cannot tell, as it is another
+    """Return whether the transaction of that number was committed; None if this server cannot answer, as it is another
     since.
 
     False is certain. True is to be confirmed by what it moved: after a crash of the server, numbers whose transactions

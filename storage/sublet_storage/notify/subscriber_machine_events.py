@@ -38,7 +38,7 @@ class MalformedNotificationReceived:
 
 @dataclass(frozen=True, slots=True)
 class ChangeOrderUnknown:
-    """The cache cannot tell whether a change on that channel is newer."""
+    """It is unknown whether a change on that channel is newer than the cached one."""
 
     channel: str
 

@@ -28,7 +28,7 @@ class LendingRow:
     `held_until_us` is set only in a free row that is, or was, reserved for `session`, or a reserved one. Without a
     session it is when the row was taken from a holder that may not have stopped: by a reset, or with a former group of
     the name. `consumed` is set only in an atomic group. `in_doubt` is what a holder planned last: it stays when it is
-    done, for a holder that cannot tell otherwise. `grant_key`: of the grant in force, random and different in each
+    done, where its holder has no other way. `grant_key`: of the grant in force, random and different in each
     store, so that it is not compared.
     """
 
