@@ -22,7 +22,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.settings_base import SettingsBase
 from sublet_storage.notify.changes import NotifySettings
 from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS, VARIABLE
-from sublet_storage.objects import s3_endpoints
+from sublet_storage.objects import allowed_locations
 from sublet_storage.producer import Publisher
 from tools.generated import write_or_check
 
@@ -141,7 +141,14 @@ GENERAL = (
         "How `sublet leader` logs: `text`, or `json` with [ids as fields](metrics.md#logs).",
     ),
     Setting(
-        s3_endpoints.VARIABLE,
+        allowed_locations.LOCATIONS,
+        "",
+        "any place",
+        "Where this process has [payloads](payloads.md#which-places-a-process-uses), as `file:///DIRECTORY` or "
+        "`s3://BUCKET/PREFIX`, several separated by commas: there and below, and nowhere else.",
+    ),
+    Setting(
+        allowed_locations.ENDPOINTS,
         "",
         "none",
         "Endpoints of S3-compatible stores that this process uses where a [place of payloads]"

@@ -93,8 +93,14 @@ create function register_producer(p_producer text, p_incarnation bigint default 
 language plpgsql security definer set search_path from current as $$
 declare
   drawn bigint;
+  -- What is drawn on the last timeline, by a clock that is an hour ahead.
+  most constant bigint := (2047::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296;
 begin
   perform check_producer(p_producer);
+  if p_incarnation not between 1 and most then
+    perform reject_message('incarnation ' || p_incarnation, 'it is one that was drawn, from 1 to ' || most,
+      'Leave it out, and one is drawn.');
+  end if;
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   if p_incarnation is null then
     insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)

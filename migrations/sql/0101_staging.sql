@@ -39,6 +39,10 @@ create function enter_sink_batch(
   p_sink text, p_batch bigint, p_messages bigint, p_single boolean, out newest bigint, out message_count bigint
 ) language plpgsql security definer set search_path from current as $$
 begin
+  if p_batch is null or p_batch not between 0 and 9007199254740992 then
+    perform reject_message('batch ' || coalesce(p_batch::text, 'null'), 'its number is from 0 to 2^53',
+      'Count the batches of a sink, from 0 on.');
+  end if;
   insert into sink_batch as s (sink, batch, messages, single) values (p_sink, p_batch, p_messages, p_single)
       on conflict (sink) do update set batch = excluded.batch, messages = excluded.messages, at = clock_timestamp()
    where s.batch < excluded.batch;

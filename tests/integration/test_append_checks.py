@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from sublet_storage.log.append import register_producer
 from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, read
 
@@ -29,9 +30,9 @@ def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def refused(conn: psycopg.Connection[Any], row: dict[str, Any]) -> str:
+def refused(conn: psycopg.Connection[Any], row: dict[str, Any], statement: LiteralString = APPEND) -> str:
     with pytest.raises(psycopg.Error) as raised:
-        conn.execute(APPEND, row)
+        conn.execute(statement, row)
     assert raised.value.sqlstate == "SB002", raised.value
     return f"{raised.value.diag.message_primary} {raised.value.diag.message_hint}"
 
@@ -84,3 +85,21 @@ def test_a_row_at_its_limits_is_appended(
 ) -> None:
     assert conn.execute(APPEND, {**good, **right}).fetchone() == ("appended",)
     assert [message["value"] for message in read(conn, good["stream"])] == [b"x"]
+
+
+@pytest.mark.parametrize("incarnation", [2**63 - 1, 2**63 - 2**51, 0, -1])
+def test_no_incarnation_leaves_none_to_be_drawn(conn: psycopg.Connection[Any], incarnation: int) -> None:
+    register = "select register_producer('etl', %(incarnation)s)"
+    assert "it is one that was drawn" in refused(conn, {"incarnation": incarnation}, register)
+    last_timeline = (2047 << 52) + register_producer(conn, "other")
+    conn.execute(register, {"incarnation": last_timeline})
+    assert register_producer(conn, "etl") == last_timeline + 1
+
+
+@pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])
+def test_a_sinks_batch_has_a_number_in_bounds(conn: psycopg.Connection[Any], batch: int | None) -> None:
+    enter = "select * from enter_sink_batch('orders', %(batch)s, 10, false)"
+    assert "its number is from 0 to 2^53" in refused(conn, {"batch": batch}, enter)
+    for good in (0, 2**53):
+        assert conn.execute(enter, {"batch": good}).fetchone() == (None, None)
+    assert conn.execute(enter, {"batch": 1}).fetchone() == (2**53, 10)

@@ -125,8 +125,9 @@ def test_a_sessions_name_is_not_another_principals(
     with Session(GROUP, **through, name="etl", settings=FAST) as session:
         eventually(lambda: polled(session) == 0 and len(session.assignment()) == 2, WAIT_S)
         monkeypatch.setenv("SUBLET_TOKEN", tokens["third"])
-        with pytest.raises((PermissionDenied, SubscriptionEnded), match=r"'etl' of .* is another principal's"):
-            open_and_poll(through)
+        for is_stable in (True, False):
+            with pytest.raises((PermissionDenied, SubscriptionEnded), match=r"'etl' of .* is another principal's"):
+                open_and_poll(through, is_stable)
         assert polled(session) == 0
         assert len(session.assignment()) == 2
         release(conn, Subscription.parse(GROUP), "etl")
@@ -135,8 +136,8 @@ def test_a_sessions_name_is_not_another_principals(
             assert "fenced" in poll_to_the_end(session)
 
 
-def open_and_poll(through: dict[str, Any]) -> None:
-    with Session(GROUP, **through, name="etl", settings=FAST) as session:
+def open_and_poll(through: dict[str, Any], is_name_stable: bool = True) -> None:
+    with Session(GROUP, **through, name="etl", is_name_stable=is_name_stable, settings=FAST) as session:
         eventually(lambda: polled(session) < 0, WAIT_S)
 
 

@@ -145,9 +145,12 @@ DELIVERY = st.one_of(
         st.builds(MailboxOverflow, NATURAL, st.lists(CHANNEL, max_size=3).map(tuple)),
     ),
 )
+SUBJECT = CHANNEL.flatmap(
+    lambda channel: st.tuples(st.just(channel), st.none() | (NATURAL.map(str) if channel is Channel.STREAM else ID))
+)
 COMMAND = st.one_of(
-    st.builds(Subscribe, CHANNEL, st.none() | ID),
-    st.builds(Unsubscribe, CHANNEL, st.none() | ID),
+    SUBJECT.map(lambda subject: Subscribe(*subject)),
+    SUBJECT.map(lambda subject: Unsubscribe(*subject)),
     TO_LEADER.map(MessageToNode),
     st.builds(MessageToNode, st.builds(GroupEventPayload, st.binary())),
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PayloadUnavailable
+from sublet_storage.objects.allowed_locations import allowed_endpoints, find_refusal
 from sublet_storage.objects.location import locate_object, new_object_name, parse_location
 from sublet_storage.objects.object_stores import ObjectStore
-from sublet_storage.objects.s3_endpoints import allowed_endpoints, find_refusal
 
 
 @pytest.mark.parametrize(
@@ -110,6 +112,46 @@ def test_what_is_no_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, text: s
     monkeypatch.setenv("SUBLET_S3_ENDPOINTS", f"https://store,{text}")
     with pytest.raises(InvalidSetting, match="Give https://HOST:PORT"):
         allowed_endpoints()
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize(
+    ("text", "is_used"),
+    [
+        ("file:///srv/sublet", True),
+        ("file:///srv/sublet/orders", True),
+        ("s3://bucket/a/b?region=eu-1", True),
+        ("s3://whole/a", True),
+        ("file:///srv/sublets", False),
+        ("file:///srv", False),
+        ("file:///tmp/mine", False),
+        ("file:///bucket/a", False),
+        ("s3://bucket/ab", False),
+        ("s3://bucket", False),
+        ("s3://bucket2/a", False),
+        ("s3://whole.mine/a", False),
+    ],
+)
+def test_a_place_is_used_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch, text: str, is_used: bool) -> None:
+    monkeypatch.setenv("SUBLET_PAYLOAD_LOCATIONS", "file:///srv/sublet/, s3://bucket/a,s3://whole")
+    assert (find_refusal(parse_location(text)) is None) == is_used
+
+
+@pytest.mark.conforms("X4")
+def test_nothing_is_written_at_a_place_not_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SUBLET_PAYLOAD_LOCATIONS", "file:///srv/sublet")
+    with pytest.raises(PayloadUnavailable, match=r"none of those that SUBLET_PAYLOAD_LOCATIONS .* add it"):
+        ObjectStore(parse_location(f"file://{tmp_path}")).write_marker("0123")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.delenv("SUBLET_PAYLOAD_LOCATIONS")
+    ObjectStore(parse_location(f"file://{tmp_path}")).check_writable()
+
+
+@pytest.mark.parametrize("text", ["/srv", "file:///srv/../etc", "s3://bucket?region=eu-1", "*"])
+def test_an_allowed_place_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("SUBLET_PAYLOAD_LOCATIONS", f"file:///srv,{text}")
+    with pytest.raises(InvalidSetting, match=r"SUBLET_PAYLOAD_LOCATIONS: .* Give "):
+        find_refusal(parse_location("file:///srv/sublet"))
 
 
 def test_a_name_has_its_block_and_is_new_each_time() -> None:

@@ -100,6 +100,30 @@ def test_a_nul_in_a_subject_is_malformed() -> None:
 
 
 @pytest.mark.conforms("X4")
+@pytest.mark.parametrize("key", ["x", "-1", "1" * 20, "\N{ARABIC-INDIC DIGIT ONE}", " 1", "1\n"])
+def test_a_key_that_is_no_streams_is_malformed(key: str) -> None:
+    for good in ("0", "9" * 19):
+        subject = pb.Subject(channel=pb.CHANNEL_STREAM, key=good)
+        assert wire.decode_command(pb.Command(subscribe=subject)) == Subscribe("stream", good)
+    bad = pb.Subject(channel=pb.CHANNEL_STREAM, key=key)
+    for command in (pb.Command(subscribe=bad), pb.Command(unsubscribe=bad)):
+        refused = wire.decode_command(command)
+        assert isinstance(refused, UndecodableCommand)
+        assert "1 to 19 decimal digits" in refused.text
+
+
+@pytest.mark.conforms("X4")
+@pytest.mark.parametrize("key", ["b" * 256, "\x07"])
+def test_a_key_that_is_no_borrowers_is_malformed(key: str) -> None:
+    good, bad = (
+        wire.decode_command(pb.Command(subscribe=pb.Subject(channel=pb.CHANNEL_BORROWER, key=each)))
+        for each in ("b" * 255, key)
+    )
+    assert isinstance(good, Subscribe)
+    assert isinstance(bad, UndecodableCommand)
+
+
+@pytest.mark.conforms("X4")
 @pytest.mark.parametrize(
     "text", [b"\xed\xa0\x80", b"\xff", b"\xc0\x80"], ids=["surrogate", "not UTF-8", "overlong NUL"]
 )

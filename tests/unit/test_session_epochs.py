@@ -119,12 +119,12 @@ def want_as(play: Play, principal: str | None, borrower_id: str, epoch: int) -> 
 
 
 def test_another_principal_takes_over_no_name() -> None:
-    """With an epoch that was drawn for it, too."""
+    """With an epoch that was drawn for it, too, and without one."""
     play = Play()
     first = drawn(play)
     want_as(play, "user:a", "a/1", first)
     assert admitted(play) == ["a/1"]
-    for epoch in (first, drawn(play)):
+    for epoch in (0, first, drawn(play)):
         want_as(play, "user:b", "x/1", epoch)
         (denied,) = play.received(Invalidate)
         assert (denied.borrower_id, denied.reason) == ("x/1", BorrowerEndReason.DENIED)
@@ -132,6 +132,19 @@ def test_another_principal_takes_over_no_name() -> None:
         assert play.machine.leaders[1].members.get("a/1") is not None
     want_as(play, "user:a", "b/1", drawn(play))
     assert admitted(play) == ["b/1"], "the newer of its own"
+
+
+def test_a_name_for_people_is_anybodys_until_drawn() -> None:
+    play = Play()
+    want_as(play, "user:a", "a/1", 0)
+    want_as(play, "user:b", "b/1", 0)
+    assert admitted(play) == ["a/1", "b/1"]
+    want_as(play, "user:a", "a/2", drawn(play))
+    assert admitted(play) == ["a/2"]
+    want_as(play, "user:b", "b/2", 0)
+    assert [one.borrower_id for one in play.received(Invalidate)] == ["b/2"]
+    want_as(play, "user:a", "a/3", 0)
+    assert admitted(play) == ["a/3"], "its own"
 
 
 def test_where_nobody_is_known_the_newest_has_the_name() -> None:

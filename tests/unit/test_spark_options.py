@@ -186,6 +186,7 @@ def test_a_batch_refuses_by_name(given: dict[str, str], said: str) -> None:
         ({"sinkName": "a"}, "option sinkName without batchId: together they say which batch this is"),
         ({"batchId": "1"}, "option batchId without sinkName"),
         ({"sinkName": "a", "batchId": "-1"}, "option batchId is '-1': it is a whole number from 0 to 46"),
+        ({"sinkName": "a", "batchId": str(2**53 + 1)}, f"option batchId is {2**53 + 1}: it is at most {2**53}"),
         ({"sinkName": "a" * 600, "batchId": "1"}, "option sinkName: name is"),
         ({"sinkName": "", "batchId": "1"}, "option sinkName is empty"),
         ({"topic": ""}, "option topic is empty"),

@@ -11,8 +11,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
 
 MAX_REMEMBERED = 10_000
-"""Maximum number of names, each with its principal, whose last epoch is remembered; beyond it, the one queried the
-longest time ago is dropped."""
+"""Maximum number of names whose last epoch is remembered, with its principal; beyond it, the one queried the longest time
+ago is dropped."""
 
 Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
@@ -21,13 +21,17 @@ class DrawnSessionEpochs:
     """Tracks drawn epochs in memory only: all of it can be queried again."""
 
     def __init__(self) -> None:
-        self._last: dict[ReadSessionEpoch, int] = {}
+        self._last: dict[tuple[Subscription, str], tuple[str | None, int]] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
 
     def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
-        """Return whether the request has no epoch, or one known to have been drawn for its name and principal."""
-        return wanted.session_epoch <= self._last.get(_question(subscription, received, wanted), 0)
+        """Return whether the request has no epoch, or one known to have been drawn for its name, and the name is known
+        to be its principal's."""
+        if not wanted.session_epoch and (not wanted.session or received.principal is None):
+            return True
+        principal, last = self._last.get((subscription, wanted.session or ""), (None, -1))
+        return received.principal == principal and wanted.session_epoch <= last
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
@@ -56,8 +60,9 @@ class DrawnSessionEpochs:
             return [], []
         if answer.denied is not None:
             return [], [(r.agent, _denied(wanted, answer.denied)) for r, wanted in waiters.values()]
-        self._last.pop(question, None)
-        self._last[question] = last
+        name = question.subscription, question.session
+        self._last.pop(name, None)
+        self._last[name] = question.principal, last
         if len(self._last) > MAX_REMEMBERED:
             del self._last[next(iter(self._last))]
         asked = waiters.pop(first, None) if first is not None else None

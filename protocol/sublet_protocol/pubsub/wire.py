@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any, assert_never
 
@@ -32,6 +33,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage, check_id, ch
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,
+    Channel,
     ChannelCatalog,
     Command,
     CommandRefusal,
@@ -48,6 +50,7 @@ from sublet_protocol.v1 import sublet_pb2 as pb
 MAX_REPLY_BYTES = 64 << 20
 """Largest reply an agent reads."""
 
+_STREAM_KEY = re.compile("[0-9]{1,19}")
 _ENVELOPE_BYTES = 64
 """The approximate size of a delivery on the wire without its body."""
 
@@ -166,7 +169,10 @@ def _read_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
     if wire.WhichOneof("keys") == "all" and wire.all:
         return channel, None
-    return channel, _key(wire.key)
+    key = _key(wire.key)
+    if channel == Channel.STREAM and not _STREAM_KEY.fullmatch(key):
+        raise MalformedMessage(f"key {key[:40]!r}: a stream's is its number, 1 to 19 decimal digits")
+    return channel, check_id("key", key) if channel == Channel.BORROWER else key
 
 
 def _key(key: str) -> str:

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pyarrow as pa
 
 from sublet_protocol.domain.errors import PayloadUnavailable
-from sublet_storage.objects import s3_endpoints
+from sublet_storage.objects.allowed_locations import find_refusal
 from sublet_storage.objects.location import PayloadStoreLocation
 from sublet_storage.util.retry import Backoff
 
@@ -283,7 +283,7 @@ class ObjectStore:
             raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
 
     def _opened(self) -> ObjectBackend:
-        if self._backend is None and (problem := s3_endpoints.find_refusal(self.location)):
+        if self._backend is None and (problem := find_refusal(self.location)):
             raise self._unavailable(problem)
         with self._lock:
             if self._backend is None:

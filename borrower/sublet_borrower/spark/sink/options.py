@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
 from sublet_borrower.spark.common.options import check_database, check_option_name, parse_index, read_options
 from sublet_protocol.domain.errors import InvalidSetting, InvalidTopic
+from sublet_protocol.domain.limits import MAX_NUMBER
 from sublet_protocol.domain.topics import check_topic
 
 SPARKS_OWN = ("checkpointlocation", "queryname")
@@ -54,6 +55,8 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
             f"option {alone} without {other}: together they say which batch this is, that it be stored once. Give "
             "both, or neither."
         )
+    if (options.batch_id or 0) > MAX_NUMBER:
+        raise InvalidSetting(f"option batchId is {options.batch_id}: it is at most {MAX_NUMBER}. Count the batches.")
     return options
 
 

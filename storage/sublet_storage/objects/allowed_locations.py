@@ -1,0 +1,68 @@
+"""Which places this process has payloads at, and by which endpoints of S3: the database names them, no more."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from typing import Final
+
+from sublet_protocol.domain.errors import InvalidSetting
+from sublet_storage.objects.location import PayloadStoreLocation, parse_location
+
+ENDPOINTS: Final = "SUBLET_S3_ENDPOINTS"
+LOCATIONS: Final = "SUBLET_PAYLOAD_LOCATIONS"
+
+_ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re.IGNORECASE)
+
+
+def find_refusal(location: PayloadStoreLocation) -> str | None:
+    """Return why this process does not use a place; None where it may: it is below one that is allowed, if any is
+    named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
+    allowed = _allowed_locations()
+    if allowed and not any(f"{location.prefix}/".startswith(f"{prefix}/") for prefix in allowed):
+        return f"is below none of those that {LOCATIONS} of this process allows: add it if it is yours"
+    options = dict(location.options)
+    if "endpoint_override" not in options:
+        return None
+    value = options["endpoint_override"]
+    endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
+    matched = _ENDPOINT.fullmatch(endpoint)
+    if matched is None or not (_is_loopback(matched[2]) or endpoint in allowed_endpoints()):
+        return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
+    return None
+
+
+def allowed_endpoints() -> frozenset[str]:
+    """Return those that this process's setting names, as SCHEME://HOST:PORT. Raise `InvalidSetting`."""
+    found = set[str]()
+    for text in _listed(ENDPOINTS):
+        if not _ENDPOINT.fullmatch(text.rstrip("/")):
+            raise InvalidSetting(
+                f"{ENDPOINTS}: {text!r} is no endpoint. Give https://HOST:PORT, several separated by commas."
+            )
+        found.add(text.lower().rstrip("/"))
+    return frozenset(found)
+
+
+def _allowed_locations() -> list[str]:
+    """Return the prefixes that this process's setting names; none: any place is allowed. Raise `InvalidSetting`."""
+    try:
+        allowed = [parse_location(text) for text in _listed(LOCATIONS)]
+    except InvalidSetting as problem:
+        raise InvalidSetting(f"{LOCATIONS}: {problem}") from None
+    if any(each.options for each in allowed):
+        raise InvalidSetting(f"{LOCATIONS}: a place has options. Give each without ? and what follows.")
+    return [each.prefix for each in allowed]
+
+
+def _listed(variable: str) -> list[str]:
+    return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
+
+
+def _is_loopback(host: str) -> bool:
+    """Without asking for its address: who answers that may not be trusted."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
