@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.group.machine import GroupLeader
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
@@ -22,20 +23,25 @@ class _Known:
     """One subscription that was requested."""
 
     group: Group | None = None
-    opening: bool = False
+    opening_for: str | None = None
     asked_at: float = 0.0
     waiting: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
     sent_on: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
 class GroupRegistry:
-    """Memory only: everything in it can be requested again, so it may be forgotten at any time."""
+    """Memory only: everything in it can be requested again, so it may be forgotten at any time. `under_way`: the node's
+    bound on what is queried at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, under_way: CallerCounts) -> None:
+        self._under_way = under_way
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
         self._check_at = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def group(self, subscription: Subscription) -> Group | None:
         """Return the group as it was opened."""
@@ -70,11 +76,22 @@ class GroupRegistry:
         self._by_id.pop(group.group_id, None)
         return tuple(received for received, _ in waiting)
 
-    def begin_opening(self, subscription: Subscription) -> bool:
-        """True for the first who must open the group."""
+    def begin_opening(self, subscription: Subscription, caller: str) -> bool:
+        """True for the first who must open the group. Where as much is under way as may be, an unknown one is
+        forgotten: its borrowers ask again."""
         known = self._known[subscription]
-        first, known.opening = not known.opening, True
-        return first
+        if known.opening_for is not None:
+            return False
+        if not self._under_way.add(caller):
+            if known.group is None:
+                self.forget(subscription)
+            return False
+        known.opening_for = caller
+        return True
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget a subscription whose group is unknown, and who waits for it."""
+        del self._known[subscription]
 
     def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
         """The answer: the group, or None where opening failed. One that had its id was lost by a failover."""
@@ -84,7 +101,9 @@ class GroupRegistry:
                 lost.group = None
             self._by_id[group.group_id] = group
         known = self._known.setdefault(subscription, _Known())
-        known.group, known.opening = group, False
+        if known.opening_for is not None:
+            self._under_way.remove(known.opening_for)
+        known.group, known.opening_for = group, None
 
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
@@ -139,7 +158,7 @@ class GroupRegistry:
     @staticmethod
     def _is_stale(known: _Known, before: float, leaders: Mapping[int, GroupLeader]) -> bool:
         led = known.group is not None and known.group.group_id in leaders
-        return not (led or known.opening) and known.asked_at <= before
+        return not (led or known.opening_for) and known.asked_at <= before
 
     def wake_at(self) -> float:
         """When to look at `take_idle_groups` again."""

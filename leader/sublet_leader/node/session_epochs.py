@@ -6,6 +6,7 @@ When a node receives a higher one than it knows of, it queries what was drawn la
 
 from __future__ import annotations
 
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
@@ -18,12 +19,15 @@ Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
-    """Memory only: all of it can be queried again."""
+    """Memory only: all of it can be queried again. `under_way`: the node's bound on what is queried at a time."""
 
-    def __init__(self) -> None:
+    def __init__(self, under_way: CallerCounts) -> None:
+        self._under_way = under_way
         self._last: dict[ReadSessionEpoch, int] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
+        self._callers: dict[ReadSessionEpoch, str] = {}
+        self._asked: dict[tuple[str, str], ReadSessionEpoch] = {}
 
     def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
         """Whether it has no epoch, or one that is known to have been drawn for its name, which is its principal's."""
@@ -31,20 +35,26 @@ class DrawnSessionEpochs:
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
-    ) -> ReadSessionEpoch | None:
-        """Let a request wait for the database; a repeated one replaces the one before. Return what is to be queried,
-        None where that is under way."""
+    ) -> tuple[ReadSessionEpoch, ...]:
+        """Let a request wait for the database; a repeated one replaces the one before, under another name too. Return
+        what is to be queried: nothing where that is under way, or as much as may be; then it is repeated."""
         question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
+        if is_first and not self._under_way.add(received.caller):
+            return ()
+        self.remove_waiter(*key)
         if is_first:
             self._first[question] = key
+            self._callers[question] = received.caller
         self._waiting.setdefault(question, {})[key] = received, wanted
-        return question if is_first else None
+        self._asked[key] = question
+        return (question,) if is_first else ()
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        for waiting in self._waiting.values():
-            waiting.pop((agent, borrower_id), None)
+        question = self._asked.pop((agent, borrower_id), None)
+        if question is not None:
+            del self._waiting[question][agent, borrower_id]
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
         """Return the requests that go on, and the answers to those that do not: only to the one that it was queried
@@ -52,6 +62,10 @@ class DrawnSessionEpochs:
         database did not answer none goes on, and all will be repeated."""
         question, last = answer.request, answer.last
         waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
+        for key in waiters:
+            del self._asked[key]
+        if (caller := self._callers.pop(question, None)) is not None:
+            self._under_way.remove(caller)
         if last is None:
             return [], []
         if answer.denied is not None:

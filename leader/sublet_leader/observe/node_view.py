@@ -64,7 +64,8 @@ class NodeView:
 
     def session_counters(self) -> dict[str, int]:
         """Return what has happened between it and its agents."""
-        return {**asdict(self.sessions.counters), "foreign_pings": self.machine.foreign_pings}
+        own = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.questions.refused}
+        return {**asdict(self.sessions.counters), **own}
 
     def notification_counters(self) -> dict[str, int]:
         """Counters of notifications; empty where nothing is pushed."""
