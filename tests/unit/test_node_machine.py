@@ -217,6 +217,29 @@ def test_what_is_asked_of_too_many_groups_is_forgotten() -> None:
     assert len(play.machine.registry) == 0
 
 
+@pytest.mark.conforms("X4")
+def test_a_borrower_waits_for_its_last_group() -> None:
+    """So that who asks for ever new groups takes no more room; a disconnect looks at its own alone."""
+    play = Play()
+    for number in range(3):
+        play.want("a/1", subscription=f"$share/g{number}/#")
+        play.want("b/1", subscription=f"$share/g{number}/#")
+    play.receive(Disconnect("b/1", 0, ()), "b")
+    play.settle()
+    found = [(one.borrower_id, one.group_id) for one in play.received(LeaderConnectResponse)]
+    assert found == [("a/1", 3)]
+
+
+@pytest.mark.conforms("X4")
+def test_parts_under_anothers_id_are_not_stored() -> None:
+    play, streams = Play(), (StreamProgress(1, 1, 1, True),)
+    play.receive(Disconnect("a/1", 1, streams, more=True), "x")
+    (denied,) = play.received(Invalidate)
+    assert (denied.borrower_id, denied.reason) == ("a/1", BorrowerEndReason.DENIED)
+    play.receive(Disconnect("a/1", 1, streams, more=True))
+    assert play.received(Invalidate) == [], "its own waits for the last part"
+
+
 @pytest.mark.parametrize("how", ["left", "fell silent"])
 def test_who_is_gone_by_then_is_not_admitted(how: str) -> None:
     play = Play()

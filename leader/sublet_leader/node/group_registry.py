@@ -38,6 +38,7 @@ class GroupRegistry:
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
+        self._asked: dict[BorrowerKey, Subscription] = {}
         self._check_at = float("inf")
 
     def __len__(self) -> int:
@@ -55,16 +56,23 @@ class GroupRegistry:
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, borrower_id: str, now: float
     ) -> None:
-        """Add a borrower that waits for the leader; a repeated request replaces the one before."""
+        """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
+        group."""
+        borrower = received.agent, borrower_id
+        if self._asked.get(borrower) != subscription:
+            self.remove_waiter(*borrower)
+        self._asked[borrower] = subscription
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
-        known.waiting[received.agent, borrower_id] = received, now
-        known.sent_on.pop((received.agent, borrower_id), None)
+        known.waiting[borrower] = received, now
+        known.sent_on.pop(borrower, None)
         self._check_at = min(self._check_at, now + 1.0)
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        for known in self._known.values():
+        subscription = self._asked.pop((agent, borrower_id), None)
+        if subscription is not None:
+            known = self._known[subscription]
             known.waiting.pop((agent, borrower_id), None)
             known.sent_on.pop((agent, borrower_id), None)
 
@@ -91,6 +99,7 @@ class GroupRegistry:
 
     def forget(self, subscription: Subscription) -> None:
         """Forget a subscription whose group is unknown, and who waits for it."""
+        self.take_waiters(subscription)
         del self._known[subscription]
 
     def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
@@ -115,6 +124,8 @@ class GroupRegistry:
             return ()
         asked = known.sent_on | known.waiting
         known.sent_on, known.waiting = {}, {}
+        for borrower in asked:
+            del self._asked[borrower]
         return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
 
     def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
@@ -146,8 +157,11 @@ class GroupRegistry:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
         for known in self._known.values():
-            known.sent_on = {b: asked for b, asked in known.sent_on.items() if asked[1] > now - SENT_ON_S}
+            for borrower in [b for b, (_, at) in known.sent_on.items() if at <= now - SENT_ON_S]:
+                del known.sent_on[borrower], self._asked[borrower]
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
+        for subscription in stale:
+            self.take_waiters(subscription)
         dropped = [self._known.pop(subscription) for subscription in stale]
         self._check_at = now + 1.0 if self._known else float("inf")
         groups = tuple(known.group for known in dropped if known.group is not None)

@@ -202,6 +202,10 @@ class Node:
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
         if isinstance(message, LeaderWanted | Disconnect):
+            if not is_borrower_of(received.agent, message.borrower_id):
+                problem = f"borrower id {message.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
+                self._send(received.agent, Invalidate(message.borrower_id, 0, BorrowerEndReason.DENIED, problem))
+                return
             entire = self._parts.merge(received.agent, message, now)
             if isinstance(entire, Invalidate):
                 self._send(received.agent, entire)
@@ -246,10 +250,6 @@ class Node:
 
     def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
         """Lead the group, find out which node does, or deny the request."""
-        if not is_borrower_of(received.agent, wanted.borrower_id):
-            problem = f"borrower id {wanted.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
-            self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, problem))
-            return
         try:
             subscription = Subscription.parse(wanted.subscription)
             start = StartingPosition.parse(wanted.starting_position)

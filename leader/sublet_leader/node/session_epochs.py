@@ -42,7 +42,8 @@ class DrawnSessionEpochs:
         is_first = question not in self._waiting
         if is_first and not self._under_way.add(received.caller):
             return ()
-        self.remove_waiter(*key)
+        if self._asked.get(key) != question:
+            self.remove_waiter(*key)
         if is_first:
             self._first[question] = key
             self._callers[question] = received.caller
