@@ -174,6 +174,10 @@ class TooManyGroups(Unavailable):
     """One principal has had as many groups made as it may for now."""
 
 
+class SessionNameLocked(Unavailable):
+    """An open transaction keeps a session's name locked: it has drawn an epoch for it."""
+
+
 class DatabaseUnreachable(Unavailable):
     """No connection to Postgres."""
 
