@@ -131,9 +131,9 @@ def test_queries_of_session_names_are_bounded() -> None:
     for number in range(MAX_ASKED):
         ask(f"y{number}", None, f"etl{number}")
     assert len(play.requests) == MAX_ASKED
-    assert play.machine.questions.refused == 5 + MAX_ASKED_OF_CALLER + 1
+    assert play.machine.query_counts.refused == 5 + MAX_ASKED_OF_CALLER + 1
     play.settle()
-    assert play.machine.questions.total == 0
+    assert play.machine.query_counts.total == 0
     denied = [one.borrower_id for one in play.received(Invalidate)]
     assert len(denied) == len(set(denied)) == 3 + MAX_ASKED - MAX_ASKED_OF_CALLER - 1
     ask("x0", "user:x", "again")

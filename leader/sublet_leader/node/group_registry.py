@@ -30,11 +30,11 @@ class _Known:
 
 
 class GroupRegistry:
-    """Memory only: everything in it can be requested again, so it may be forgotten at any time. `under_way`: the node's
+    """Memory only: everything in it can be requested again, so it may be forgotten at any time. `query_counts`: the node's
     bound on what is queried at a time."""
 
-    def __init__(self, under_way: CallerCounts) -> None:
-        self._under_way = under_way
+    def __init__(self, query_counts: CallerCounts) -> None:
+        self._query_counts = query_counts
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
@@ -90,7 +90,7 @@ class GroupRegistry:
         known = self._known[subscription]
         if known.opening_for is not None:
             return False
-        if not self._under_way.add(caller):
+        if not self._query_counts.add(caller):
             if known.group is None:
                 self.forget(subscription)
             return False
@@ -111,7 +111,7 @@ class GroupRegistry:
             self._by_id[group.group_id] = group
         known = self._known.setdefault(subscription, _Known())
         if known.opening_for is not None:
-            self._under_way.remove(known.opening_for)
+            self._query_counts.remove(known.opening_for)
         known.group, known.opening_for = group, None
 
     def take_waiters(

@@ -100,8 +100,8 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.questions = CallerCounts(MAX_ASKED_OF_CALLER, MAX_ASKED)
-        self.registry = GroupRegistry(self.questions)
+        self.query_counts = CallerCounts(MAX_ASKED_OF_CALLER, MAX_ASKED)
+        self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}
@@ -112,7 +112,7 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
-        self._session_epochs = DrawnSessionEpochs(self.questions)
+        self._session_epochs = DrawnSessionEpochs(self.query_counts)
         self._out = NodeOutcomeBuilder()
 
     # --- the one door -----------------------------------------------------------------------------------------------

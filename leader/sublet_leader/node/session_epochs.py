@@ -19,10 +19,10 @@ Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
-    """Memory only: all of it can be queried again. `under_way`: the node's bound on what is queried at a time."""
+    """Memory only: all of it can be queried again. `query_counts`: the node's bound on what is queried at a time."""
 
-    def __init__(self, under_way: CallerCounts) -> None:
-        self._under_way = under_way
+    def __init__(self, query_counts: CallerCounts) -> None:
+        self._query_counts = query_counts
         self._last: dict[ReadSessionEpoch, int] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
@@ -40,7 +40,7 @@ class DrawnSessionEpochs:
         what is to be queried: nothing where that is under way, or as much as may be; then it is repeated."""
         question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
-        if is_first and not self._under_way.add(received.caller):
+        if is_first and not self._query_counts.add(received.caller):
             return ()
         if self._asked.get(key) != question:
             self.remove_waiter(*key)
@@ -66,7 +66,7 @@ class DrawnSessionEpochs:
         for key in waiters:
             del self._asked[key]
         if (caller := self._callers.pop(question, None)) is not None:
-            self._under_way.remove(caller)
+            self._query_counts.remove(caller)
         if last is None:
             return [], []
         if answer.denied is not None:

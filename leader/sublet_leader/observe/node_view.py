@@ -64,7 +64,7 @@ class NodeView:
 
     def session_counters(self) -> dict[str, int]:
         """Return what has happened between it and its agents."""
-        own = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.questions.refused}
+        own = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.query_counts.refused}
         return {**asdict(self.sessions.counters), **own}
 
     def notification_counters(self) -> dict[str, int]:
