@@ -30,8 +30,8 @@ class _Known:
 
 
 class GroupRegistry:
-    """Memory only: everything in it can be requested again, so it may be forgotten at any time. `query_counts`: the node's
-    bound on what is queried at a time."""
+    """Memory only: everything in it can be requested again, so it may be forgotten at any time. `query_counts`: the
+    node's bound on what is queried at a time."""
 
     def __init__(self, query_counts: CallerCounts) -> None:
         self._query_counts = query_counts
