@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sublet_protocol.domain.errors import NotFound, PermissionDenied
+from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionNameLocked
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
@@ -196,12 +196,32 @@ def test_of_many_at_once_one_gets_the_name(postgres: PostgresWorld) -> None:
         with connect(postgres.url) as connection:
             try:
                 session_names.bind(connection, SHARE, "etl", f"user:{number}")
-            except PermissionDenied:
+            except (PermissionDenied, SessionNameLocked):
                 return False
         return True
 
     with ThreadPoolExecutor(6) as pool:
         assert sorted(pool.map(bind, range(6))) == [False] * 5 + [True]
+
+
+@pytest.mark.conforms("X4")
+def test_a_locked_name_is_not_waited_for(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    """Or a user of the database would hold up the connections of a node, which all its groups share."""
+    for name in ("etl", "other"):
+        next_session_epoch(postgres.connection, SHARE, name)
+    stranger.autocommit = False
+    last = next_session_epoch(stranger, SHARE, "etl")
+    with pytest.raises(SessionNameLocked, match=r"session 'etl' of .*: an open transaction keeps the name locked"):
+        postgres.store.bind_session(SHARE, "etl", "user:a")
+    postgres.store.bind_session(SHARE, "other", "user:a")
+    with connect(postgres.url, statement_timeout_s=30.0) as conn:
+        for principal in ("user:a", None):
+            with pytest.raises(SessionNameLocked):
+                session_names.draw_epoch(conn, SHARE, "etl", principal)
+        assert conn.execute("show lock_timeout").fetchone() == ("0",)
+        stranger.commit()
+        postgres.store.bind_session(SHARE, "etl", "user:a")
+        assert session_names.draw_epoch(conn, SHARE, "etl", "user:a") > last
 
 
 def test_plans_are_listed_to_their_session_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:

@@ -204,6 +204,20 @@ def test_malformed_requests_are_refused_by_name(database: str) -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_a_draw_of_a_locked_name_is_to_be_repeated(database: str) -> None:
+    request = pb.SessionEpochRequest(protocol_version=PROTOCOL_VERSION, subscription=ALL, session="etl")
+    with serving(database) as server, stub(server.address) as service, connect(database) as user:
+        first = service.SessionEpoch(request, timeout=20).epoch
+        with user.transaction():
+            user.execute("select next_session_epoch(%s, 'etl')", (ALL,))
+            with pytest.raises(grpc.RpcError) as refused:
+                service.SessionEpoch(request, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "an open transaction keeps the name locked" in refused.value.details()
+        assert service.SessionEpoch(request, timeout=20).epoch > first
+
+
+@pytest.mark.conforms("X4")
 def test_reads_are_bounded(database: str) -> None:
     with connect(database) as conn:
         stream = stream_of(conn, "default")

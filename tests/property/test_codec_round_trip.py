@@ -79,6 +79,17 @@ ONE_PROGRESS = st.builds(StreamProgress, *_PLAIN, CONSUMED, IN_DOUBT, TEXT, NATU
 PROGRESS = distinct(ONE_PROGRESS)
 RING = st.tuples(st.integers(0, 2**64), st.integers(0, 2**64)).filter(lambda ends: ends[0] < ends[1])
 
+
+def is_empty_part(message: ToLeader) -> bool:
+    """Others follow, and it has no streams: such a part is refused."""
+    match message:
+        case LeaderWanted():
+            return message.more and not message.reclaim
+        case Disconnect():
+            return message.more and not message.streams
+    return False
+
+
 TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(
         LeaderWanted,
@@ -99,7 +110,7 @@ TO_LEADER: st.SearchStrategy[ToLeader] = st.one_of(
     st.builds(UpdateProgress, ID, NATURAL, PROGRESS),
     st.builds(RevokeFinished, ID, NATURAL, NATURAL, NATURAL),
     st.builds(Disconnect, ID, NATURAL, PROGRESS, TEXT, st.booleans()),
-)
+).filter(lambda message: not is_empty_part(message))
 GRANT = st.tuples(
     ID,
     NATURAL,

@@ -12,16 +12,26 @@ from sublet_leader.node import database_worker
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     ClaimLeadership,
+    CommitWrites,
+    DatabaseRequest,
     LeadershipClaimCompleted,
     LeadershipRenewalCompleted,
+    LoadGroup,
+    LookUpLeader,
     NodeEvent,
+    OpenGroup,
+    ReadSessionEpoch,
+    ReleaseLeaderships,
     RenewLeaderships,
 )
 from sublet_leader.settings import LeaderSettings
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.records import Group, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.util.log_throttle import LogThrottle
 
+GROUP = Subscription.parse("$share/g/#")
 NOBODY = "postgresql://me@127.0.0.1:1/x"
 RENEW, CLAIM = RenewLeaderships({1: 1}, 0.0), ClaimLeadership(1, 0.0)
 
@@ -35,9 +45,8 @@ class Away:
         self.answers: queue.SimpleQueue[NodeEvent] = queue.SimpleQueue()
         self.store = PostgresGroupStore(NOBODY)
         self.worker = DatabaseWorker(self.store, NodeRef("n", "i", "a:1"), LeaderSettings(), self.answers.put)
-        self.worker.start()
 
-    def ask(self, *requests: RenewLeaderships | ClaimLeadership) -> list[NodeEvent]:
+    def ask(self, *requests: DatabaseRequest) -> list[NodeEvent]:
         """What comes of them."""
         for request in requests:
             self.worker.submit(request)
@@ -48,6 +57,7 @@ class Away:
 def away(monkeypatch: pytest.MonkeyPatch) -> Iterator[Away]:
     """A node's worker that ends with the test."""
     away = Away(monkeypatch)
+    away.worker.start()
     yield away
     away.worker.stop(10)
     away.store.close()
@@ -81,3 +91,18 @@ def test_what_nobody_foresaw_has_its_traceback(
     assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
     assert record.exc_info
     assert len(away.ask(CLAIM)) == 1
+
+
+@pytest.mark.conforms("X4")
+def test_what_strangers_ask_waits_for_led_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renewals go first; within what led groups need, and within the rest, the order stays."""
+    away = Away(monkeypatch)
+    asked = (ReadSessionEpoch(GROUP, "etl"), OpenGroup(GROUP, StartingPosition.LATEST), LookUpLeader(GROUP))
+    needed = (CommitWrites(()), LoadGroup(Group(1, GROUP), 1), CLAIM, ReleaseLeaderships({1: 1}), CommitWrites(()))
+    for request in (*asked, *needed, RENEW):
+        away.worker.submit(request)
+    away.worker.start()
+    away.worker.stop(30)
+    away.store.close()
+    answers = [away.answers.get(timeout=30) for _ in range(9)]
+    assert [getattr(answer, "request") for answer in answers] == [RENEW, *needed, *asked]  # noqa: B009 all have one

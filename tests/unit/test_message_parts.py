@@ -12,6 +12,7 @@ from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
 from sublet_borrower.machine.message_parts import split_into_parts
 from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.node import message_reassembler
 from sublet_leader.node.message_reassembler import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageReassembler
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.limits import MAX_BORROWERS, MAX_COMMAND_BYTES, MAX_ITEMS, MAX_STREAMS
@@ -27,6 +28,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
 )
 from sublet_protocol.messages.borrower_leader_codec import count_items, decode_to_leader, encode_to_leader
+from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.tick import Tick
 from tests.unit.test_borrower_machine import GRANT, ME, SETTINGS, WANTS, Play, connected
 
@@ -120,6 +122,32 @@ def test_unfinished_parts_are_bounded_and_forgotten() -> None:
     assert parts.merge("b", replace(part, borrower_id="b/1"), 0.0) is None, "another agent has room"
     assert parts.merge("b", replace(part, borrower_id="b/2"), 2 * EXPIRY_S) is None
     assert len(parts) == MAX_STREAMS
+
+
+def test_parts_without_streams_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each counts for one; a part costs what it has itself, and the oldest are forgotten first."""
+    most = 100
+    monkeypatch.setattr(message_reassembler, "MAX_STREAMS_OF_AGENT", most)
+    parts, part = MessageReassembler(), Disconnect("a/1", 1, (), more=True)
+    for number in range(most):
+        assert parts.merge("a", replace(part, borrower_id=f"a/{number}"), number / most) is None
+    assert isinstance(parts.merge("a", replace(part, borrower_id="a/x"), 1.0), Invalidate)
+    assert len(parts) == most
+    assert parts.merge("a", replace(part, borrower_id="a/0"), EXPIRY_S / 2) is None, "it is the newest now"
+    assert parts.merge("a", replace(part, borrower_id="a/x"), EXPIRY_S + 0.5) is None
+    assert len(parts) == most // 2 + 2
+    assert parts.merge("a", replace(part, borrower_id="a/0", more=False), EXPIRY_S + 0.5) == replace(
+        part, borrower_id="a/0", more=False
+    )
+    assert len(parts) == most // 2 + 1
+
+
+@pytest.mark.parametrize("message", [Disconnect("a/1", 1, (), more=True), LeaderWanted("a/1", "$share/g/#", more=True)])
+def test_a_part_without_streams_is_refused(message: Disconnect | LeaderWanted) -> None:
+    wire = encode_to_leader(message)
+    with pytest.raises(MalformedMessage, match="none, in a part that others follow"):
+        decode_to_leader(wire)
+    assert decode_to_leader(encode_to_leader(replace(message, more=False))) == replace(message, more=False)
 
 
 def test_pings_of_very_many_borrowers_are_split() -> None:

@@ -26,7 +26,7 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     WritesCommitFailed,
 )
-from sublet_leader.node.machine import Node
+from sublet_leader.node.machine import MAX_ASKED_OF_CALLER, Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -190,6 +190,54 @@ def test_who_asks_meanwhile_is_admitted_once() -> None:
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["a/1", "b/1"]
     play.want("c/1")
     assert [m.borrower_id for m in play.received(LeaderConnectResponse)] == ["c/1"], "at once: the leader is here"
+
+
+@pytest.mark.conforms("X4")
+def test_groups_opened_at_a_time_are_bounded() -> None:
+    """Of one caller, which asks again for the rest; others have room."""
+    play = Play()
+    for number in range(MAX_ASKED_OF_CALLER + 5):
+        play.want(f"x/{number}", subscription=f"$share/own/x/{number}")
+    play.want("a/1")
+    assert len(play.waiting(OpenGroup)) == MAX_ASKED_OF_CALLER + 1
+    assert len(play.machine.registry) == MAX_ASKED_OF_CALLER + 1
+    play.settle()
+    assert len(play.received(LeaderConnectResponse)) == MAX_ASKED_OF_CALLER + 1
+    play.want("x/54", subscription="$share/own/x/54")
+    play.settle()
+    assert [one.borrower_id for one in play.received(LeaderConnectResponse)] == ["x/54"]
+
+
+@pytest.mark.conforms("X4")
+def test_what_is_asked_of_too_many_groups_is_forgotten() -> None:
+    play = Play()
+    play.want("x/1", subscription="$share/own/x/1")
+    (request,) = play.waiting(OpenGroup)
+    play.do(GroupOpenCompleted(request, None, "too many", is_limited=True))
+    assert len(play.machine.registry) == 0
+
+
+@pytest.mark.conforms("X4")
+def test_a_borrower_waits_for_its_last_group() -> None:
+    """So that who asks for ever new groups takes no more room; a disconnect looks at its own alone."""
+    play = Play()
+    for number in range(3):
+        play.want("a/1", subscription=f"$share/g{number}/#")
+        play.want("b/1", subscription=f"$share/g{number}/#")
+    play.receive(Disconnect("b/1", 0, ()), "b")
+    play.settle()
+    found = [(one.borrower_id, one.group_id) for one in play.received(LeaderConnectResponse)]
+    assert found == [("a/1", 3)]
+
+
+@pytest.mark.conforms("X4")
+def test_parts_under_anothers_id_are_not_stored() -> None:
+    play, streams = Play(), (StreamProgress(1, 1, 1, True),)
+    play.receive(Disconnect("a/1", 1, streams, more=True), "x")
+    (denied,) = play.received(Invalidate)
+    assert (denied.borrower_id, denied.reason) == ("a/1", BorrowerEndReason.DENIED)
+    play.receive(Disconnect("a/1", 1, streams, more=True))
+    assert play.received(Invalidate) == [], "its own waits for the last part"
 
 
 @pytest.mark.parametrize("how", ["left", "fell silent"])

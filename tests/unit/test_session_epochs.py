@@ -6,6 +6,8 @@ import pytest
 
 from sublet_leader.node import session_epochs
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
+from sublet_leader.node.group_event_publisher import MAX_ASKED
+from sublet_leader.node.machine import MAX_ASKED_OF_CALLER
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -110,6 +112,32 @@ def test_who_leaves_meanwhile_is_not_let_in() -> None:
     play.receive(Disconnect("a/1", 0, ()))
     play.settle()
     assert admitted(play) == []
+
+
+@pytest.mark.conforms("X4")
+def test_queries_of_session_names_are_bounded() -> None:
+    """Of one caller and of all; who is dropped asks again, and a borrower waits under its last name only."""
+    play = Play()
+
+    def ask(agent: str, principal: str | None, name: str) -> None:
+        wanted = LeaderWanted(f"{agent}/1", SUBSCRIPTION, session=name, session_epoch=1)
+        play.do(AgentMessageReceived(agent, wanted, principal))
+
+    for number in range(MAX_ASKED_OF_CALLER + 5):
+        ask(f"x{number % 2}", "user:x", f"s{number}")
+    assert len(play.requests) == MAX_ASKED_OF_CALLER
+    ask("a", "user:a", "etl")
+    assert len(play.requests) == MAX_ASKED_OF_CALLER + 1, "another principal has room"
+    for number in range(MAX_ASKED):
+        ask(f"y{number}", None, f"etl{number}")
+    assert len(play.requests) == MAX_ASKED
+    assert play.machine.query_counts.refused == 5 + MAX_ASKED_OF_CALLER + 1
+    play.settle()
+    assert play.machine.query_counts.total == 0
+    denied = [one.borrower_id for one in play.received(Invalidate)]
+    assert len(denied) == len(set(denied)) == 3 + MAX_ASKED - MAX_ASKED_OF_CALLER - 1
+    ask("x0", "user:x", "again")
+    assert len(play.waiting(ReadSessionEpoch)) == 1
 
 
 def want_as(play: Play, principal: str | None, borrower_id: str, epoch: int) -> None:

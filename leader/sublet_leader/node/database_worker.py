@@ -1,4 +1,4 @@
-"""The thread that executes a node's database requests: in order, with renewals at the front."""
+"""The thread that executes a node's database requests: renewals first, then what groups led here need, in order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from sublet_leader.node.database_request_executor import execute, failure_answer
-from sublet_leader.node.events import DatabaseRequest, NodeEvent, RenewLeaderships
+from sublet_leader.node.events import (
+    DatabaseRequest,
+    LookUpLeader,
+    NodeEvent,
+    OpenGroup,
+    ReadSessionEpoch,
+    RenewLeaderships,
+)
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import SubletError, UnknownOutcome
 from sublet_storage.groups.coordinator.store import GroupStore
@@ -23,6 +30,8 @@ log = logging.getLogger(__name__)
 
 JITTER_S = 0.3
 """Maximum delay in seconds added before a lost election is tried again."""
+
+_STOP = 3
 
 
 class DatabaseRequestObserver(Protocol):
@@ -60,12 +69,13 @@ class DatabaseWorker:
         self._thread.start()
 
     def submit(self, request: DatabaseRequest) -> None:
-        """Queue a request. A renewal goes before everything queued: leases must not run out behind a long queue."""
-        self._queue.put((0 if isinstance(request, RenewLeaderships) else 1, next(self._order), request))
+        """Queue a request. Renewals come first, so that leases do not run out behind a long queue, then what led groups
+        need, then what callers request."""
+        self._queue.put((_priority(request), next(self._order), request))
 
     def stop(self, timeout_s: float) -> None:
         """Finish the queued requests, then end."""
-        self._queue.put((2, next(self._order), None))
+        self._queue.put((_STOP, next(self._order), None))
         self._thread.join(timeout_s)
 
     def _work(self) -> None:
@@ -103,3 +113,13 @@ class DatabaseWorker:
             text, name = "%s failed%s: %s", type(request).__name__
             exc_info = error if level > logging.WARNING else None
             log.log(level, text, name, format_suppressed_count(before), error, exc_info=exc_info)
+
+
+def _priority(request: DatabaseRequest) -> int:
+    match request:
+        case RenewLeaderships():
+            return 0
+        case ReadSessionEpoch() | OpenGroup() | LookUpLeader():
+            return 2
+        case _:
+            return 1

@@ -128,6 +128,11 @@ class AgentMessageReceived:
     message: ToLeader
     principal: str | None = None
 
+    @property
+    def caller(self) -> str:
+        """Return for whom it counts: its principal, or where nobody knows, its agent."""
+        return self.principal or self.agent
+
 
 @dataclass(frozen=True, slots=True)
 class MemberRightRevoked:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_leader.group.machine import GroupLeader
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
@@ -22,20 +23,26 @@ class _Known:
     """One subscription that was requested."""
 
     group: Group | None = None
-    opening: bool = False
+    opening_for: str | None = None
     asked_at: float = 0.0
     waiting: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
     sent_on: dict[BorrowerKey, tuple[AgentMessageReceived, float]] = field(default_factory=dict)
 
 
 class GroupRegistry:
-    """Tracks groups in memory only: everything in it can be requested again, so it may be dropped at any time."""
+    """Tracks groups in memory only: everything in it can be requested again, so it may be dropped at any time.
+    `query_counts`: the node's bound on concurrent queries."""
 
-    def __init__(self) -> None:
+    def __init__(self, query_counts: CallerCounts) -> None:
+        self._query_counts = query_counts
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
+        self._asked: dict[BorrowerKey, Subscription] = {}
         self._check_at = float("inf")
+
+    def __len__(self) -> int:
+        return len(self._known)
 
     def group(self, subscription: Subscription) -> Group | None:
         """Return the group as it was opened; None if it was not."""
@@ -49,16 +56,23 @@ class GroupRegistry:
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, borrower_id: str, now: float
     ) -> None:
-        """Add a borrower that waits for the leader; a repeated request replaces the one before."""
+        """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
+        group."""
+        borrower = received.agent, borrower_id
+        if self._asked.get(borrower) != subscription:
+            self.remove_waiter(*borrower)
+        self._asked[borrower] = subscription
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
-        known.waiting[received.agent, borrower_id] = received, now
-        known.sent_on.pop((received.agent, borrower_id), None)
+        known.waiting[borrower] = received, now
+        known.sent_on.pop(borrower, None)
         self._check_at = min(self._check_at, now + 1.0)
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        for known in self._known.values():
+        subscription = self._asked.pop((agent, borrower_id), None)
+        if subscription is not None:
+            known = self._known[subscription]
             known.waiting.pop((agent, borrower_id), None)
             known.sent_on.pop((agent, borrower_id), None)
 
@@ -69,11 +83,23 @@ class GroupRegistry:
         self._by_id.pop(group.group_id, None)
         return tuple(received for received, _ in waiting)
 
-    def begin_opening(self, subscription: Subscription) -> bool:
-        """Return whether the caller has to open the group; False while that is under way."""
+    def begin_opening(self, subscription: Subscription, caller: str) -> bool:
+        """Return whether the caller has to open the group; False while that is under way. At the bound on queries an
+        unknown group is dropped: its borrowers request it again."""
         known = self._known[subscription]
-        first, known.opening = not known.opening, True
-        return first
+        if known.opening_for is not None:
+            return False
+        if not self._query_counts.add(caller):
+            if known.group is None:
+                self.forget(subscription)
+            return False
+        known.opening_for = caller
+        return True
+
+    def forget(self, subscription: Subscription) -> None:
+        """Forget a subscription whose group is unknown, and who waits for it."""
+        self.take_waiters(subscription)
+        del self._known[subscription]
 
     def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
         """Store the opened group, None if that failed. Another one with its id was lost by a failover."""
@@ -83,7 +109,9 @@ class GroupRegistry:
                 lost.group = None
             self._by_id[group.group_id] = group
         known = self._known.setdefault(subscription, _Known())
-        known.group, known.opening = group, False
+        if known.opening_for is not None:
+            self._query_counts.remove(known.opening_for)
+        known.group, known.opening_for = group, None
 
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
@@ -95,6 +123,8 @@ class GroupRegistry:
             return ()
         asked = known.sent_on | known.waiting
         known.sent_on, known.waiting = {}, {}
+        for borrower in asked:
+            del self._asked[borrower]
         return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
 
     def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
@@ -126,8 +156,11 @@ class GroupRegistry:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
         for known in self._known.values():
-            known.sent_on = {b: asked for b, asked in known.sent_on.items() if asked[1] > now - SENT_ON_S}
+            for borrower in [b for b, (_, at) in known.sent_on.items() if at <= now - SENT_ON_S]:
+                del known.sent_on[borrower], self._asked[borrower]
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
+        for subscription in stale:
+            self.take_waiters(subscription)
         dropped = [self._known.pop(subscription) for subscription in stale]
         self._check_at = now + 1.0 if self._known else float("inf")
         groups = tuple(known.group for known in dropped if known.group is not None)
@@ -138,7 +171,7 @@ class GroupRegistry:
     @staticmethod
     def _is_stale(known: _Known, before: float, leaders: Mapping[int, GroupLeader]) -> bool:
         led = known.group is not None and known.group.group_id in leaders
-        return not (led or known.opening) and known.asked_at <= before
+        return not (led or known.opening_for) and known.asked_at <= before
 
     def wake_at(self) -> float:
         """Return when to call `take_idle_groups` again."""

@@ -16,6 +16,7 @@ from sublet_leader import election as el
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import (
     AgentMessageReceived,
     ClaimLeadership,
@@ -46,7 +47,7 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import LeaderLookups
+from sublet_leader.node.group_event_publisher import MAX_ASKED, LeaderLookups
 from sublet_leader.node.group_registry import GroupRegistry
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.message_reassembler import MessageReassembler
@@ -79,6 +80,8 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.node_directory import NodeRef
 
 _NEVER = float("inf")
+MAX_ASKED_OF_CALLER = 50
+"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_ASKED` for all."""
 
 
 @dataclass(slots=True)
@@ -97,7 +100,8 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.registry = GroupRegistry()
+        self.query_counts = CallerCounts(MAX_ASKED_OF_CALLER, MAX_ASKED)
+        self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._unwritten: dict[int, _Unwritten] = {}
@@ -108,7 +112,7 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
-        self._session_epochs = DrawnSessionEpochs()
+        self._session_epochs = DrawnSessionEpochs(self.query_counts)
         self._out = NodeOutcomeBuilder()
 
     # --- entry point --------------------------------------------------------------------------------------------------
@@ -198,6 +202,10 @@ class Node:
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
         if isinstance(message, LeaderWanted | Disconnect):
+            if not is_borrower_of(received.agent, message.borrower_id):
+                problem = f"borrower id {message.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
+                self._send(received.agent, Invalidate(message.borrower_id, 0, BorrowerEndReason.DENIED, problem))
+                return
             entire = self._parts.merge(received.agent, message, now)
             if isinstance(entire, Invalidate):
                 self._send(received.agent, entire)
@@ -242,17 +250,16 @@ class Node:
 
     def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
         """Lead the group, look up which node does, or deny the request."""
-        if not is_borrower_of(received.agent, wanted.borrower_id):
-            problem = f"borrower id {wanted.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
-            self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, problem))
-            return
         try:
             subscription = Subscription.parse(wanted.subscription)
             start = StartingPosition.parse(wanted.starting_position)
         except (UsageError, ValueError) as problem:
             self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
             return
-        if self._stop_by is not None or not self._has_drawn_epoch(subscription, received, wanted):
+        if self._stop_by is not None:
+            return
+        if not self._session_epochs.is_drawn(subscription, received, wanted):
+            self._out.requests.extend(self._session_epochs.add_waiter(subscription, received, wanted))
             return
         group = self.registry.group(subscription)
         self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
@@ -260,21 +267,12 @@ class Node:
             if self._inquiries.add(subscription, None):
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
-            if self.registry.begin_opening(subscription):
+            if self.registry.begin_opening(subscription, received.caller):
                 self._out.requests.append(OpenGroup(subscription, start, wanted.group_id, received.principal))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
             self._elect(el.StartCampaign(group.group_id), now)
-
-    def _has_drawn_epoch(
-        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
-    ) -> bool:
-        """Return whether the session's epoch is known to have been drawn; else the request waits for it."""
-        is_drawn = self._session_epochs.is_drawn(subscription, received, wanted)
-        if not is_drawn and (question := self._session_epochs.add_waiter(subscription, received, wanted)):
-            self._out.requests.append(question)
-        return is_drawn
 
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group
@@ -288,6 +286,8 @@ class Node:
             reason = BorrowerEndReason.DENIED if request.group_id is None else BorrowerEndReason.DELETED
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
             self._refuse(waiting, request.group_id, reason, answer.error, now)
+        elif answer.is_limited:
+            self.registry.forget(request.subscription)
 
     def _refuse(
         self,
@@ -317,7 +317,7 @@ class Node:
             if wanted.group_id is not None and wanted.group_id > group.group_id:
                 # This group is deleted, as its leader will find; or a failover has lost the other one.
                 self.registry.add_waiter(group.subscription, received, borrower_id, now)
-                if self.registry.begin_opening(group.subscription):
+                if self.registry.begin_opening(group.subscription, received.caller):
                     self._out.requests.append(
                         OpenGroup(group.subscription, StartingPosition.parse(wanted.starting_position), wanted.group_id)
                     )

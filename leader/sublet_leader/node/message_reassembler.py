@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -15,12 +16,13 @@ from sublet_protocol.messages.borrower_leader import (
 )
 
 MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE = 100_000, 500_000
-"""Maximum number of streams that wait for the last part, of one agent and of all."""
+"""Maximum number of streams that wait for a last part, of one agent and of all; a message without any counts for 1."""
 
 EXPIRY_S = 60.0
 """After which parts whose last one has not come are dropped."""
 
 Splittable = LeaderWanted | Disconnect
+_Key = tuple[str, str, type[Splittable]]
 
 
 @dataclass(slots=True)
@@ -30,12 +32,19 @@ class _Waiting:
     received_at: float = 0.0
     streams: dict[int, HeldGrant | StreamProgress] = field(default_factory=dict)
 
+    @property
+    def size(self) -> int:
+        return max(len(self.streams), 1)
+
 
 class MessageReassembler:
-    """Collects the parts of split messages. A repeated part counts once."""
+    """Collects the parts of split messages. A repeated part counts once. The cost of a part is its own size,
+    however much waits."""
 
     def __init__(self) -> None:
-        self._waiting: dict[tuple[str, str, type[Splittable]], _Waiting] = {}
+        self._waiting: dict[_Key, _Waiting] = {}
+        """The one whose last part came the longest time ago is the first."""
+        self._counts = CallerCounts(MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE)
 
     def merge(self, agent: str, message: Splittable, now: float) -> Splittable | Invalidate | None:
         """Return the message with the streams of all its parts if this is the last, else None; or the rejection if too
@@ -44,31 +53,37 @@ class MessageReassembler:
         if not message.more and key not in self._waiting:
             return message
         self._expire(now - EXPIRY_S)
-        waiting = self._waiting.setdefault(key, _Waiting())
+        waiting = self._take(key)
         waiting.received_at = now
         streams = message.reclaim if isinstance(message, LeaderWanted) else message.streams
         waiting.streams.update((stream.stream_id, stream) for stream in streams)
         if message.more:
-            return self._check_room(agent, key)
-        del self._waiting[key]
+            return self._store(key, waiting)
         entire: Any = tuple(waiting.streams.values())
         if isinstance(message, LeaderWanted):
             return replace(message, reclaim=entire)
         return replace(message, streams=entire)
 
     def __len__(self) -> int:
-        return sum(len(waiting.streams) for waiting in self._waiting.values())
+        return self._counts.total
 
-    def _check_room(self, agent: str, key: tuple[str, str, type[Splittable]]) -> Invalidate | None:
-        own = sum(len(waiting.streams) for (name, _, _), waiting in self._waiting.items() if name == agent)
-        if own > MAX_STREAMS_OF_AGENT or len(self) > MAX_STREAMS_OF_NODE:
-            del self._waiting[key]
-            detail = (
-                f"{own} streams in parts of messages: the limits are {MAX_STREAMS_OF_AGENT} for an agent and "
-                f"{MAX_STREAMS_OF_NODE} for all. Hold fewer streams in one process."
-            )
-            return Invalidate(key[1], 0, BorrowerEndReason.DENIED, detail)
-        return None
+    def _take(self, key: _Key) -> _Waiting:
+        waiting = self._waiting.pop(key, None)
+        if waiting is None:
+            return _Waiting()
+        self._counts.remove(key[0], waiting.size)
+        return waiting
+
+    def _store(self, key: _Key, waiting: _Waiting) -> Invalidate | None:
+        if self._counts.add(key[0], waiting.size):
+            self._waiting[key] = waiting
+            return None
+        detail = (
+            f"{self._counts.of(key[0]) + waiting.size} streams in parts of messages: the limits are "
+            f"{MAX_STREAMS_OF_AGENT} for an agent and {MAX_STREAMS_OF_NODE} for all. Hold fewer streams in one process."
+        )
+        return Invalidate(key[1], 0, BorrowerEndReason.DENIED, detail)
 
     def _expire(self, before: float) -> None:
-        self._waiting = {key: waiting for key, waiting in self._waiting.items() if waiting.received_at >= before}
+        while self._waiting and self._waiting[oldest := next(iter(self._waiting))].received_at < before:
+            self._take(oldest)

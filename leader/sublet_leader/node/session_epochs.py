@@ -6,24 +6,29 @@ queries the last one drawn; the requests wait for the answer.
 
 from __future__ import annotations
 
+from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted
 
 MAX_REMEMBERED = 10_000
-"""Maximum number of names whose last epoch is remembered, with its principal; beyond it, the one queried the longest time
-ago is dropped."""
+"""Maximum number of names whose last epoch is remembered, with its principal; beyond it, the one queried the
+longest time ago is dropped."""
 
 Waiter = tuple[AgentMessageReceived, LeaderWanted]
 
 
 class DrawnSessionEpochs:
-    """Tracks drawn epochs in memory only: all of it can be queried again."""
+    """Tracks drawn epochs in memory only: all of it can be queried again. `query_counts`: the node's bound on
+    concurrent queries."""
 
-    def __init__(self) -> None:
+    def __init__(self, query_counts: CallerCounts) -> None:
+        self._query_counts = query_counts
         self._last: dict[tuple[Subscription, str], tuple[str | None, int]] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
         self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
+        self._callers: dict[ReadSessionEpoch, str] = {}
+        self._asked: dict[tuple[str, str], ReadSessionEpoch] = {}
 
     def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
         """Return whether the request has no epoch, or one known to have been drawn for its name, and the name is known
@@ -35,20 +40,27 @@ class DrawnSessionEpochs:
 
     def add_waiter(
         self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
-    ) -> ReadSessionEpoch | None:
-        """Add a request that waits for the database; a repeated one replaces the one before. Return the query to make,
-        None if it is under way."""
+    ) -> tuple[ReadSessionEpoch, ...]:
+        """Add a request that waits for the database; a repeated one replaces the one before, under another name too.
+        Return the query to make: none if it is under way, or at the bound on queries; then the request is repeated."""
         question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
         is_first = question not in self._waiting
+        if is_first and not self._query_counts.add(received.caller):
+            return ()
+        if self._asked.get(key) != question:
+            self.remove_waiter(*key)
         if is_first:
             self._first[question] = key
+            self._callers[question] = received.caller
         self._waiting.setdefault(question, {})[key] = received, wanted
-        return question if is_first else None
+        self._asked[key] = question
+        return (question,) if is_first else ()
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        for waiting in self._waiting.values():
-            waiting.pop((agent, borrower_id), None)
+        question = self._asked.pop((agent, borrower_id), None)
+        if question is not None:
+            del self._waiting[question][agent, borrower_id]
 
     def take_answer(self, answer: SessionEpochRead) -> tuple[list[Waiter], list[tuple[str, Invalidate]]]:
         """Return the requests to continue, and the rejections: only of the request it was queried for, as the others
@@ -56,6 +68,10 @@ class DrawnSessionEpochs:
         continues, and all will be repeated."""
         question, last = answer.request, answer.last
         waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
+        for key in waiters:
+            del self._asked[key]
+        if (caller := self._callers.pop(question, None)) is not None:
+            self._query_counts.remove(caller)
         if last is None:
             return [], []
         if answer.denied is not None:

@@ -64,7 +64,8 @@ class NodeView:
 
     def session_counters(self) -> dict[str, int]:
         """Return the counters of its node connections."""
-        return {**asdict(self.sessions.counters), "foreign_pings": self.machine.foreign_pings}
+        own = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.query_counts.refused}
+        return {**asdict(self.sessions.counters), **own}
 
     def notification_counters(self) -> dict[str, int]:
         """Return the counters of notifications; empty where nothing is pushed."""

@@ -174,6 +174,10 @@ class TooManyGroups(Unavailable):
     """A principal that has created as many groups as it may for now."""
 
 
+class SessionNameLocked(Unavailable):
+    """An open transaction keeps a session's name locked: it has drawn an epoch for it."""
+
+
 class DatabaseUnreachable(Unavailable):
     """A failed connection to Postgres."""
 

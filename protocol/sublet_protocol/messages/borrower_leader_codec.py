@@ -52,6 +52,7 @@ from sublet_protocol.messages.field_checks import (
     check_id,
     check_natural,
     check_naturals,
+    check_part,
     check_range,
     check_streams,
     check_text,
@@ -184,6 +185,7 @@ def decode_to_leader(wire: Any) -> ToLeader:
 
 def _read_leader_wanted(wire: Any) -> LeaderWanted:
     check_streams("reclaim", (held.stream_id for held in wire.reclaim), len(wire.reclaim))
+    check_part("reclaim", len(wire.reclaim), wire.more)
     return LeaderWanted(
         borrower_id=check_id("borrower_id", wire.borrower_id),
         subscription=check_text("subscription", wire.subscription, MAX_SUBSCRIPTION_BYTES),
@@ -218,6 +220,7 @@ def _read_revoke_finished(wire: Any) -> RevokeFinished:
 
 def _read_disconnect(wire: Any) -> Disconnect:
     reason = check_explanation("reason", wire.reason)
+    check_part("streams", len(wire.streams), wire.more)
     return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), reason, wire.more)
 
 

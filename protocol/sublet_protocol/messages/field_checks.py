@@ -105,3 +105,9 @@ def check_streams(name: str, stream_ids: Iterable[int], count: int, limit: int =
         if stream_id in seen:
             raise MalformedMessage(f"{name}: stream {stream_id} is in it twice; name each stream once")
         seen.add(stream_id)
+
+
+def check_part(name: str, count: int, more: bool) -> None:
+    """Check that a part that others follow has streams."""
+    if more and not count:
+        raise MalformedMessage(f"{name}: none, in a part that others follow (`more`); send no part without streams")

@@ -15,15 +15,23 @@ from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.limits import MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.model.group_errors import anothers_session_error, too_many_session_names_error
+from sublet_storage.groups.model.group_errors import (
+    anothers_session_error,
+    session_name_locked_error,
+    too_many_session_names_error,
+)
 
 Connection = psycopg.Connection[Any]
 
 _OWNER = "select principal from session_epoch where subscription = %s and session = %s"
 _BIND = """
-update session_epoch set principal = %s where subscription = %s and session = %s and principal is null
+update session_epoch set principal = %s where (subscription, session) = (
+    select subscription, session from session_epoch
+    where subscription = %s and session = %s and principal is null for no key update skip locked)
 returning true"""
 _COUNT = "select count(*) from (select from session_epoch where principal = %s limit %s) as owned"
+_DRAW_TIMEOUT = "set local lock_timeout = '1s'"
+"""Any user of a database may keep a name locked; calls must not wait for it on the connections that all share."""
 _RELEASE = "select release_session(%s, %s)"
 
 
@@ -35,7 +43,8 @@ def last_epoch(connection: Connection, subscription: Subscription, session: str)
 
 def bind(connection: Connection, subscription: Subscription, session: str, principal: str) -> None:
     """Bind the name to the principal, if it is unbound. A name for which no epoch was drawn stays unbound. Raises
-    `PermissionDenied` if it is another principal's, or the principal has too many."""
+    `PermissionDenied` if it is another principal's, or the principal has too many; `SessionNameLocked`, without
+    waiting, if another transaction has locked it."""
     name = str(subscription), session
     row = connection.execute(_OWNER, name).fetchone()
     if row == (None,):
@@ -45,6 +54,8 @@ def bind(connection: Connection, subscription: Subscription, session: str, princ
         if connection.execute(_BIND, (principal, *name)).fetchone() is not None:
             return
         row = connection.execute(_OWNER, name).fetchone()  # another was faster
+        if row == (None,):
+            raise session_name_locked_error(subscription, session)
     if row is not None and row[0] != principal:
         raise anothers_session_error(subscription, session)
 
@@ -52,10 +63,14 @@ def bind(connection: Connection, subscription: Subscription, session: str, princ
 def draw_epoch(connection: Connection, subscription: Subscription, session: str, principal: str | None) -> int:
     """Return a number above all that were drawn before for that name, which is bound to the principal; None: the caller
     is not authenticated. Raises what `bind` does, and nothing is drawn then."""
-    with connection.transaction():
-        epoch = consumer_progress.next_session_epoch(connection, subscription, session)
-        if principal is not None:
-            bind(connection, subscription, session, principal)
+    try:
+        with connection.transaction():
+            connection.execute(_DRAW_TIMEOUT)
+            epoch = consumer_progress.next_session_epoch(connection, subscription, session)
+            if principal is not None:
+                bind(connection, subscription, session, principal)
+    except psycopg.errors.LockNotAvailable as error:
+        raise session_name_locked_error(subscription, session) from error
     return epoch
 
 

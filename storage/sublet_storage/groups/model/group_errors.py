@@ -11,6 +11,7 @@ from sublet_protocol.domain.errors import (
     Conflict,
     NotFound,
     PermissionDenied,
+    SessionNameLocked,
     StaleTerm,
     TooManyGroups,
     UndeclaredQueue,
@@ -51,6 +52,14 @@ def anothers_session_error(subscription: Subscription, session: str) -> Permissi
     return PermissionDenied(
         f"session {session!r} of {subscription} is another principal's. Choose another name, or have this one "
         f"released: `{command}`."
+    )
+
+
+def session_name_locked_error(subscription: Subscription, session: str) -> SessionNameLocked:
+    """Return the error for a session's name whose row another transaction has locked."""
+    return SessionNameLocked(
+        f"session {session!r} of {subscription}: an open transaction keeps the name locked, as one does that has "
+        "drawn an epoch for it. Try again when it has ended: pg_stat_activity shows it."
     )
 
 

@@ -1,0 +1,35 @@
+"""How much of something is stored, or under way, for each caller and for all: no caller takes another's room."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+
+class CallerCounts:
+    """`of_caller` at most for one, `in_all` for all. Every call is O(1)."""
+
+    def __init__(self, of_caller: int, in_all: int) -> None:
+        self._of_caller, self._in_all = of_caller, in_all
+        self._counts: Counter[str] = Counter()
+        self.total = self.refused = 0
+
+    def add(self, caller: str, count: int = 1) -> bool:
+        """Add so many; False where there is no room: nothing is added then."""
+        if self._counts[caller] + count > self._of_caller or self.total + count > self._in_all:
+            self.refused += 1
+            self.remove(caller, 0)
+            return False
+        self._counts[caller] += count
+        self.total += count
+        return True
+
+    def remove(self, caller: str, count: int = 1) -> None:
+        """Remove what was added."""
+        self.total -= count
+        self._counts[caller] -= count
+        if not self._counts[caller]:
+            del self._counts[caller]
+
+    def of(self, caller: str) -> int:
+        """Return how many are the caller's."""
+        return self._counts.get(caller, 0)
