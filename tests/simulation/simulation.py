@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -122,6 +123,7 @@ class Simulation:
     # --- the run ----------------------------------------------------------------------------------------------------
 
     @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
+    @mock.patch("sublet_storage.db.reconnecting_connection.IDLE_S", math.inf)  # of this machine's clock
     def run(self) -> None:
         """Safety phase, then liveness phase, then the final checks."""
         with self.users.in_place():
