@@ -130,6 +130,12 @@ def test_no_name_of_the_product_is_vague() -> None:
     assert names_with(PRODUCT, VAGUE) == FIXED
 
 
+def test_no_script_of_the_page_has_a_private_name() -> None:
+    scripts = {file.name: file.read_text() for file in (ROOT / "leader/sublet_leader/http/static").glob("*.js")}
+    assert len(scripts) > 5
+    assert {name: found for name, text in scripts.items() if (found := words(text) & PRIVATE)} == {}
+
+
 def test_no_text_makes_code_a_person() -> None:
     found = {
         str(file.relative_to(ROOT)): sentences
