@@ -53,7 +53,7 @@ def now(conn: psycopg.Connection[Any]) -> str:
 
 
 def rows_in_all_tables(conn: psycopg.Connection[Any]) -> dict[str, object]:
-    tables = conn.execute("select table_name from information_schema.tables where table_schema = 'sublet'").fetchall()
+    tables = conn.execute("select tablename from pg_tables where schemaname = 'sublet'").fetchall()
     count = sql.SQL("select count(*), coalesce(max(xmin::text::bigint), 0) from {}")
     return {name: conn.execute(count.format(sql.Identifier(name))).fetchone() for (name,) in tables}
 
