@@ -35,7 +35,7 @@ from sublet_storage.util.fork_guard import check_not_forked
 BATCH_MESSAGES = 4000
 BATCH_BYTES = 1 << 20
 MAX_BUFFERED_BYTES = 32 << 20
-RETRY_TIMEOUT_S = 120.0
+DELIVERY_TIMEOUT_S = 120.0
 NODE_TIMEOUT_S = 20.0
 SENDER_STOP_TIMEOUT_S = 2.0
 """The extra time that `close` gives the sender once its own time is over."""
@@ -58,7 +58,7 @@ class Feed:
         *,
         linger_ms: float = 0,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
-        delivery_timeout_s: float = RETRY_TIMEOUT_S,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         node_timeout_s: float = NODE_TIMEOUT_S,
     ) -> None:
         self._process = os.getpid()

@@ -52,7 +52,7 @@ from sublet_storage.util.fork_guard import check_not_forked
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
-RETRY_TIMEOUT_S = 120.0
+DELIVERY_TIMEOUT_S = 120.0
 
 MAX_BLOCKS = 1000
 """How many rejections of a stream in one transaction are reported to a retry."""
@@ -91,7 +91,7 @@ class Publisher:
         blocks_per_commit: int = 8,
         max_buffered_bytes: int = MAX_BUFFERED_BYTES,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
-        delivery_timeout_s: float = RETRY_TIMEOUT_S,
+        delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         producer: str | None = None,
         epoch_lease_s: float = LEASE_S,
     ) -> None:

@@ -71,10 +71,10 @@ class EpochTailReader:
     """A reader of the messages that match a filter, in entire epochs. It has no connection: each call is given one. Not
     thread-safe.
 
-    `begin`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed, from
-    history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always returned: from
-    the snapshot on, or from history. `entire=False`: all messages, epochs in part too. `on_data_loss` is called with
-    messages that retention has taken; where entire epochs were among them `read_available` raises `PositionGone`.
+    `starting_position`: `latest`, the epochs that begin after the snapshot; `active`, those too that are not completed,
+    from history; `earliest`, all of which retention has taken nothing. Messages without an epoch are always returned:
+    from the snapshot on, or from history. `entire=False`: all messages, epochs in part too. `on_data_loss` is called
+    with messages that retention has taken; where entire epochs were among them `read_available` raises `PositionGone`.
 
     Raises `InvalidEpoch` where the spaces' epochs cannot be compared.
     """
@@ -83,12 +83,12 @@ class EpochTailReader:
         self,
         conn: psycopg.Connection[Any],
         filter: TopicFilter,
-        begin: str = "latest",
+        starting_position: str = "latest",
         *,
         entire: bool = True,
         on_data_loss: Callable[[PositionGone], None] = lambda _: None,
     ) -> None:
-        where = _begin(begin, entire)
+        where = _parse_start(starting_position, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
             streams = list_matching_streams(conn, filter)
@@ -164,14 +164,17 @@ class EpochTailReader:
         self._on_data_loss(gone)
 
 
-def _begin(begin: str, entire: bool) -> EpochStartingPosition:
-    if begin not in list(EpochStartingPosition):
+def _parse_start(starting_position: str, entire: bool) -> EpochStartingPosition:
+    if starting_position not in list(EpochStartingPosition):
         raise UsageError(
-            f"begin {begin!r}: whole epochs are read from {', '.join(EpochStartingPosition)}. Give one of these."
+            f"starting position {starting_position!r}: whole epochs are read from {', '.join(EpochStartingPosition)}. "
+            "Give one of these."
         )
-    if begin == EpochStartingPosition.ACTIVE and not entire:
-        raise UsageError("begin 'active' is for whole epochs. Begin at latest or earliest to read them in part.")
-    return EpochStartingPosition(begin)
+    if starting_position == EpochStartingPosition.ACTIVE and not entire:
+        raise UsageError(
+            "starting position 'active' is for whole epochs. Begin at latest or earliest to read them in part."
+        )
+    return EpochStartingPosition(starting_position)
 
 
 def _joined(

@@ -28,7 +28,6 @@ from sublet_storage.groups.model.history_record_builder import (
     command_record,
     consumption_record,
     deletion_records,
-    takeover_record,
     to_history_record,
 )
 from sublet_storage.groups.model.lending_row import (
@@ -47,6 +46,7 @@ from sublet_storage.groups.model.records import (
     AT_REST,
     HOLDING,
     MAINTENANCE,
+    TAKEOVER,
     AdvancePosition,
     Group,
     GroupDesiredState,
@@ -209,7 +209,7 @@ class MemoryGroupStore:
             self._leaderships[leadership_id] = _Leadership(node, term, expires, lock_key, deposed)
             if leadership_id != MAINTENANCE and (held is None or held.node.incarnation != node.incarnation):
                 self._history.append(
-                    takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
+                    _takeover_record(leadership_id, node.name, held.node.name if held else None, term, now)
                 )
         return self._claim(leadership_id, now)
 
@@ -532,3 +532,11 @@ def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransit
     """Whether the store on Postgres writes it without reading the row."""
     plain = (change.consumed, change.in_doubt) == (None, None) and not is_consumed(change.position, stream)
     return plain and ruling.outcome is LendingOutcome.APPLIED and row.position < change.position
+
+
+def _takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
+    """As Postgres writes it; `before`: the leadership until then, of another incarnation."""
+    then = "first leader" if before is None else f"before: {before}"
+    return HistoryRecord(
+        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
+    )

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, history_event
-from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, TAKEOVER, HistoryRecord, LendingStatus
+from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, HistoryRecord, LendingStatus
 
 
 def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: int) -> HistoryRecord:
@@ -30,15 +30,6 @@ def to_history_record(row: LendingRow, event: HistoryEvent, term: int, now_us: i
         redelivery_end=event.redelivery_end,
         session=event.session,
         key_digest=event.key_digest,
-    )
-
-
-def takeover_record(leadership_id: int, node: str, before: str | None, term: int, now_us: int) -> HistoryRecord:
-    """Return the record of history for a node that leads from now on; `before`: the leadership until then, of another
-    incarnation."""
-    then = "first leader" if before is None else f"before: {before}"
-    return HistoryRecord(
-        now_us, leadership_id, 0, TAKEOVER, f"node {node} leads; {then}", 0, None, None, 0, term, is_forced=False
     )
 
 
