@@ -86,9 +86,12 @@ def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> N
             leader.kill()
             stage.next_leader(before)
         stage.more()
+        last = stage.scene.claim().node
+        if loss == 50:  # how many messages come before the node knows that one is missing is chance
+            eventually(lambda: "catch_ups_gap" in stage.fleet.state(last.name)["notifications"], WAIT_S, stage.said)
     assert stage.verdict().explained == []
     assert not any(line.is_forced for line in stage.scene.history())
-    last = stage.scene.claim().node
+    assert stage.scene.claim().node == last
 
     def is_complete() -> bool:
         state = stage.fleet.state(last.name)
@@ -103,16 +106,15 @@ def test_lost_news_and_dead_leaders_lose_nothing(staged: Staged, loss: int) -> N
         assert (reported["gaps"], reported["expired_gaps"]) == (0, 0), reported
     elif loss == 50:
         assert reported["gaps"] >= reported["expired_gaps"] > 0, reported
-        assert reported["catch_ups_gap"] > 0, reported
     else:
         assert reported["received"] == 0, reported
         assert reported["catch_ups_periodic"] > 0, reported
     for name in ("a", "b"):
         assert stage.fleet.consumers[name].stop() == 0
         news = stage.fleet.news(name)
-        # Where all is lost, a node still passes on what its own catch-ups find.
+        # Where all is lost, a node still passes on what its own catch-ups find; where half is, the other half may do.
         assert news["pushed"] > 0 or loss == 100, news
-        assert news["polled"] > 0 or loss == 0, news
+        assert news["polled"] > 0 or loss < 100, news
         between = stage.fleet.connections(name)[last.address]
         assert (between["gaps"], between["connections_lost"].get("inconsistent")) == (0, None), between
 
