@@ -259,7 +259,7 @@ def test_the_log_records_who_did_what(shell: Shell) -> None:
         ("info", "group/delete", 200, ALL, "127.0.0.1"),
     ]
     said = [line["message"] for line in lines if "action" in line]
-    assert ["refused" in said[2], "done" in said[2], "done (200)" in said[4]] == [True, False, True]
+    assert ["refused" in said[2], "done" in said[2], "outcome=done status=200: " in said[4]] == [True, False, True]
     assert not any("a wrong token" in message or TOKEN in message for message in said)
 
 
