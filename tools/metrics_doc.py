@@ -81,6 +81,10 @@ Beside them there is what Prometheus' client exports of every process, such as `
 | `borrower_id`, `agent`, `session` | the borrower, the process that it lives in, and its stable name |
 | `traceback` | of an error that should not happen |
 
+As text and in `message`, a line of a log has the event, its ids and figures, and what went wrong or what to do:
+`lease not renewed, retrying: producer_id=billing: connection refused`. Repeated lines are throttled: the next ends
+in `(29 similar suppressed)`.
+
 Fields that do not apply are absent. Records with an `event` are written in this format only: of each that becomes true
 one, by the node that leads. As text, a node says what concerns the node itself.
 """

@@ -302,7 +302,7 @@ class NodeServer:
     def _break(self, error: Exception) -> None:
         """End without sending anything: leases that are not renewed run out."""
         if self._broken is None:
-            log.critical("the node broke a rule of its own and ends; please report this", exc_info=error)
+            log.critical("internal error, node stopped: please report this", exc_info=error)
             self._broken = error
             self._vitals.is_stopping = True
             self._stopped.set()
@@ -310,7 +310,7 @@ class NodeServer:
     def _carry_out(self, event: NodeEvent) -> None:
         outcome = self._machine.decide(event, clock())
         for violation in outcome.invariant_violations:
-            log.error("a leader broke a rule of its own and is over; please report this. %s", violation)
+            log.error("invariant violated, leadership ended: please report this: %s", violation)
         for request in outcome.requests:
             self._worker.submit(request)
         for agent, message in outcome.sends:

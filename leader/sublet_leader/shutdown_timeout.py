@@ -22,7 +22,7 @@ async def run_with_timeout(what: str, work: Callable[[], None], timeout_s: float
         try:
             work()
         except Exception:
-            log.exception("%s failed", what)
+            log.exception("shutdown step failed: step=%r", what)
         with contextlib.suppress(RuntimeError):  # the loop is closed: the wait is over
             loop.call_soon_threadsafe(over.set)
 
@@ -30,6 +30,6 @@ async def run_with_timeout(what: str, work: Callable[[], None], timeout_s: float
     try:
         await asyncio.wait_for(over.wait(), timeout_s)
     except TimeoutError:
-        log.warning("%s takes longer than %g s, and is left: the node stops", what, timeout_s)
+        log.warning("shutdown step timed out, skipped: step=%r timeout_s=%g", what, timeout_s)
         return False
     return True

@@ -234,7 +234,7 @@ def test_an_error_costs_only_the_group_that_causes_it(
     verdicts = [result.results[0].outcome for result in postgres.store.commit(batch)]
     assert verdicts == [APPLIED, BUSY, APPLIED]
     reported = [
-        record for record in caplog.records if f"group {groups[1].group_id} was not written" in record.getMessage()
+        record for record in caplog.records if f"rejected: group_id={groups[1].group_id}: " in record.getMessage()
     ]
     assert [(one.levelname, one.exc_info is None) for one in reported] == [("ERROR", False)], (
         "this one needs its traceback"
@@ -310,7 +310,7 @@ def test_a_group_refused_repeatedly_is_logged_once(postgres: PostgresWorld, capl
         batch = [GroupWrites(g.group_id, t, hostile) for g, t in zip(groups, terms, strict=True)]
         assert {r.results[0].outcome for r in postgres.store.commit(batch)} == {BUSY}
     for group in groups:
-        reported = [r for r in caplog.records if f"group {group.group_id} was not written" in r.getMessage()]
+        reported = [r for r in caplog.records if f"rejected: group_id={group.group_id}: " in r.getMessage()]
         assert len(reported) == 1
     assert len(caplog.records) == 3, "one for the whole, and one for each group"
 
@@ -331,7 +331,7 @@ def test_a_locked_leadership_costs_only_its_own_group(
         verdicts = [result.results[0].outcome for result in impatient.commit(batch)]
         assert verdicts == [BUSY, APPLIED]
     impatient.close()
-    reported = [record for record in caplog.records if "was not written" in record.getMessage()]
+    reported = [record for record in caplog.records if "group write rejected" in record.getMessage()]
     assert [(one.levelname, one.exc_info, "\n" in one.getMessage()) for one in reported] == [("WARNING", None, False)]
 
 

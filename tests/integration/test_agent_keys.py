@@ -217,7 +217,7 @@ def test_a_key_is_shown_nowhere(
         grant_keys = [bytes(key) for (key,) in stage.scene.ask("select grant_key from lending where status = 'held'")]
         shown = f"{session!r} {vars(session)!r} {batch!r} {vars(batch)!r} {batch._granted!r} {refused}"
         stage.fleet.nodes["n1"].kill()
-        eventually(lambda: "connection to node" in caplog.text, WAIT_S)
+        eventually(lambda: "node connection lost" in caplog.text, WAIT_S)
         stage.serve("n1")
     logs = caplog.text + stage.fleet.nodes["n1"].output()
     places = {"pages": pages, "rows": rows.encode(), "reprs": shown.encode(), "logs": logs.encode()}

@@ -316,7 +316,7 @@ def test_another_protocol_version_harms_nobody_else(database: str, caplog: pytes
         with sublet.Publisher(database) as publisher:
             publisher.publish("a", b"first")
         nodes = [good.address, shell.newer_leader("n2").address]
-        refused_by = f"node {nodes[1]} refuses this agent"
+        refused_by = f"agent refused by node: address={nodes[1]}: "
         for number in range(10):  # which of the two is asked first depends on group and address
             group = f"$share/g{number}/#"
             with sublet.Session(group, database, nodes=nodes[:1], starting_position="earliest") as opener:

@@ -78,4 +78,4 @@ def test_a_gone_stream_is_given_back_others_go_on(
     assert len(taken) < 10
     said = [record.getMessage() for record in caplog.records if "is gone" in record.getMessage()]
     assert len(said) == 1
-    assert said[0].startswith(f"{GROUP}: stream {doomed}: offset {len(taken)} is gone")
+    assert f"subscription={GROUP} stream_id={doomed}: stream {doomed}: offset {len(taken)} is gone" in said[0]

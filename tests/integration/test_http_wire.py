@@ -225,7 +225,7 @@ def test_whoever_shuts_down_sending_is_answered(port: Port) -> None:
 def test_a_header_does_not_say_who_asks(port: Port, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "sublet_leader")
     parse(port.say(ACT + b"X-Forwarded-For: 10.9.8.7\r\nX-Forwarded-Proto: https\r\nContent-Length: 2\r\n\r\n{}"))
-    assert "by the admin token from 127.0.0.1: " in caplog.text
+    assert "principal=admin_token address=127.0.0.1 " in caplog.text
     assert "10.9.8.7" not in caplog.text
 
 
@@ -233,7 +233,7 @@ def test_a_fault_of_ours_is_logged_once_and_answered(port: Port, caplog: pytest.
     reply = parse(port.say(b"GET /broken HTTP/1.1\r\n" + HOST + b"\r\n"))
     assert (reply.status, "report it" in error_of(reply)) == (500, True)
     (logged,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    assert logged.getMessage() == "GET /broken failed; please report this"
+    assert logged.getMessage() == "HTTP request failed: method=GET path=/broken: please report this"
     assert "a rule of our own" in caplog.text
 
 

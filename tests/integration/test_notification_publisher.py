@@ -212,7 +212,7 @@ def test_who_could_not_look_looks_again_by_itself(database: str, caplog: pytest.
         proxy.go_away()
         notifier = NotificationPublisher(proxy.url, settings=SETTINGS)
         notifier.publish([stream_change(5, 1, False)])
-        eventually(lambda: "the directory cannot be read" in caplog.text)
+        eventually(lambda: "node directory not read" in caplog.text)
         proxy.resume()
         eventually(lambda: received.of("stream", "5"))
         notifier.close()

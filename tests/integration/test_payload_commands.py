@@ -260,11 +260,11 @@ def test_an_outage_of_a_place_and_its_end_are_logged(
     try:
         eventually(lambda: said(logging.WARNING) and passes > 10, WAIT_S)
         (warning,) = said(logging.WARNING)
-        assert warning.startswith("1 maintenance steps failed, and are tried again: moving of payloads of space eu: ")
+        assert warning.startswith("maintenance steps failed, retrying: step_count=1: tiering of space eu: ")
         assert said(logging.INFO) == []
         world.root.mkdir()
         eventually(lambda: said(logging.INFO), WAIT_S)
-        assert said(logging.INFO)[0] == "what had failed goes well again: moving of payloads of space eu"
+        assert said(logging.INFO)[0] == "maintenance steps recovered: tiering of space eu"
         eventually(lambda: len(outside(conn)) == BLOCKS, WAIT_S)
         world.go_away()
         fill(conn, stream_of(conn, "eu"), 1, size=70_000)

@@ -66,6 +66,6 @@ def test_refusals_are_logged_seldom_and_in_short(caplog: pytest.LogCaptureFixtur
     caplog.set_level(logging.WARNING, "sublet_protocol.pubsub.node_connection")
     run(test)
     lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition("(no. ")[2].partition(")")[0] for line in lines] == ["1", "2", "4", "8", "16", "32"]
-    assert all("refused a LeaderWanted" in line for line in lines)
+    assert [line.partition("refusal_count=")[2].partition(":")[0] for line in lines] == ["1", "2", "4", "8", "16", "32"]
+    assert all("command=LeaderWanted" in line for line in lines)
     assert max(map(len, lines)) < 500

@@ -207,7 +207,7 @@ def test_a_batch_with_other_rows_is_reported(database: str, conn: Connection, ca
     batch(query, 0)
     assert not caplog.text
     query.commit(query.write(0, [numbered(3000, 10)]), 0)
-    assert "batch 0 was stored already, with 3000 messages, and nothing is stored of the 10 that it has" in caplog.text
+    assert "batch_id=0 stored_count=3000 ignored_count=10" in caplog.text
     assert stored(conn) == list(range(3000))
 
 

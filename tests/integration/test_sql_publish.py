@@ -161,4 +161,4 @@ def test_what_waits_and_what_was_set_aside_is_shown(database: str, conn: Connect
         reported = shell.run("spaces", "list")
         assert reported.err == "1 published by SQL could not be moved: see `reason` in the table outbox_rejected.\n"
     output = empty_fleet.nodes["n1"].output()
-    assert output.count("message 4 of the outbox cannot be published and is now in outbox_rejected: topic 't/#'") == 1
+    assert output.count("message moved to outbox_rejected: outbox_id=4: topic 't/#'") == 1

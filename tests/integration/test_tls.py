@@ -181,7 +181,7 @@ def test_certificates_are_replaced_without_a_lost_call(shell: Shell, database: s
             second = [shown(place) for place in places]
             Path(trusted.directory / "node.crt").write_text("no certificate")
             assert [shown(place) for place in places] == second
-            node.says("The certificate that was there before is used.")
+            node.says("certificate invalid, previous one used: ")
             after = calls[0]
             eventually(lambda: calls[0] > after + 3 or failures, 60)
         finally:
@@ -237,7 +237,7 @@ def test_a_node_with_tls_listens_beyond_loopback(shell: Shell, ours: Certificate
 @pytest.mark.conforms("X2")
 def test_an_insecure_node_is_warned_of(shell: Shell, database: str) -> None:
     node = shell.start("leader", "--name", "n1", "--listen", "0.0.0.0:0", "--insecure")
-    node.says("nothing is encrypted at 0.0.0.0:")
+    node.says("connections not encrypted: address=0.0.0.0:")
     node.says("serves on")
     assert "others reach without TLS: n1 (0.0.0.0:" in shell.run("doctor").out
     with connect(database) as connection:

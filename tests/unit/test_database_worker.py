@@ -70,13 +70,14 @@ def test_a_database_away_is_logged_now_and_then(away: Away, caplog: pytest.LogCa
     assert answers.count(LeadershipRenewalCompleted(RENEW, None)) == 30
     assert sum(isinstance(answer, LeadershipClaimCompleted) and answer.leadership is None for answer in answers) == 20
     reported = [record.getMessage() for record in caplog.records]
-    assert [text.split(":")[0] for text in reported] == ["RenewLeaderships failed", "ClaimLeadership failed"]
+    assert [text.split(": ")[1] for text in reported] == ["request=RenewLeaderships", "request=ClaimLeadership"]
     assert all("cannot connect to me@127.0.0.1:1/x" in text for text in reported)
     caplog.clear()
     away.now += 10.0
     away.ask(RENEW, RENEW)
     (record,) = caplog.records
-    assert record.getMessage().startswith("RenewLeaderships failed (and 29 times before this, unsaid): cannot connect")
+    assert record.getMessage().startswith("database request failed: request=RenewLeaderships: cannot connect")
+    assert record.getMessage().endswith(" (29 similar suppressed)")
 
 
 def test_what_nobody_foresaw_has_its_traceback(
@@ -88,7 +89,8 @@ def test_what_nobody_foresaw_has_its_traceback(
     monkeypatch.setattr(away.store, "renew", surprise)
     assert away.ask(*[RENEW] * 5) == [LeadershipRenewalCompleted(RENEW, None)] * 5, "the worker goes on"
     (record,) = caplog.records
-    assert (record.levelno, record.getMessage()) == (logging.ERROR, "RenewLeaderships failed: a surprise")
+    reported = (logging.ERROR, "database request failed: request=RenewLeaderships: a surprise")
+    assert (record.levelno, record.getMessage()) == reported
     assert record.exc_info
     assert len(away.ask(CLAIM)) == 1
 

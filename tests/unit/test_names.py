@@ -52,6 +52,23 @@ OLD_KEYS = {
     "no member", "no consumers", "no leader", "database unreachable", "lease denied",
 }  # fmt: skip
 """Of JSON: of the command line, the HTTP API, exports, logs, and of what the database stores."""
+LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
+LOGGING = {**dict.fromkeys(LEVELS | {"log_warning"}, 0), "log": 1, "_complain": 1}
+"""Functions that log: which argument is the text."""
+LOG_LINE = re.compile(
+    r"[^%:=]+"  # the event
+    r"(: \w+=%[-.\d]*[sdrgf]( \w+=%[-.\d]*[sdrgf])*)?"
+    r"(: [^%]*(%[.\d]*s)?[^%]*)?"  # an error's text, or a hint
+    r"(%s)?"  # how many alike were suppressed
+)
+NO_LINES = {
+    "leader/sublet_leader/observe/history_log.py: '%s: %s'",  # of history: the event is a value
+    "protocol/sublet_protocol/gate/audit.py: '%s'",  # JSON
+    "sublet/cli/base/command.py: '%s'",  # what ends a command
+    "sublet/cli/base/json_logging.py: '%s'",  # what a command reports
+    "storage/sublet_storage/notify/publisher.py: text",  # of `_complain`
+    "storage/sublet_storage/util/threads.py: text + '%s'",  # of `log_warning`
+}
 NO_KEYS = {"storage/sublet_storage/notify/drivers/zmq.py: curve"}  # an ability of ZeroMQ
 
 
@@ -178,9 +195,62 @@ def test_no_key_of_json_has_an_old_name() -> None:
     assert shown == set()
 
 
+def log_texts(source: str) -> Iterator[str]:
+    """The text of each line that is logged; where it is in a variable, what that is set to."""
+    tree = ast.parse(source)
+    for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)):
+        names = {
+            ast.unparse(name): value
+            for node in ast.walk(function)
+            if isinstance(node, ast.Assign)
+            for name, value in (
+                zip(node.targets[0].elts, node.value.elts, strict=True)
+                if isinstance(node.targets[0], ast.Tuple) and isinstance(node.value, ast.Tuple)
+                else [(node.targets[0], node.value)]
+            )
+        }
+        for node in ast.walk(function):
+            match node:
+                case ast.Call(ast.Attribute(logger, name)) if name in LOGGING:
+                    if name in LEVELS | {"log"} and ast.unparse(logger).rpartition(".")[2].strip("_") != "log":
+                        continue
+                    text = node.args[LOGGING[name]]
+                    yield ast.unparse(names.get(ast.unparse(text), text))
+
+
+def is_log_line(text: str) -> bool:
+    return text[0] in "'\"" and LOG_LINE.fullmatch(ast.literal_eval(text)) is not None
+
+
+def test_a_log_line_is_an_event_with_its_ids() -> None:
+    found = {
+        f"{file.relative_to(ROOT)}: {text}"
+        for folder in PRODUCT
+        for file in (ROOT / folder).rglob("*.py")
+        if "log" in (source := file.read_text())
+        for text in log_texts(source)
+        if not is_log_line(text)
+    }
+    assert found == NO_LINES
+
+
 def test_what_is_looked_for_is_found() -> None:
     source = 'X = 1\n"""It was told."""\n\ndef f():\n    """Return it."""  # to whoever hears it\n'
     assert [bool(PERSONAL.search(text)) for text in prose(source)] == [True, False, True]
     assert [words(name) & PRIVATE for name in ("_is_told", "WholeLent", "TO_BE_LENT", "foretold")] == [
         {"told"}, {"whole", "lent"}, {"lent"}, set(),
     ]  # fmt: skip
+
+
+def test_what_is_no_log_line_is_found() -> None:
+    source = """
+def f(self):
+    log.info("space rolled over: space=%s", name)
+    self._log.warning("lease not renewed, retrying: producer_id=%s: %s%s", name, error, suppressed)
+    text, name = "space %s has rolled over", "eu"
+    log.log(level, text, name)
+    self.log_warning("no connection to %s: %s", address, error)
+    log.info("written: blocks=%d of %d", few, all)
+    math.log(few)
+"""
+    assert [is_log_line(text) for text in log_texts(source)] == [True, True, False, False, False]

@@ -194,8 +194,8 @@ def test_waiting_is_said_once_and_so_is_going_on(calls: Calls, clock: Clock, cap
     assert reader.fetch(stream, always) is not None
     said = [record.getMessage() for record in caplog.records]
     assert said == [
-        "reading waits for a node, and goes on when one answers: node b: connection refused",
-        "a node answers again, reading goes on",
+        "no node available for reads, retrying: node b: connection refused",
+        "node available for reads again",
     ]
     assert reader.fetch(stream, always) is None
     assert len(caplog.records) == 3, "it waits again"

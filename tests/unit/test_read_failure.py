@@ -140,8 +140,8 @@ def test_who_reads_a_stream_again_logs_it_once(caplog: pytest.LogCaptureFixture)
     fetcher = StreamFetcher("$share/g/#", cast("GrantedStreamReader", Damaged()), handler, 1, whole_epochs=False)
     assert [fetcher.fetch(granted, lambda _: True) for _ in range(3)] == [None, PAGE, PAGE]
     assert [each.read_error for each in reports] == ["archived.", ""]
-    assert [line for line in caplog.messages if "can be read again" in line] == [
-        "$share/g/#: stream 7 can be read again"
+    assert [line for line in caplog.messages if "readable again" in line] == [
+        "stream readable again: subscription=$share/g/# stream_id=7"
     ]
 
 

@@ -160,7 +160,7 @@ def test_a_database_away_is_tried_with_pauses(
     assert [connection.closed for connection in connections] == [True, True, True, False]
     reader.fetch(stream, always)
     said = [record.message.partition(",")[0] for record in caplog.records]
-    assert said == ["the database is away", "the database is back", "the database is away"]
+    assert said == ["database unavailable", "database available again", "database unavailable"]
     reader.close()
     reader.close()
     assert all(connection.closed for connection in connections)

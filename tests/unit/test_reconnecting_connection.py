@@ -109,5 +109,5 @@ def test_a_database_away_is_logged_once(
         now += 10
     with retained:
         pass
-    said = ["the database is away, it goes on when it is back: nobody listens", "the database is back"]
+    said = ["database unavailable, retrying: nobody listens", "database available again"]
     assert [record.message for record in caplog.records] == ([] if log is None else said)

@@ -222,7 +222,7 @@ def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCapture
     assert found.reveal() == "second"
     warned = [record.getMessage() for record in caplog.records]
     assert len(warned) == 3
-    assert all("The value it had before is used" in each for each in warned)
+    assert all(each.startswith("secret invalid, previous value used: ") for each in warned)
     write("third")
     assert found.reveal() == "third"
 
@@ -259,5 +259,5 @@ def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pyte
     for _ in range(2):
         secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
     assert [record.getMessage() for record in caplog.records] == [
-        f"TOKEN_FILE names {file}: every user of this machine may read it. Run `chmod 600 {file}`."
+        f"secret file readable by every user: setting=TOKEN_FILE path={file}: run `chmod 600 {file}`"
     ]

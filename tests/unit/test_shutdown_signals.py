@@ -138,7 +138,7 @@ def test_a_task_that_leaves_needs_no_database(caplog: pytest.LogCaptureFixture) 
     work = some_work("t", "postgresql://127.0.0.1:1/none")
 
     def end_it() -> None:
-        eventually(lambda: caplog.text.count("no session yet") >= 2, LONG_S)
+        eventually(lambda: caplog.text.count("session not opened") >= 2, LONG_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with ThreadPoolExecutor(1) as threads, the_process_ends(signal.SIGTERM):

@@ -152,7 +152,7 @@ class AgentLoop:
         try:
             self._carry_out(event)
         except Exception as error:
-            log.exception("a consumer's agent broke a rule of its own and ends; please report this")
+            log.exception("internal error, agent stopped: please report this")
             self._is_closed = True
             self._machine = Agent(self.agent_id, self._machine.settings)
             for handle, events in tuple(self._queues.items()):
@@ -238,14 +238,14 @@ class AgentLoop:
             )
 
     def _lost(self, address: str, lost: ConnectionLost) -> None:
-        log.info("connection to node %s lost: %s", address, lost.detail)
+        log.info("node connection lost: address=%s: %s", address, lost.detail)
         if lost.reason is ConnectionLostReason.REJECTED:
             self._refuse(address, lost.detail)
         self._handle(NodeLost(address))
 
     def _refuse(self, address: str, reason: str) -> None:
         """Exclude a node that will never serve this agent, such as one of another protocol version; others may."""
-        log.error("node %s refuses this agent: %s", address, reason)
+        log.error("agent refused by node: address=%s: %s", address, reason)
         self._refusals[address] = (boottime_clock(), reason)
         connection = self._connections.pop(address, None)
         if connection is not None:
@@ -284,7 +284,7 @@ class AgentLoop:
         try:
             return tuple(self._find_nodes())
         except Exception as error:  # noqa: BLE001 the look-up is retried after any error
-            log.warning("no list of nodes: %s", error)
+            log.warning("node list not read, retrying: %s", error)
             return None
 
     def _looked_up(self, lookup: asyncio.Future[tuple[str, ...] | None]) -> None:

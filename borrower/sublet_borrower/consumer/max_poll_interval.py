@@ -89,11 +89,12 @@ class PollMonitor:
         reason = f"its user has not come back for {absent_s:.0f} s (max_poll_interval_s is {self._max_s:g})"
         outstanding = self._give_up(reason)
         log.warning(
-            "%s: %s. Its streams are given to others%s. It joins again when it is asked for a batch; make "
-            "SUBLET_MAX_POLL_INTERVAL_S longer if the work takes so long, or batches smaller.",
+            "max poll interval exceeded, streams released: subscription=%s absent_s=%.0f max_poll_interval_s=%g: the "
+            "next poll joins again; raise SUBLET_MAX_POLL_INTERVAL_S, or take smaller batches%s",
             self._member.subscription,
-            reason,
-            f", and what it has in hand will be delivered again: {outstanding}" if outstanding else "",
+            absent_s,
+            self._max_s,
+            f". It will be delivered again: {outstanding}" if outstanding else "",
         )
 
     def on_session_dropped(self) -> None:

@@ -128,7 +128,7 @@ class _Runner:
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost_batches += 1
-            log.warning("%r was taken away; its new holder gets it", batch)
+            log.warning("batch lost: stream_id=%d start_offset=%d end_offset=%d", *_range(batch))
             return
         batch.ack()
         self.summary.batches += 1
@@ -143,11 +143,13 @@ class _Runner:
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
-                log.warning("%r is tried again: %s", part, away)
+                text = "batch not processed, retrying: stream_id=%d start_offset=%d end_offset=%d: %s"
+                log.warning(text, *_range(part), away)
             except Exception as error:  # noqa: BLE001 the user's code may raise anything
                 self.summary.failures += 1
                 tried += 1
-                log.warning("the function raised %s at %r (try %d of %d)", _error_text(error), part, tried, tries)
+                text = "user function failed: stream_id=%d start_offset=%d end_offset=%d attempt=%d max_attempts=%d: %s"
+                log.warning(text, *_range(part), tried, tries, _error_text(error))
                 if part.committed:
                     return None  # by its transaction; another call would process it twice
                 if tried == tries:
@@ -194,13 +196,20 @@ class _Runner:
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:
-                log.warning("%r is not kept yet: %s", record, away)
+                text = "dead letter not published, retrying: stream_id=%d offset=%d topic=%s: %s"
+                log.warning(text, record.stream_id, record.first, topic, away)
                 self._session.wait(backoff.next_s())
             except psycopg.Error as refused:
                 detail = f"{_error_text(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
                 raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
-        log.warning("%r cannot be done and is kept in topic %s: %s", record, topic, _error_text(error))
+        text = "dead letter published: stream_id=%d offset=%d topic=%s: %s"
+        log.warning(text, record.stream_id, record.first, topic, _error_text(error))
+
+
+def _range(batch: Batch) -> tuple[int, int, int]:
+    """Return what a log line names of a batch."""
+    return batch.stream_id, batch.first, batch.end
 
 
 def _blame(batch: Batch, row: int, tries: int, error_text: str) -> UserFunctionFailed:

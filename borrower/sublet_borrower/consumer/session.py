@@ -339,7 +339,7 @@ class Session:
 
     def _join_again(self) -> None:
         """Join the group again for a user who polls after the member was given up."""
-        log.warning("%s: its user is back, and it joins its group again", self.subscription)
+        log.warning("group joined again: subscription=%s", self.subscription)
         self._last = None
         self._failed.clear()
         self._member.join()
@@ -363,9 +363,8 @@ class Session:
         """Return the batch to be given out again."""
         batch.failures += 1
         if batch.failures == WARN_AFTER_FAILURES:
-            log.warning(
-                "%s: %r comes again and again. Was its work done? Then call batch.ack().", self.subscription, batch
-            )
+            text = "batch failed repeatedly: subscription=%s stream_id=%d start_offset=%d: if done, call batch.ack()"
+            log.warning(text, self.subscription, batch.stream_id, batch.first)
         if batch not in self._failed:
             self._failed.append(batch)
         if self._last is batch:

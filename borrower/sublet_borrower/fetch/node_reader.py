@@ -133,14 +133,14 @@ class NodeReader:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
         except RetryableCallError as again:
             if not self._is_waiting:
-                log.warning("reading waits for a node, and goes on when one answers: %s", again)
+                log.warning("no node available for reads, retrying: %s", again)
             self._is_waiting = True
             self._backoff.failed(again.after_s)
             return None
         if self._is_waiting:
             self._is_waiting = False
             self._backoff.succeeded()
-            log.info("a node answers again, reading goes on")
+            log.info("node available for reads again")
         return answer
 
     def _insist(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T:
@@ -175,7 +175,7 @@ class NodeReader:
                 if type(error) not in REFUSALS:
                     raise
                 refusal = error
-                log.info("%s", error)
+                log.info("read refused by node: %s", error)
             if len(self._nodes) > 1 or failure is None or not failure.after_s:  # one that is busy is not lost
                 self._calls.use_next_node()
             if time.monotonic() >= deadline:

@@ -112,24 +112,23 @@ class StreamFetcher:
             return None
         except (PoisonBlock, PositionBeyondHead) as error:
             if self._assignment.end_unreadable(granted, error):
-                log.warning("%s: %s All other streams go on.", self._subscription, error)
+                text = "stream unreadable, handed back: subscription=%s stream_id=%d: %s"
+                log.warning(text, self._subscription, granted.stream_id, error)
             return None
         except PositionGone as error:
             granted.is_unreadable = True
-            log.warning(
-                "%s: %s Nothing more is read of this stream unless its group moves past that; all others go on.",
-                self._subscription,
-                error,
-            )
+            text = "messages gone, stream no longer read: subscription=%s stream_id=%d: %s"
+            log.warning(text, self._subscription, granted.stream_id, error)
             return None
         if found is not None and self._assignment.mark_readable(granted):
-            log.info("%s: stream %d can be read again", self._subscription, granted.stream_id)
+            log.info("stream readable again: subscription=%s stream_id=%d", self._subscription, granted.stream_id)
         return found
 
     def _defer(self, granted: GrantedStream, error: Exception, retry_s: float) -> None:
         """Try the stream again later. It is logged once, also where many streams wait for one location."""
         if self._assignment.defer(granted, error, time.monotonic(), retry_s):
-            log.warning("%s: %s All other streams go on.", self._subscription, error)
+            text = "stream unreadable, retrying: subscription=%s stream_id=%d: %s"
+            log.warning(text, self._subscription, granted.stream_id, error)
 
 
 def fetch_heads_and_frontiers(

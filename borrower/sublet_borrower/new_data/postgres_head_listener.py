@@ -54,7 +54,7 @@ class PostgresHeadListener(StoppableThread):
                         for payload in receive_payloads(connection, self):
                             self._notify(decode_heads(payload))
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
-                log.info("heads come through nodes only: %s", error)
+                log.info("direct listener not connected, using nodes: %s", error)
             self.sleep(backoff.next_s())
 
     def _notify(self, heads: Mapping[int, int]) -> None:
@@ -81,7 +81,7 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
                 listener = PostgresHeadListener(url)
                 listener.start()
             except (OSError, RuntimeError) as error:  # no more files, or threads, or the process ends
-                log.info("heads come through nodes only: %s", error)
+                log.info("direct listener not connected, using nodes: %s", error)
                 return lambda: None
             _open[database] = listener
         listener.handlers = (*listener.handlers, on_heads)

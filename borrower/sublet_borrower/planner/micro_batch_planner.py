@@ -298,12 +298,11 @@ class MicroBatchPlanner:
         unlent = [each.stream_id for each in left or () if not each.is_anothers]
         if left and not unlent and not unwritten:
             log.warning(
-                "%s: this query ends after %g s without work, and other members have not done all that was there: "
-                "streams %s of %d",
+                "query ended before other members finished: subscription=%s timeout_s=%g stream_count=%d stream_ids=%s",
                 self.subscription,
                 self._granted_within_s,
-                [each.stream_id for each in left[:5]],
                 len(left),
+                [each.stream_id for each in left[:5]],
             )
             return
         silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
@@ -350,7 +349,7 @@ class MicroBatchPlanner:
         try:
             return GrantKeyFile(self.subscription, self._session)
         except (OSError, InvalidSetting) as error:
-            log.warning("%s: a guard of this query cannot commit its batches: %s", self.subscription, error)
+            log.warning("grant keys not stored, no guard can commit: subscription=%s: %s", self.subscription, error)
             return None
 
     def _hand_key(self, grant: Grant) -> None:
@@ -358,7 +357,8 @@ class MicroBatchPlanner:
             try:
                 self._keys.add(grant)
             except OSError as error:
-                log.warning("%s: no guard gets the key of stream %d: %s", self.subscription, grant.stream_id, error)
+                text = "grant key not stored, no guard can commit: subscription=%s stream_id=%d: %s"
+                log.warning(text, self.subscription, grant.stream_id, error)
 
     def _poll_heads(self) -> None:
         """Read the heads of streams that were not looked at yet, or have a head hint."""

@@ -142,9 +142,9 @@ class FeedHeadPoller:
             self.timeline, found = await self._look(stream_ids)
             return found
         except SubletError as error:
-            log.warning("readers wait: looking for the ends of their streams failed. %s", error)
+            log.warning("stream heads not read, retrying: %s", error)
         except Exception:
-            log.exception("readers wait: looking for the ends of their streams failed in our own code")
+            log.exception("stream heads not read, retrying")
         finally:
             self.looks += 1
         return None

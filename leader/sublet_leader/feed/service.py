@@ -250,7 +250,7 @@ async def _refuse(context: Any, error: Exception) -> None:
     if isinstance(error, Unavailable | ClientStalled) and not isinstance(error, PayloadUnavailable):
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error) or "no page was taken for too long")
     if not isinstance(error, SubletError):
-        log.error("a feed's request could not be handled", exc_info=error)
+        log.error("feed request failed", exc_info=error)
         error = SubletError("the node failed at this request; its log says why")
     code = next(code for kind, code in _CODES if isinstance(error, kind))
     name = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == SubletError.__module__)

@@ -119,9 +119,9 @@ class RequestGuard:
         client, action = _client(request), _action(request)
         before = self._quiet.acquire(client)
         if before is not None:
-            text = "refused %s from %s: the admin token is missing or wrong%s"
+            text = "HTTP action refused: address=%s action=%s: the admin token is missing or wrong%s"
             fields = {"action": action, "address": client, "status": 401}
-            log.warning(text, action, client, format_suppressed_count(before), extra={"fields": fields})
+            log.warning(text, client, action, format_suppressed_count(before), extra={"fields": fields})
         return error_response(
             401,
             "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
@@ -163,9 +163,9 @@ def _record(caller: Caller, body: JsonBody, status: int) -> None:
     fields = {"action": caller.action, "address": caller.address, "status": status}
     if "subscription" in body:
         fields["subscription"] = body["subscription"]
-    text = "by %s from %s: %s %.300s: %s (%d)"
-    who = caller.principal or "the admin token"
-    log.info(text, who, caller.address, caller.action, body, outcome, status, extra={"fields": fields})
+    text = "HTTP action handled: principal=%s address=%s action=%s outcome=%s status=%d: %.300s"
+    principal = caller.principal or "admin_token"
+    log.info(text, principal, caller.address, caller.action, outcome, status, body, extra={"fields": fields})
 
 
 def _action(request: Request) -> str:

@@ -243,7 +243,7 @@ class _Gate:
         try:
             await (self._refusal(scope) or self._app)(scope, receive, send_strictly)
         except Exception:
-            log.exception("%s %s failed; please report this", scope["method"], scope["path"])
+            log.exception("HTTP request failed: method=%s path=%s: please report this", scope["method"], scope["path"])
 
     def _refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)

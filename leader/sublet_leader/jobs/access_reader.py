@@ -82,10 +82,10 @@ class AccessReader:
                     self._read(connection)
                 is_read = True
             except Conflict as error:
-                log.warning("the rights could not be read, and none is given in a while: %s", error)
+                log.warning("access rules not read, retrying: %s", error)
                 self._stop.wait(READ_INTERVAL_S)
             except (SubletError, psycopg.Error) as error:
-                log.debug("the rights could not be read: %s", error)
+                log.debug("access rules not read, retrying: %s", error)
                 self._stop.wait(STOP_CHECK_INTERVAL_S)
                 waiting += self._take_waiting()
             for each in waiting:

@@ -77,14 +77,12 @@ class LeaderLockKeeper:
         try:
             with self._open() as connection:
                 if not is_direct(connection):
-                    log.info("a pooler is in the way to the database: leases alone decide who leads")
+                    log.info("leader lock not used, connection pooler found: leases alone decide who leads")
                     return False
                 self._use(connection)
         except (SubletError, psycopg.Error) as error:
             if (before := self._quiet.acquire(type(error).__name__)) is not None:
-                log.warning(
-                    "the connection of this node's lock has ended%s: %s", format_suppressed_count(before), error
-                )
+                log.warning("leader lock connection lost: %s%s", error, format_suppressed_count(before))
         was_held, self._is_held = self._is_held, False
         if was_held and not self._stop.is_set():
             self._lost_at = self._used_at

@@ -47,7 +47,7 @@ MAX_LISTED = 5
 RETRY_INTERVAL_S = 600.0
 """After which time a step that fails in each pass with the same cause is logged again."""
 
-A_PASS = "a maintenance pass"
+A_PASS = "maintenance pass"
 
 
 Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
@@ -120,12 +120,10 @@ class _Keeper:
                     self._run_steps(connection, term)
                 self._succeeded([A_PASS])
             except StaleTerm as over:
-                log.info("maintenance goes on at another node: %s", over)
+                log.info("maintenance leadership lost, pass ended: %s", over)
             except (SubletError, psycopg.Error) as error:
                 if (suppressed := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
-                    log.warning(
-                        "%s was cut short, the next goes on: %s%s", A_PASS, error, format_suppressed_count(suppressed)
-                    )
+                    log.warning("maintenance pass failed, retrying: %s%s", error, format_suppressed_count(suppressed))
 
     def _run_steps(self, connection: psycopg.Connection[Any], term: int) -> None:
         def guard(inside: psycopg.Connection[Any]) -> None:
@@ -153,14 +151,14 @@ class _Keeper:
         if failed:
             more = ["and so on"] if len(failed) > MAX_LISTED else []
             log.warning(
-                "%d maintenance steps failed, and are tried again: %s",
+                "maintenance steps failed, retrying: step_count=%d: %s",
                 len(failed),
                 "; ".join(failed[:MAX_LISTED] + more),
             )
 
     def _succeeded(self, steps: Sequence[str]) -> None:
         if over := [what for what in steps if self._quiet.reset(what)]:
-            log.info("what had failed goes well again: %s", "; ".join(over))
+            log.info("maintenance steps recovered: %s", "; ".join(over))
 
 
 def _steps(
@@ -173,22 +171,22 @@ def _steps(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the steps in Postgres."""
     due: list[str] = []
-    yield "the search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
+    yield "search for spaces to roll over", lambda: due.extend(space_changes.list_overdue_rollovers(connection))
     for name in due:
         yield f"rollover of space {name}", partial(_roll_over, connection, guard, name, notify)
     yield "retention", partial(_retain, connection, guard)
-    yield "deleting of rows of past generations", partial(_collapse, connection, guard, collapse)
+    yield "cleanup of past generations", partial(_collapse, connection, guard, collapse)
     fragmented: list[int] = []
     yield (
-        "the search for fragmented streams",
+        "search for fragmented streams",
         lambda: fragmented.extend(small_block_compaction.newly_fragmented(connection, guard)),
     )
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
-    yield "closing of dead publishers' epochs", partial(_expire_epochs, connection, guard)
-    yield "forgetting of idle producers", partial(_forget_producers, connection, guard, producers)
-    yield "forgetting of staged blocks", partial(_forget_staged, connection)
-    yield "forgetting of old history", partial(_forget_history, connection, history_s)
+    yield "expiry of epochs", partial(_expire_epochs, connection, guard)
+    yield "cleanup of idle producers", partial(_forget_producers, connection, guard, producers)
+    yield "cleanup of staged blocks", partial(_forget_staged, connection)
+    yield "cleanup of history", partial(_forget_history, connection, history_s)
 
 
 def _payload_steps(
@@ -197,35 +195,35 @@ def _payload_steps(
     """Yield the steps at the payload locations."""
     outside: list[Space] = []
     yield (
-        "the search for spaces with payloads elsewhere",
+        "search for spaces with remote payloads",
         lambda: outside.extend(_spaces_with_remote_payloads(connection)),
     )
     for space in outside:
-        yield f"moving of payloads of space {space.name}", partial(_tier, connection, guard, space)
-    yield "deleting of objects that no block names", partial(_sweep, connection, guard, grace_s)
+        yield f"tiering of space {space.name}", partial(_tier, connection, guard, space)
+    yield "cleanup of unreferenced objects", partial(_sweep, connection, guard, grace_s)
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, notify: Publish) -> None:
     if space_changes.rollover_due(connection, guard, name):
-        log.info("space %s has rolled over", name)
+        log.info("space rolled over: space=%s", name)
         notify(catch_up_reads.read_spaces(connection))
 
 
 def _retain(connection: psycopg.Connection[Any], guard: Guard) -> None:
     if dropped := retention.apply_retention(connection, guard):
-        log.info("generations %s are past their retention", dropped)
+        log.info("generations expired: generation_ids=%s", dropped)
 
 
 def _collapse(
     connection: psycopg.Connection[Any], guard: Guard, collapse: generation_cleanup.PastGenerationCleaner
 ) -> None:
     if deleted := collapse(connection, guard):
-        log.info("generations %s are past: their rows are deleted", deleted)
+        log.info("rows of past generations deleted: generation_ids=%s", deleted)
 
 
 def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) -> None:
     saved = small_block_compaction.compact_stream(connection, stream_id, guard=guard)
-    log.info("stream %d: compaction saved %d blocks", stream_id, saved)
+    log.info("stream compacted: stream_id=%d saved_block_count=%d", stream_id, saved)
 
 
 def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
@@ -237,27 +235,27 @@ def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Sp
 def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> None:
     moved = tiering.tier_space(connection, space, guard)
     if moved.blocks:
-        log.info("space %s: payloads of %d blocks, %d bytes, are moved out", space.name, moved.blocks, moved.size)
+        log.info("payloads moved out: space=%s block_count=%d size_bytes=%d", space.name, moved.blocks, moved.size)
 
 
 def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
     if deleted := unreferenced_objects.delete_expired_objects(connection, guard, grace_s=grace_s):
-        log.info("%d objects that no block names are deleted", deleted)
+        log.info("unreferenced objects deleted: object_count=%d", deleted)
 
 
 def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
     for space_id, producer_id in epoch_capabilities.expire(connection, guard):
-        log.warning("producer %s did not renew its lease: its epochs in space %d are closed", producer_id, space_id)
+        log.warning("lease expired, epochs closed: producer_id=%s space_id=%d", producer_id, space_id)
 
 
 def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
     if forgotten := history_queries.delete_old_history(connection, history_s):
-        log.info("%d lines of history are older than %g s and forgotten", forgotten, history_s)
+        log.info("old history deleted: record_count=%d retention_s=%g", forgotten, history_s)
     history_queries.delete_old_session_epochs(connection, history_s)
     if deleted := access_rules.delete_past_changes(connection, history_s):
-        log.info("%d changes of rights are older than %g s and forgotten", deleted, history_s)
+        log.info("old access history deleted: record_count=%d retention_s=%g", deleted, history_s)
     if deleted := access_tokens.delete_past_tokens(connection, history_s):
-        log.info("%d access tokens that have been over for %g s are deleted", deleted, history_s)
+        log.info("expired access tokens deleted: token_count=%d retention_s=%g", deleted, history_s)
 
 
 def _forget_producers(
@@ -268,4 +266,4 @@ def _forget_producers(
 
 def _forget_staged(connection: psycopg.Connection[Any]) -> None:
     if forgotten := staging.delete_abandoned_blocks(connection):
-        log.info("%d blocks that were staged for a write were never published, and are forgotten", forgotten)
+        log.info("abandoned staged blocks deleted: block_count=%d", forgotten)

@@ -87,7 +87,7 @@ class NodeRegistration:
                 node_directory.deregister(connection, self._ref)
             shared_publisher(self._url).publish([replace(each, is_deleted=True, data=None) for each in ours])
         except (SubletError, psycopg.Error) as error:
-            log.warning("could not strike this node off the directory; its lease will: %s", error)
+            log.warning("node not deregistered, lease expires instead: %s", error)
 
     def _register(self, connection: psycopg.Connection[Any]) -> None:
         node_directory.register(
@@ -120,7 +120,7 @@ class NodeRegistration:
                 self._on_desired_state(desired_state)
             except (SubletError, psycopg.Error) as error:
                 problem = error
-                log.warning("this node's line in the directory could not be renewed: %s", error)
+                log.warning("node registration not renewed, retrying: %s", error)
             vitals.directory.on_answer(vitals.clock(), problem)
         self._reconnecting.close()
 

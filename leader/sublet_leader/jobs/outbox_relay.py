@@ -62,7 +62,7 @@ class OutboxRelay:
                 with _connection(self._url) as connection:
                     self._relay(connection, term)
             except StaleTerm as over:
-                log.info("the relay goes on at another node: %s", over)
+                log.info("maintenance leadership lost, outbox relay stopped: %s", over)
             except Exception as error:  # noqa: BLE001 any error: this thread must continue
                 self._notify(error)
 
@@ -84,8 +84,8 @@ class OutboxRelay:
         if (before := self._quiet.acquire(type(error).__name__)) is not None:
             exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
             reported = " ".join(str(error).split())
-            text = "messages published by SQL wait, and are tried again%s: %s"
-            log.warning(text, format_suppressed_count(before), reported, exc_info=exc_info)
+            text = "outbox relay failed, retrying: %s%s"
+            log.warning(text, reported, format_suppressed_count(before), exc_info=exc_info)
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:
@@ -103,6 +103,7 @@ def _connection(url: str) -> psycopg.Connection[Any]:
 def _log_rejected(moved: OutboxMoveResult) -> None:
     for number, (outbox_id, reason) in enumerate(moved.rejected.items()):
         if number == MAX_LISTED:
-            log.warning("and %d more: see `reason` in outbox_rejected", len(moved.rejected) - MAX_LISTED)
+            text = "more outbox messages rejected: message_count=%d: see `reason` in outbox_rejected"
+            log.warning(text, len(moved.rejected) - MAX_LISTED)
             return
-        log.warning("message %d of the outbox cannot be published and is now in outbox_rejected: %s", outbox_id, reason)
+        log.warning("message moved to outbox_rejected: outbox_id=%d: %s", outbox_id, reason)

@@ -110,9 +110,9 @@ class DatabaseWorker:
         """Log each kind of failure of each kind of request once in a while: a database that is unavailable fails them
         all."""
         if (before := self._quiet.acquire((type(request), type(error)))) is not None:
-            text, name = "%s failed%s: %s", type(request).__name__
+            text, name = "database request failed: request=%s: %s%s", type(request).__name__
             exc_info = error if level > logging.WARNING else None
-            log.log(level, text, name, format_suppressed_count(before), error, exc_info=exc_info)
+            log.log(level, text, name, error, format_suppressed_count(before), exc_info=exc_info)
 
 
 def _priority(request: DatabaseRequest) -> int:

@@ -126,7 +126,7 @@ class NodeCollector(Collector):
                 others = tuple(group_id for group_id in led if group_id not in single)
                 sums = status_lags(connection, others) if others else []
         except (SubletError, psycopg.Error) as error:
-            log.debug("groups have no offsets in this scrape: %s", error)
+            log.debug("group lag not read for this scrape: %s", error)
             return LagSnapshot(stream_series_groups=_within(sizes, self._settings.max_stream_series))
         of_led = [line for line in streams if line.group_id in led]
         took_s = time.monotonic() - began

@@ -83,5 +83,5 @@ class LagHistory:
                     lags = all_lags(connection)
                 self.add_sample(time.time(), lags)
             except (SubletError, psycopg.Error) as error:
-                log.debug("no sample of the groups' lag: %s", error)
+                log.debug("group lag not sampled: %s", error)
             wait_s = max(SAMPLE_S, (time.monotonic() - began) / MAX_OF_TIME)

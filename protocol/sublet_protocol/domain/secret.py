@@ -187,7 +187,7 @@ class SecretFile:
         except InvalidSetting as error:
             if self._last is None:
                 raise
-            log.warning("%s The value it had before is used.", error)
+            log.warning("secret invalid, previous value used: %s", error)
             return self._last
         self._last = value
         return value
@@ -227,4 +227,4 @@ def _file_error(path: str, setting: str, problem: str, hint: str) -> InvalidSett
 @cache
 def _warn_readable(path: str, setting: str) -> None:
     """Warn, once: containers are given such files, and have no other users."""
-    log.warning("%s names %s: every user of this machine may read it. Run `chmod 600 %s`.", setting, path, path)
+    log.warning("secret file readable by every user: setting=%s path=%s: run `chmod 600 %s`", setting, path, path)

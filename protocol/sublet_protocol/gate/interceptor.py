@@ -95,7 +95,7 @@ async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> No
     back.
     """
     if needed.right is not None and caller.principal is not None and not caller.is_checked:
-        log.error("%s did not ask for the right to %s", caller.action, needed.right)
+        log.error("call refused, its method checks no right: action=%s right=%s", caller.action, needed.right)
         await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)
 
 

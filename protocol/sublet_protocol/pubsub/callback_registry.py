@@ -93,4 +93,4 @@ def call_safely(callback: Callable[..., None], *arguments: object) -> None:
     try:
         callback(*arguments)
     except Exception:
-        log.exception("a callback of the session raised")
+        log.exception("session callback failed")

@@ -280,12 +280,13 @@ class NodeConnection:
             self._callbacks.notify_rejected((command.channel, command.key), text)
         call_safely(self._on_refused, command, text)
 
-    def _log_refusal(self, command: Command, text: str) -> None:
+    def _log_refusal(self, command: Command, reason: str) -> None:
         """Log the first, the second, the fourth, the eighth ... refusal of this connection."""
         self._refusals += 1
         if self._refusals & (self._refusals - 1) == 0:
             kind = type(command.body if isinstance(command, MessageToNode) else command).__name__
-            log.warning("node %s refused a %s (no. %d): %s", self.address, kind, self._refusals, truncate(text))
+            text = "command refused by node: address=%s command=%s refusal_count=%d: %s"
+            log.warning(text, self.address, kind, self._refusals, truncate(reason))
 
     def _size_of(self, command: Command) -> tuple[int, int]:
         return wire.command_size(command, self._channels)
@@ -353,7 +354,7 @@ class NodeConnection:
         except MalformedMessage as error:
             return failed(life, f"{self.address}: {error}", random.random())
         except Exception as error:
-            log.exception("a call to %s failed in our own code", self.address)
+            log.exception("internal error in a call: address=%s", self.address)
             return failed(life, f"{self.address}: {error!r}", random.random())
 
     def _open(self) -> Any:

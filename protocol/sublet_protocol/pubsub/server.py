@@ -202,7 +202,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             case PollReply(deliveries):
                 return wire.encode_poll_reply(self.publisher.incarnation, deliveries, channels=self._channels)
             case UnknownSubscriber(reason):
-                log.info("subscriber %s is unknown: %s", subscriber_id, reason)
+                log.info("unknown subscriber: subscriber_id=%s: %s", subscriber_id, reason)
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
@@ -273,7 +273,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             case CommandsAlreadyExecuted(errors):
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case UnknownSubscriber(reason):
-                log.info("subscriber %s is unknown: %s", subscriber_id, reason)
+                log.info("unknown subscriber: subscriber_id=%s: %s", subscriber_id, reason)
                 return wire.encode_batch_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return answer
@@ -298,7 +298,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         except SubletError as error:
             return CommandRefusal(index, str(error))
         except Exception:
-            log.exception("a message of %s could not be handled: %r", subscriber_id, message)
+            log.exception("message handler failed: subscriber_id=%s message=%r", subscriber_id, message)
             return CommandRefusal(index, "the node failed at this message; its log says why")
         return None
 
@@ -337,13 +337,13 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         try:
             self._on_expired(subscriber_ids)
         except Exception:
-            log.exception("the handler of expired subscribers raised")
+            log.exception("expiry handler failed")
 
     def _notify_interest(self, channel: str, key: str | None, wanted: bool) -> None:
         try:
             self._on_interest(channel, key, wanted)
         except Exception:
-            log.exception("the handler of interest raised")
+            log.exception("interest handler failed")
 
 
 class _Turn:

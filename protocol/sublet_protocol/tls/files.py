@@ -128,11 +128,11 @@ class ReloadedFiles:
             try:
                 self.content = self.files.read()
             except InvalidSetting as error:
-                log.warning("%s The certificate that was there before is used.", error)
+                log.warning("certificate invalid, previous one used: %s", error)
                 return False
             if self.files.signature() != signature:
                 self._signature = ()  # it was written to meanwhile: the next connection reads it again
-            log.info("new certificate from %s", self.files.certificates)
+            log.info("certificate reloaded: path=%s", self.files.certificates)
             return True
 
 

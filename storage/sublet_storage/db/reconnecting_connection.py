@@ -107,7 +107,7 @@ class ReconnectingConnection:
     def _failed(self, error: BaseException) -> None:
         self._backoff.failed()
         if not self._away and self._log is not None:
-            self._log.warning("the database is away, it goes on when it is back: %s", error)
+            self._log.warning("database unavailable, retrying: %s", error)
         self._away = True
         self.close()
 
@@ -115,4 +115,4 @@ class ReconnectingConnection:
         self._away = False
         self._backoff.succeeded()
         if self._log is not None:
-            self._log.info("the database is back")
+            self._log.info("database available again")

@@ -132,7 +132,7 @@ class NotificationPublisher:
         try:
             thread.start()
         except RuntimeError as error:  # the process ends, or may have no more threads
-            log.warning("nothing is published, as no thread can be started: %s", error)
+            log.warning("notification publisher not started: %s", error)
             self._is_closing = True
         else:
             self._thread = thread
@@ -229,7 +229,7 @@ class NotificationPublisher:
                 found = node_directory.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.acquire("look") is not None:
-                log.info("changes reach no new node, as the directory cannot be read: %s", error)
+                log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:
             self._directory_endpoints, self._is_looking = found, False
             self._changed.notify()
@@ -266,7 +266,7 @@ def publish_once(url: str, changes: Sequence[ObjectChange], timeout_s: float = C
         notifier.publish(changes)
         notifier.close(timeout_s)
     except Exception:
-        log.exception("changes are not announced, and will be noticed later")
+        log.exception("notifications not published")
         return False
     return notifier.sent > 0
 
@@ -338,7 +338,7 @@ class NotificationSenders:
         try:
             sender.send(message)
         except Exception as error:  # noqa: BLE001 - a driver that breaks the rules must not silence the others
-            self._complain(name, f"{name} failed to send a notification: %s", error)
+            self._complain(name, "notification not sent: driver=%s: %s", error)
             return False
         return True
 
@@ -354,7 +354,7 @@ class NotificationSenders:
                 driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
             )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
-            self._complain(name, f"changes are not published by {name}: %s", error)
+            self._complain(name, "notification sender not opened: driver=%s: %s", error)
             return False
         if before:
             self._close(name, before.sender)
@@ -364,7 +364,7 @@ class NotificationSenders:
         try:
             sender.close()
         except Exception as error:  # noqa: BLE001 - likewise
-            self._complain(name, f"{name} failed to close: %s", error)
+            self._complain(name, "notification sender not closed: driver=%s: %s", error)
 
     def _driver(self, name: str) -> NotificationDriver | None:
         """Return the driver; None if it is unavailable in this process: it is not tried again."""
@@ -372,10 +372,10 @@ class NotificationSenders:
             try:
                 self._drivers[name] = self._load(name)(self._url)
             except Exception as error:  # noqa: BLE001 - it may be another package's, and raise anything
-                self._complain(name, "changes do not reach some nodes: %s", error)
+                self._complain(name, "notification driver not loaded: driver=%s: %s", error)
                 self._drivers[name] = None
         return self._drivers[name]
 
-    def _complain(self, subject: str, text: str, error: Exception) -> None:
-        if self._quiet.acquire(subject) is not None:
-            log.warning(text, error)
+    def _complain(self, name: str, text: str, error: Exception) -> None:
+        if self._quiet.acquire(name) is not None:
+            log.warning(text, name, error)

@@ -223,7 +223,7 @@ class NotificationSubscriber:
             return NotificationReceived(decode(raw))
         except MalformedNotification as error:
             if self._quiet.acquire("malformed") is not None:
-                log.warning("a notification is dropped: %s", error)
+                log.warning("malformed notification dropped: %s", error)
             return MalformedNotificationReceived()
 
     def _is_new(self, change: ObjectChange) -> bool:
@@ -251,7 +251,7 @@ class NotificationSubscriber:
             except Exception:
                 self._handler_failures += 1
                 if self._quiet.acquire("handler") is not None:
-                    log.exception("the handler of changes failed on %r, and is called with the next", change)
+                    log.exception("change handler failed: change=%r", change)
 
 
 class _SnapshotReader(threading.Thread):
@@ -290,13 +290,13 @@ class _SnapshotReader(threading.Thread):
                 snapshot = self._read_snapshot(connection, channel)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             if not (self._away or self._ending):
-                log.warning("the database is away, catching up waits until it is back: %s", error)
+                log.warning("database unavailable, retrying: %s", error)
             self._away = True
             return None
         except Exception:
-            log.exception("catching up on %s failed, and is tried again", channel)
+            log.exception("catch-up failed, retrying: channel=%s", channel)
             return None
         if self._away:
-            log.info("the database is back")
+            log.info("database available again")
             self._away = False
         return snapshot

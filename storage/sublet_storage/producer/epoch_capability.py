@@ -121,7 +121,7 @@ class EpochCapability:
                 epoch_capabilities.release(conn, self._space_id, self._who)
                 shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
-            log.warning("the epochs of producer %s end with their lease: %s", self._who.producer_id, error)
+            log.warning("epochs not released, lease expires instead: producer_id=%s: %s", self._who.producer_id, error)
 
     def _hold(self, least: Sequence[Epoch]) -> None:
         if self._lost is not None:
@@ -146,9 +146,7 @@ class EpochCapability:
                 self._lost = error
                 return
             except (*Retryable, SubletError) as error:
-                log.warning(
-                    "the lease of producer %s is not renewed, and tried again: %s", self._who.producer_id, error
-                )
+                log.warning("lease not renewed, retrying: producer_id=%s: %s", self._who.producer_id, error)
                 continue
             if self._space_id not in held and not self._over.is_set():
                 self._lost = epoch_capabilities.capability_expired_error(self._who.producer_id)

@@ -64,4 +64,4 @@ def error_signature(error: BaseException) -> str:
 
 def format_suppressed_count(before: int) -> str:
     """Return what a log line adds about the lines suppressed before it."""
-    return f" (and {before} times before this, unsaid)" if before else ""
+    return f" ({before} similar suppressed)" if before else ""

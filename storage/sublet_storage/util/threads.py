@@ -73,4 +73,4 @@ class StoppableThread(threading.Thread):
             handler(*arguments, **named)
         except Exception as error:
             if self._quiet.acquire(type(error).__name__) is not None:
-                log.exception("a handler of notifications failed; the next ones are handed to it all the same")
+                log.exception("notification handler failed")

@@ -137,8 +137,8 @@ def leader(
     acting = admin_token()
     if required and acting is not None:
         log.warning(
-            "SUBLET_ADMIN_TOKEN is set, and not used: this node asks everybody who calls. To act over HTTP takes "
-            "a token of `sublet access token` and the right to operate."
+            "SUBLET_ADMIN_TOKEN ignored, as every caller is authenticated: to act over HTTP takes a token of "
+            "`sublet access token` and the right to operate"
         )
     port = None if at is None else HttpOptions(at, bounds, acting, tls)
     for logger in ("sublet_leader", audit.AUDIT):
@@ -224,8 +224,8 @@ def _parse_addresses(
         found = ListenAddress.parse(text, insecure=insecure, has_tls=has_tls)
         if not has_tls and not is_loopback(found.host):
             log.warning(
-                "--insecure: nothing is encrypted at %s, and all who reach it may consume and publish. Give it "
-                "--tls-cert and --tls-key.",
+                "connections not encrypted: address=%s: all who reach it may consume and publish; give it --tls-cert "
+                "and --tls-key",
                 found,
             )
         return found

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 
-def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, message: str) -> _T:
+def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, action: str) -> _T:
     """Return the result of `attempt`, repeated for `away_s` while the database or a payload location is away; each
     failure is logged.
 
@@ -26,7 +26,7 @@ def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, message: s
     def is_away(error: Exception) -> bool:
         if not isinstance(error, (psycopg.OperationalError, DatabaseUnreachable, PayloadUnavailable)):
             return False
-        log.warning("%s: %s", message, error)
+        log.warning("database or payloads unavailable, retrying: action=%s: %s", action, error)
         return True
 
     return call_with_retry(attempt, is_away, Backoff(total_s=away_s))

@@ -245,7 +245,7 @@ class Consumption:
             try:
                 resources.close()
             except Exception as error:  # noqa: BLE001 the job's outcome is known, even if its helpers fail
-                log.warning("the job is over, and what served it has not ended well: %s", error)
+                log.warning("job resources not closed: %s", error)
             finally:
                 self._over.set()
 

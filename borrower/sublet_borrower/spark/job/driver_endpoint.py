@@ -98,7 +98,7 @@ class DriverEndpoint:
             self._notify(subscriber_id)
         if report.failure is not None and not self._failed:
             self._failed = True
-            log.error("task %s has failed, the others are drained", report.session)
+            log.error("task failed, draining the others: session=%s", report.session)
             self._notify_all()
             self._on_failed()
 

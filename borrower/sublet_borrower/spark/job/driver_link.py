@@ -61,7 +61,7 @@ class SparkDriverLink:
         try:
             self._talking.result(LAST_WORD_S + 1.0)
         except Exception:
-            log.exception("the link to the driver at %s ended badly", self._address)
+            log.exception("driver link failed: address=%s", self._address)
 
     def report_now(self) -> None:
         """Report now."""
@@ -92,4 +92,4 @@ class SparkDriverLink:
         if command == "drain":
             self._drain("the driver asked for it")
         else:
-            log.warning("the driver wishes %r, which this version does not know", command)
+            log.warning("unknown command of the driver ignored: command=%r", command)

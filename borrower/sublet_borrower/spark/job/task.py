@@ -121,7 +121,7 @@ class _Task:
                 with ending.user_call():
                     self._consume(ending)
             except Exception as error:
-                log.exception("task %s ends", self._attempt.session)
+                log.exception("task failed: session=%s", self._attempt.session)
                 if ending.received_signal is None:  # else it may be only the end of its process: Spark tries it again
                     self._failure = pack(error)
                 link.report_now()
@@ -132,7 +132,7 @@ class _Task:
 
     def leave(self) -> None:
         """Hand over within the unsubscribe timeout, after a signal. Called on the network thread."""
-        log.info("task %s leaves: its process got a signal to end", self._attempt.session)
+        log.info("task stopping, signal received: session=%s", self._attempt.session)
         self._draining.set()
         if (session := self._session) is not None:
             session.leave()
@@ -189,7 +189,7 @@ class _Task:
 
     def _drain(self, reason: str) -> None:
         if not self._draining.is_set():
-            log.info("task %s drains: %s", self._attempt.session, reason)
+            log.info("task draining: session=%s: %s", self._attempt.session, reason)
         self._draining.set()
         if (session := self._session) is not None:
             session.drain()
@@ -215,7 +215,7 @@ class _Task:
 def _is_away(error: Exception) -> bool:
     """Return whether a session may be opened later; the reason is logged."""
     if isinstance(error, Unavailable):
-        log.warning("no session yet: %s", error)
+        log.warning("session not opened, retrying: %s", error)
     return isinstance(error, Unavailable)
 
 

@@ -149,12 +149,12 @@ def _commit(target: SinkDatabase, write: SinkBatch, done: Sequence[StagedTaskMes
         with target.open_connection() as (url, conn):
             return commit(conn, write, [each.staged for each in done]), url
 
-    committed, url = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "the commit is tried again")
+    committed, url = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "commit")
     given = sum(each.staged.messages for each in done)
     if committed.is_duplicate and committed.messages != given:
         log.warning(
-            "%s: batch %d was stored already, with %d messages, and nothing is stored of the %d that it has this time. "
-            "If these are others, somebody else writes under this name: give it one of its own.",
+            "batch stored already with another number of messages, ignored: sink=%s batch_id=%d stored_count=%d "
+            "ignored_count=%d: if the messages differ, another query has this sink name: give each its own",
             *(write.sink, write.batch, committed.messages, given),
         )
     _notify(url, committed)
@@ -178,4 +178,4 @@ def _abort(target: SinkDatabase, writes: Sequence[SinkBatch] | set[SinkBatch]) -
             for write in writes:
                 discard(conn, write)
     except (psycopg.Error, SubletError) as error:
-        log.warning("what was staged is not removed, and will be later: %s", error)
+        log.warning("staged blocks not deleted, left to maintenance: %s", error)

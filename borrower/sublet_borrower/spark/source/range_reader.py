@@ -182,7 +182,7 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
                 if (problem := _poison(partition)) is not None:
                     found[partition.stream_id] = problem
     except (Unavailable, psycopg.OperationalError) as problem:
-        log.warning("what is to be done again was not all looked at before: %s", problem)
+        log.warning("ranges not checked for unreadable blocks: %s", problem)
     finally:
         for partition in partitions:
             _connection(partition).close()
@@ -223,7 +223,7 @@ def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
     """Return where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
-    log.warning("%s It is left out, as failOnDataLoss is false.", gone)
+    log.warning("messages gone, skipped as failOnDataLoss is false: stream_id=%d: %s", partition.stream_id, gone)
     return end if gone.oldest is None else min(gone.oldest, end)
 
 
@@ -246,7 +246,7 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
                 few=FEW_ROWS,
             )
 
-    page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "reading goes on when it can")
+    page = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "fetch")
     if page.head < end:  # such as a standby that took over without all that was planned
         raise message_log.beyond_head_error(partition.stream_id, end, page.head)
     return page

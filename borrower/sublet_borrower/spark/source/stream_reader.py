@@ -180,7 +180,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             problem = RangeLost(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
-            log.warning("%s They are left out of this batch, as onRangeLost is drop.", problem)
+            log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
 
     def _put_off(self, again: Sequence[StartableRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
@@ -190,12 +190,8 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._opened().put_off(poison)
         for planned, problem in poison.items():
             del self._begun[planned]
-            log.warning(
-                "%s: %s The batch is done again without this stream: what lies before the block comes in a later one, "
-                "and then the group blocks the stream or skips the block. All other streams go on.",
-                self._options.subscription,
-                problem,
-            )
+            text = "block unreadable, batch repeated without its stream: subscription=%s stream_id=%d: %s"
+            log.warning(text, self._options.subscription, planned.stream_id, problem)
 
     def _tasks(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options

@@ -70,7 +70,7 @@ def usable_data_dir() -> Path:
         server_user(wanted)
     except EmbeddedDirectoryUnusable as error:
         other = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
-        _log.warning("%s Using %s instead.", error, other)
+        _log.warning("data directory unusable, using another: data_dir=%s: %s", other, error)
         return other
     return wanted
 

@@ -120,16 +120,16 @@ def _is_used(users: int, path: str) -> bool:
 def _start(spec: dict[str, Any]) -> None:
     """Make one attempt; it is written to the server's log with the programs' output."""
     with _log(spec) as log:
-        _notify(log, "the server was gone while it was used: starting it again")
+        _notify(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
         while is_zombie(_postmaster(spec)) and time.monotonic() < deadline:
             time.sleep(0.05)
         remove_stale_lock_files([*spec["sockets"], _postmaster(spec)])
         try:
             code = _command(spec, "start", log)
-            _notify(log, "it is back" if code == 0 else "it did not start; another attempt follows")
+            _notify(log, "server restarted" if code == 0 else "server not restarted, retrying")
         except (OSError, subprocess.SubprocessError) as error:
-            _notify(log, f"it could not be started ({error}); another attempt follows")
+            _notify(log, f"server not restarted, retrying: {error}")
 
 
 def _notify(log: int, text: str) -> None:

@@ -200,9 +200,8 @@ class PostgresGroupStore:
             return attempt(wait=True)
         except TransactionRolledBack as error:
             if (before := self._quiet.acquire("renew")) is not None:
-                _log.warning(
-                    "renewing the leases that can be had at once%s: %s", format_suppressed_count(before), error
-                )
+                text = "leases locked, renewing the others: %s%s"
+                _log.warning(text, error, format_suppressed_count(before))
             return attempt(wait=False)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
@@ -272,9 +271,10 @@ class PostgresGroupStore:
     def _note_refused(self, part: Sequence[GroupWrites], error: Exception) -> None:
         if len(part) > 1:
             if (before := self._quiet.acquire("commit")) is not None:
-                _log.warning("writing %d groups in halves%s: %s", len(part), format_suppressed_count(before), error)
+                text = "group writes rejected, retrying in halves: group_count=%d: %s%s"
+                _log.warning(text, len(part), error, format_suppressed_count(before))
         elif (before := self._quiet.acquire(part[0].group_id)) is not None:
-            _notify("group %d was not written%s: %s", part[0].group_id, format_suppressed_count(before), error)
+            _log_rejected(part[0].group_id, error, before)
 
     # --- small parts --------------------------------------------------------------------------------------------
 
@@ -294,8 +294,9 @@ class PostgresGroupStore:
                 return group
 
 
-def _notify(text: str, group_id: int, times: str, error: Exception) -> None:
+def _log_rejected(group_id: int, error: Exception, before: int) -> None:
     """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
-    _log.log(level, text, group_id, times, " ".join(str(error).split()), exc_info=exc_info)
+    text, detail = "group write rejected: group_id=%d: %s%s", " ".join(str(error).split())
+    _log.log(level, text, group_id, detail, format_suppressed_count(before), exc_info=exc_info)

@@ -181,7 +181,7 @@ class _Sender(StoppableThread):
             except _CONNECTION_ERRORS as error:
                 # The publisher itself reports a database that is away; one that was stopped at the end of a program
                 # is no news.
-                log.info("notifications cannot be sent at present, and wait: %s", error)
+                log.info("notifications not sent, retrying: %s", error)
                 self.sleep(self._pauses.next_s())
         with self._changed:
             self.dropped += len(self._in_hand)
@@ -211,7 +211,7 @@ class _Sender(StoppableThread):
             raise
         except psycopg.Error as error:
             refused = len(payloads)
-            self.log_warning("Postgres refuses %d notifications: %s", refused, error)
+            self.log_warning("notifications rejected by Postgres: message_count=%d: %s", refused, error)
         with self._changed:
             self.dropped += refused
             self._in_hand = []
@@ -249,7 +249,7 @@ class PostgresReceiver(StoppableThread):
                         if (message := decode_payload(payload)) is not None:
                             self.call_handler(self._on_message, message)
             except _CONNECTION_ERRORS as error:
-                self.log_warning("no notifications at present: %s", error)
+                self.log_warning("notification listener disconnected, reconnecting: %s", error)
             if connected:
                 self.call_handler(self._on_lost)
             self.sleep(self._pauses.next_s())

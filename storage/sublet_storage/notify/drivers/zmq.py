@@ -90,7 +90,7 @@ class ZmqSender:
             node.connect(found[1])
         except (zmq.ZMQError, ValueError) as error:
             node.close(0)
-            log.warning("endpoint %.40r is left out: %s", endpoint, error)
+            log.warning("notification endpoint invalid, skipped: endpoint=%.40r: %s", endpoint, error)
             return None
         return node
 
