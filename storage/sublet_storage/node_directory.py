@@ -14,7 +14,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import NodeNameTaken
+from sublet_protocol.domain.errors import Conflict, NodeNameTaken, NotFound
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +125,23 @@ def list_notify_endpoints(conn: psycopg.Connection[Any]) -> list[str]:
 def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
     """Return the entire directory by name, with the nodes that have stopped renewing and were not collected yet."""
     return [NodeEntry(NodeRef(*row[:3]), *row[3:]) for row in conn.execute(_ALL)]
+
+
+def find_live(conn: psycopg.Connection[Any], name: str) -> NodeEntry:
+    """Return the node of that name whose lease lives. Raise `NotFound`."""
+    found = next((each for each in list_nodes(conn) if each.node.name == name and each.remaining_s > 0), None)
+    if found is None:
+        raise NotFound(f"no node {name!r:.80} is there. `sublet nodes list` shows those that are.")
+    return found
+
+
+def check_successor(conn: psycopg.Connection[Any], name: str) -> None:
+    """Raise `Conflict` if no other node could lead the groups of this one."""
+    if all(each.name == name for each in live_nodes(conn)):
+        raise Conflict(
+            f"no other node is there to take over from {name}, and groups without a leader stand still. Start one "
+            "first, or give --force (over HTTP: force)."
+        )
 
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:

@@ -84,7 +84,7 @@ def read_delivered_batches(directory: Path) -> list[DeliveryRecord]:
                 attempts.append(
                     DeliveryRecord(
                         file.stem,
-                        delivery["stream"],
+                        delivery["stream_id"],
                         delivery["grant_id"],
                         tuple(delivery["offsets"]),
                         tuple(delivery["rows"]),
@@ -152,7 +152,7 @@ def _explain(
         explained = forced.get((stream, grant), 1 << 62) <= min(offsets)
         findings.duplicate_ranges.append(
             {
-                "stream": stream,
+                "stream_id": stream,
                 "grant_id": grant,
                 "from": min(offsets),
                 "to": max(offsets) + 1,

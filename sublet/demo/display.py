@@ -86,7 +86,7 @@ def _console(stderr: bool) -> Console:
 
 
 def _repeat(one: dict[str, Any]) -> str:
-    where = f"  stream {one['stream']}: {one['messages']:,} messages in [{one['from']:,}, {one['to']:,}) again, "
+    where = f"  stream {one['stream_id']}: {one['messages']:,} messages in [{one['from']:,}, {one['to']:,}) again, "
     if one["explained"]:
         return where + "after a forced move: their worker died before it reported them"
     return where + "[bold red]and no forced move explains them[/bold red]"
@@ -115,7 +115,7 @@ def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
     for one in holdings:
         until = "" if one["until_s"] is None else f"{one['until_s']:.1f} s"
         messages = f"[{one['from_offset']:,}, {one['to_offset']:,})"
-        row = (str(one["stream"]), one["holder"], f"{one['from_s']:.1f} s", until, messages, one["ended"])
+        row = (str(one["stream_id"]), one["holder"], f"{one['from_s']:.1f} s", until, messages, one["ended"])
         table.add_row(*row, style="yellow" if one["forced"] else None)
     return table
 

@@ -37,12 +37,12 @@ def holding_intervals(history: Sequence[HistoryRecord], began_us: int) -> list[d
             current[record.stream_id] = line
         elif not has_owner(record) and record.stream_id in current:
             current[record.stream_id] |= _ended(record, began_us)
-    return sorted(lines, key=lambda line: (line["stream"], line["from_s"]))
+    return sorted(lines, key=lambda line: (line["stream_id"], line["from_s"]))
 
 
 def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict[str, Any]:
     return {
-        "stream": record.stream_id,
+        "stream_id": record.stream_id,
         "holder": worker_of(record.agent or ""),
         "moved_from": moved_from,
         "grant_id": record.grant_id,

@@ -14,7 +14,7 @@ from sublet.demo.flights import rows_of
 def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> None:
     """Record every delivered message in this process's own file, before progress can be reported."""
     line = {
-        "stream": batch.stream_id,
+        "stream_id": batch.stream_id,
         "grant_id": batch.grant_id,
         "offsets": batch.table.column("offset").to_pylist(),
         "rows": rows_of(batch.table.column("value")),

@@ -58,7 +58,7 @@ def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     timeout = DeliveryTimeout(20.0)
     clock[0] = 115.0
-    assert timeout.backoff(100.0, 1.0, 1.0).left_s == 5.0
+    assert timeout.backoff(100.0).left_s == 5.0
     clock[0] = 125.0
     assert not timeout.is_over(100.0)
     timeout.failed()

@@ -55,7 +55,7 @@ def test_a_repeat_after_a_forced_move_is_explained() -> None:
     assert findings.is_ok
     assert (findings.consumed, findings.duplicated, findings.explained_duplicates) == (6, 2, 2)
     (repeat,) = findings.duplicate_ranges
-    assert repeat == {"stream": 1, "grant_id": 7, "from": 2, "to": 4, "messages": 2, "explained": True}
+    assert repeat == {"stream_id": 1, "grant_id": 7, "from": 2, "to": 4, "messages": 2, "explained": True}
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_kill_outside_of_the_middle_is_not_sound(share: float, sound: bool) ->
 
 
 def test_the_torn_last_line_is_no_delivery(tmp_path: Path) -> None:
-    line = json.dumps({"stream": 1, "grant_id": 7, "offsets": [0, 1], "rows": [0, 1]})
+    line = json.dumps({"stream_id": 1, "grant_id": 7, "offsets": [0, 1], "rows": [0, 1]})
     (tmp_path / "41.jsonl").write_text(f"{line}\n{line[:-9]}")
     (tmp_path / "42.jsonl").write_text("")
     assert read_delivered_batches(tmp_path) == [DeliveryRecord("41", 1, 7, (0, 1), (0, 1))]

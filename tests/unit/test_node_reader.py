@@ -222,7 +222,8 @@ def test_pauses_grow_until_a_node_answers(calls: Calls, clock: Clock) -> None:
             reader.fetch_heads([7])
             clock.sleep(0.01)
         waited.append(clock.now - 0.01 - began)
-    assert waited == pytest.approx([0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0, 0, 0.05], abs=0.025)
+    longest = [0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0, 0.05]  # up to half of each is random
+    assert all(most / 2 - 0.025 <= each <= most + 0.025 for each, most in zip(waited, longest, strict=True)), waited
 
 
 @pytest.mark.conforms("P6")

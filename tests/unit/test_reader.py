@@ -17,8 +17,8 @@ from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
-from sublet_storage.db.reconnecting_connection import BACKOFF_MAX_S
 from sublet_storage.log.fetch import LogPage
+from sublet_storage.util.retry import MAX_PAUSE_S
 from tests.kit import GRANT_KEY
 from tests.unit.test_reconnecting_connection import Connection
 
@@ -153,7 +153,7 @@ def test_a_database_away_is_tried_with_pauses(
     log.script = [error, error, error, page(5, 6), error]
     for _ in range(3):
         assert [reader.fetch(stream, always) for _ in range(100)] == [None] * 100
-        now += BACKOFF_MAX_S
+        now += MAX_PAUSE_S
     assert len(connections) == 3, "once after each pause"
     assert stream.next_read_offset == 5
     assert reader.fetch(stream, always) == page(5, 6)

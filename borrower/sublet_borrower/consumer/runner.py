@@ -28,9 +28,6 @@ UserFunction = Callable[[Batch], Any]
 SHOWN_KEY_BYTES = 60
 """A longer key is cut in error texts."""
 
-JITTER = 0.5
-"""The random part of a pause."""
-
 TRUST_WAIT_S = 0.1
 """Between two checks whether this session still holds the stream."""
 
@@ -80,7 +77,7 @@ class RetryPolicy:
 
     def new_backoff(self) -> Backoff:
         """Return the pauses between the tries of one batch or record."""
-        return Backoff(self.backoff_s, self.max_backoff_s, JITTER)
+        return Backoff(self.backoff_s, self.max_backoff_s)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 import pyarrow as pa
 
 from sublet_borrower.node_client.feed_reader import HINT, decode_messages
-from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableCallError
+from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_borrower.util.owner_process import OwnerProcess
@@ -64,7 +64,7 @@ class NodeReader:
         self._nodes, self._batch_bytes, self._timeout_s = tuple(nodes), max_batch_bytes, timeout_s
         self._calls = NodeCalls(self._nodes)
         self._is_waiting = False
-        self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        self._backoff = Backoff()
 
     def warm_up(self) -> None:
         """Prepare the first read before anything is granted: find a node that serves this release, and make the first
@@ -147,7 +147,7 @@ class NodeReader:
         """Return an answer, or raise `Unavailable`."""
         self._owner.check("a session's reader")
         timeout_s = min(self._timeout_s, FIRST_NODE_TIMEOUT_S)
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=timeout_s)
+        backoff = Backoff(total_s=timeout_s)
         try:
             return call_with_retry(
                 lambda: self._round(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),

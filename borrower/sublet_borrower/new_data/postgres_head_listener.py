@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 
 BACKOFF_INITIAL_S = 1.0
 BACKOFF_MAX_S = 300.0
-JITTER = 0.5
 """Before a try to acquire a slot: a session that soon ends makes none."""
 
 OnHeads = Callable[[Mapping[int, int]], None]
@@ -43,7 +42,7 @@ class PostgresHeadListener(StoppableThread):
         self.handlers: tuple[OnHeads, ...] = ()
 
     def run(self) -> None:
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
+        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
         self.sleep(backoff.next_s())
         while not self.is_stopping:
             try:

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from sublet_borrower.node_client.feed_cursor import FeedCursor, FeedPageOutcome
 from sublet_borrower.node_client.node_calls import (
-    BACKOFF_INITIAL_S,
-    BACKOFF_MAX_S,
     FeedPagePrefetcher,
     NodeCalls,
     RetryableCallError,
@@ -27,7 +25,7 @@ from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.record_batch_decoder import InvalidRecordBatch, decode_stream
 from sublet_storage.producer.batches.input_conversion import as_timestamp_us
-from sublet_storage.util.retry import Backoff
+from sublet_storage.util.retry import INITIAL_PAUSE_S, Backoff
 
 RECEIVE_TIMEOUT_S = 5 * HEARTBEAT_INTERVAL_S
 """After how long a silent node counts as lost."""
@@ -171,9 +169,7 @@ class FeedReader(Iterator[pa.Table]):
     def _try_again(self, again: RetryableCallError, deadline: float) -> bool:
         """Wait a moment, then take the next node; return False if the deadline comes first."""
         self._hang_up()
-        backoff = self._backoff = self._backoff or Backoff(
-            BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._node_timeout_s
-        )
+        backoff = self._backoff = self._backoff or Backoff(total_s=self._node_timeout_s)
         pause_s = max(backoff.next_s(), again.after_s)
         if pause_s > backoff.left_s:
             self._backoff = None
@@ -200,7 +196,7 @@ class FeedReader(Iterator[pa.Table]):
                 return table
             case FeedPageOutcome.GAP:
                 self._hang_up()
-                time.sleep(BACKOFF_INITIAL_S)
+                time.sleep(INITIAL_PAUSE_S)
             case FeedPageOutcome.HEARTBEAT | FeedPageOutcome.STALE:
                 pass
         return None

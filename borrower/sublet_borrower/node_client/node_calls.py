@@ -37,9 +37,6 @@ from sublet_protocol.v1 import sublet_pb2_grpc
 AHEAD: Final = 2
 """How many pages are taken from a node ahead of the reader."""
 
-BACKOFF_INITIAL_S: Final = 0.05
-BACKOFF_MAX_S: Final = 1.0
-
 _FINAL: Final = {
     grpc.StatusCode.INVALID_ARGUMENT: UsageError,
     grpc.StatusCode.RESOURCE_EXHAUSTED: UsageError,

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sublet_borrower.node_client.node_calls import BACKOFF_INITIAL_S, BACKOFF_MAX_S, NodeCalls, RetryableCallError
+from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_protocol.domain.topics import check_topic
 from sublet_protocol.messages.feed import (
@@ -122,7 +122,7 @@ class NodePublishSender(threading.Thread):
         request = encode_publish(
             FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())
         )
-        backoff = self._timeout.backoff(entered_at, BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        backoff = self._timeout.backoff(entered_at)
 
         def may_try_again(error: Exception) -> bool:
             if not isinstance(error, RetryableCallError) or self._giving_up.is_set():

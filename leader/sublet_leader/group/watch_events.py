@@ -7,8 +7,10 @@ leader's memory: those records are in no table, and have the time of the node's 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from sublet_storage.groups.model.records import HistoryRecord
+from sublet_storage.groups.status.json_views import history_to_json
 
 JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """Events of members."""
@@ -49,3 +51,9 @@ class GroupWatchEvent:
 
     subscription: str
     record: HistoryRecord
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that apply to the event, without its time (docs/groups.md)."""
+        of_group = {"group_id": self.record.group_id, "subscription": self.subscription, "at": None}
+        reported = history_to_json(self.record) | of_group
+        return {name: value for name, value in reported.items() if value is not None}

@@ -11,11 +11,9 @@ from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.node_view import NodeView
-from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_storage import node_directory
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin.node_desired_state import set_draining
-from sublet_storage.node_directory import list_nodes, live_nodes
 
 
 class NodesApi:
@@ -67,10 +65,8 @@ class NodeActionsApi:
             of.read_bool(body, "force"),
         )
         with connect(self._url, application_name="sublet http") as connection:
-            found = next((e for e in list_nodes(connection) if e.node.name == name and e.remaining_s > 0), None)
-            if found is None:
-                raise NotFound(f"no node {name!r:.80} is there.")
-            if draining and not force and all(each.name == name for each in live_nodes(connection)):
-                raise Conflict(f"no other node is there to take over from {name}: start one first, or send force.")
+            found = node_directory.find_live(connection, name)
+            if draining and not force:
+                node_directory.check_successor(connection, name)
             changed = set_draining(connection, found.node, draining) and found.is_draining is not draining
         return json_response({"node": name, "draining": draining, "changed": changed})

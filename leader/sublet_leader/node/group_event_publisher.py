@@ -114,27 +114,8 @@ class GroupEventPublisher:
 
 def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEventPayload:
     """Return the record as JSON, without the fields that do not apply to it (docs/groups.md)."""
-    line = event.record
-    reported: dict[str, Any] = {
-        "at": str(StartingPosition.at_time(at_us)),
-        "event": line.event,
-        "group_id": line.group_id,
-        "subscription": event.subscription,
-        "node": node,
-        "term": line.term,
-        "stream_id": line.stream_id or None,
-        "grant_id": line.grant_id or None,
-        "position": line.position if line.stream_id else None,
-        "redelivery_end": line.redelivery_end,
-        "forced": line.is_forced if line.stream_id else None,
-        "reason": line.reason,
-        "borrower_id": line.borrower_id,
-        "agent": line.agent,
-        "session": line.session,
-    }
-    return GroupEventPayload(
-        json.dumps({name: value for name, value in reported.items() if value is not None}).encode()
-    )
+    reported = {**event.to_json(), "at": str(StartingPosition.at_time(at_us)), "node": node}
+    return GroupEventPayload(json.dumps(reported).encode())
 
 
 def parse_leader_query(event: GroupEventPayload) -> Subscription:

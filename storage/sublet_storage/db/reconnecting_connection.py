@@ -14,10 +14,6 @@ from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, Time
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.util.retry import Backoff
 
-BACKOFF_INITIAL_S = 0.05
-BACKOFF_MAX_S = 2.0
-JITTER = 0.5
-
 IDLE_S = 1.0
 """A connection that has been idle for longer may be dead unnoticed."""
 ANSWER_TIMEOUT_S = 5.0
@@ -37,7 +33,7 @@ class ReconnectingConnection:
 
     def __init__(self, connect: Callable[[], BoundedConnection], log: logging.Logger | None = None) -> None:
         self._connect, self._log = connect, log
-        self._backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER)
+        self._backoff = Backoff()
         self._away = self._in_use = False
         self._asked_at = float("-inf")
         self.current: BoundedConnection | None = None

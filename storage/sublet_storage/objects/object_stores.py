@@ -33,8 +33,6 @@ WRITABLE: Final = ".sublet-writable"
 """An object that is written as a test."""
 
 MARKER_BYTES: Final = 1000
-BACKOFF_INITIAL_S: Final = 0.2
-BACKOFF_MAX_S: Final = 5.0
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
@@ -193,7 +191,7 @@ class ObjectStore:
         self.location = location
         self._backend: ObjectBackend | None = None
         self._lock = threading.Lock()
-        self._backoff, self._last_error = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S), ""
+        self._backoff, self._last_error = Backoff(0.2, 5.0), ""
 
     def put(self, name: str, payload: Payload) -> None:
         """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""

@@ -231,9 +231,9 @@ class DeliveryTimeout:
         self.timeout_s = timeout_s
         self._failed_at = -math.inf
 
-    def backoff(self, entered_at: float, first_s: float, max_s: float) -> Backoff:
+    def backoff(self, entered_at: float) -> Backoff:
         """Return the pauses between attempts to store what was handed over at that time."""
-        return Backoff(first_s, max_s, total_s=entered_at + self.timeout_s - time.monotonic())
+        return Backoff(total_s=entered_at + self.timeout_s - time.monotonic())
 
     def is_over(self, entered_at: float) -> bool:
         """Return whether the message is not even to be sent: its time is over, and others failed while it waited. While

@@ -23,7 +23,7 @@ from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import BlockAppend, ProducerIdentity, append
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.sender import BACKOFF_INITIAL_S, BACKOFF_MAX_S, LOCK_TIMEOUT_S, Retryable
+from sublet_storage.producer.sender import LOCK_TIMEOUT_S, Retryable
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
@@ -163,7 +163,7 @@ class EpochCapability:
             return call_with_retry(
                 once,
                 lambda error: isinstance(error, Retryable) and not self._over.is_set(),
-                Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, total_s=self._delivery_timeout_s),
+                Backoff(total_s=self._delivery_timeout_s),
                 self._over.wait,
             )
         except Retryable as error:

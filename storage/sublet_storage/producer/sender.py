@@ -48,9 +48,6 @@ LOCK_TIMEOUT_S = 10.0
 TRANSACTION_TIMEOUT_S = 30.0
 """A publisher that freezes while it sends keeps the others from its streams for no longer than this."""
 
-BACKOFF_INITIAL_S = 0.05
-BACKOFF_MAX_S = 2.0
-
 ATTEMPT_TIMEOUT_S = 45.0
 MIN_ATTEMPT_S = 5.0
 """A server without an answer for this long is treated as lost; the second applies if less time is left for retries."""
@@ -188,7 +185,7 @@ class Sender(threading.Thread):
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        backoff = self._timeout.backoff(entered_at, BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        backoff = self._timeout.backoff(entered_at)
         in_doubt = False
 
         def may_try_again(error: Exception) -> bool:

@@ -21,9 +21,6 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 2.0
 RETRY_TIMEOUT_S = 20.0
-BACKOFF_INITIAL_S = 0.05
-BACKOFF_MAX_S = 0.5
-JITTER = 0.8
 
 _LOCKED = (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected)
 
@@ -47,7 +44,7 @@ def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T
             conn.execute(f"set local lock_timeout = '{LOCK_TIMEOUT_S}s'")
             return change()
 
-    backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER, RETRY_TIMEOUT_S)
+    backoff = Backoff(max_s=0.5, total_s=RETRY_TIMEOUT_S)
     try:
         return call_with_retry(attempt, lambda error: isinstance(error, _LOCKED), backoff)
     except _LOCKED as error:

@@ -8,15 +8,21 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+INITIAL_PAUSE_S = 0.05
+MAX_PAUSE_S = 2.0
+JITTER = 0.5
+
 _T = TypeVar("_T")
 
 
 class Backoff:
-    """Pauses in seconds, each twice as long as the one before, up to `max_s`; up to `jitter` of each is random, so that
+    """Pauses in seconds, each twice as long as the one before, up to `max_s`; up to half of each is random, so that
     many clients do not come back at once. `total_s`: for how long it is tried, from now on."""
 
-    def __init__(self, first_s: float, max_s: float, jitter: float = 0.0, total_s: float = math.inf) -> None:
-        self._first_s, self._max_s, self._jitter = first_s, max_s, jitter
+    def __init__(
+        self, first_s: float = INITIAL_PAUSE_S, max_s: float = MAX_PAUSE_S, *, total_s: float = math.inf
+    ) -> None:
+        self._first_s, self._max_s = first_s, max_s
         self._next_s, self._deadline, self._not_before = first_s, time.monotonic() + total_s, -math.inf
 
     @property
@@ -41,7 +47,7 @@ class Backoff:
     def next_s(self) -> float:
         """Return how long to wait now."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
-        return pause_s * (1 - random.uniform(0, self._jitter))
+        return pause_s * (1 - random.uniform(0, JITTER))
 
 
 def call_with_retry(

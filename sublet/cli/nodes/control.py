@@ -11,13 +11,12 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
 from sublet.cli.groups.names import resolve_subscription
-from sublet_protocol.domain.errors import Conflict, NotFound, Unavailable
+from sublet_protocol.domain.errors import NotFound, Unavailable
 
 if TYPE_CHECKING:
     import psycopg
 
     from sublet_storage.groups.admin.node_desired_state import LedGroupRef
-    from sublet_storage.node_directory import NodeEntry
 
 POLL_INTERVAL_S = 0.1
 
@@ -46,13 +45,14 @@ def drain(
       sublet nodes drain n1
       sublet nodes drain n1 --undo
     """
+    from sublet_storage import node_directory
     from sublet_storage.groups.admin import node_desired_state
 
     wait_s = values.parse_seconds(wait)
     with cli.open_connection() as connection:
-        found = _live(connection, node)
+        found = node_directory.find_live(connection, node)
         if not undo and not force:
-            _check_others(connection, node)
+            node_directory.check_successor(connection, node)
         led = [] if undo else node_desired_state.groups_led_by(connection, found.node)
         if not node_desired_state.set_draining(connection, found.node, not undo):
             raise NotFound(f"node {node} has just ended. `sublet nodes list` shows those that live.")
@@ -92,14 +92,15 @@ def step_down(
       sublet nodes step-down n1
       sublet nodes step-down n1 --group '$share/billing/orders/#'
     """
+    from sublet_storage import node_directory
     from sublet_storage.groups.admin import node_desired_state
 
     wait_s = values.parse_seconds(wait)
     wanted = {str(resolve_subscription(cli, each)) for each in group or ()}
     with cli.open_connection() as connection:
-        found = _live(connection, node)
+        found = node_directory.find_live(connection, node)
         if not force:
-            _check_others(connection, node)
+            node_directory.check_successor(connection, node)
         led = [
             each
             for each in node_desired_state.groups_led_by(connection, found.node)
@@ -118,25 +119,6 @@ def step_down(
         else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
     )
     _notify(cli, {"node": node}, led, new, reported)
-
-
-def _live(connection: psycopg.Connection[Any], name: str) -> NodeEntry:
-    from sublet_storage.node_directory import list_nodes
-
-    for entry in list_nodes(connection):
-        if entry.node.name == name and entry.remaining_s > 0:
-            return entry
-    raise NotFound(f"no node {name!r} is there. `sublet nodes list` shows those that are.")
-
-
-def _check_others(connection: psycopg.Connection[Any], name: str) -> None:
-    from sublet_storage.node_directory import live_nodes
-
-    if all(each.name == name for each in live_nodes(connection)):
-        raise Conflict(
-            f"no other node is there to take over from {name}, and groups without a leader stand still. Start one "
-            "first, or give --force."
-        )
 
 
 def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:

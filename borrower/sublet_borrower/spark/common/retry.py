@@ -13,10 +13,6 @@ from sublet_storage.util.retry import Backoff, call_with_retry
 
 log = logging.getLogger(__name__)
 
-BACKOFF_INITIAL_S = 0.1
-BACKOFF_MAX_S = 2.0
-JITTER = 0.5
-
 _T = TypeVar("_T")
 
 
@@ -33,4 +29,4 @@ def retry_while_unavailable(attempt: Callable[[], _T], away_s: float, action: st
         log.warning("database or payloads unavailable, retrying: action=%s: %s", action, error)
         return True
 
-    return call_with_retry(attempt, is_away, Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S, JITTER, away_s))
+    return call_with_retry(attempt, is_away, Backoff(total_s=away_s))

@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKOFF_INITIAL_S = 0.2
-BACKOFF_MAX_S = 5.0
-"""Between two attempts to open a session while the database is away."""
 CALL_SHARE = 0.8
 """How much of the unsubscribe timeout a running call gets when the process must end; the rest is for the hand-over."""
 
@@ -177,7 +174,7 @@ class _Task:
                 settings=work.settings,
             )
 
-        backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        backoff = Backoff()
         self._session = call_with_retry(attempt, _is_away, backoff, self._draining.wait)
         if self._session is not None and self._draining.is_set():
             self._session.drain()

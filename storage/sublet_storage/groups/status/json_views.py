@@ -1,4 +1,4 @@
-"""Groups as JSON objects, for the command line's `--json` and a node's HTTP port."""
+"""Groups as JSON objects, for the command line's `--json`, a node's HTTP port, watchers and logs."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def history_to_json(line: HistoryRecord) -> dict[str, Any]:
         "session": line.session,
         "position": line.position if line.stream_id else None,
         "redelivery_end": line.redelivery_end,
-        "forced": line.is_forced,
+        "forced": line.is_forced if line.stream_id else None,
         "term": line.term,
     }

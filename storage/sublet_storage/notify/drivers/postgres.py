@@ -38,8 +38,6 @@ MAX_WAITING = 1024
 PAYLOAD_LIMIT = 5997
 """Postgres takes 7999 bytes of text: two for the header leave this number of bytes before base64."""
 
-BACKOFF_INITIAL_S = 0.05
-BACKOFF_MAX_S = 2.0
 RECEIVE_TIMEOUT_S = 5.0
 """How long a server may not answer before it is treated as lost."""
 QUIET_S = 10.0
@@ -142,7 +140,7 @@ class _Sender(StoppableThread):
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
         self._in_hand: list[bytes] = []
-        self._pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        self._pauses = Backoff()
         self.dropped = 0
 
     def add(self, message: bytes) -> None:
@@ -231,7 +229,7 @@ class PostgresReceiver(StoppableThread):
         super().__init__("sublet notify postgres receiver")
         self._url, self._channel = url, channel
         self._on_message, self._on_connected, self._on_lost = on_message, on_connected, on_lost
-        self._pauses = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
+        self._pauses = Backoff()
         self.start()
 
     def close(self) -> None:
