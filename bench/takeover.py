@@ -45,12 +45,12 @@ select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
  where l.group_id = %s and l.term = %s and l.position > before.position"""
 
 PROSE = """{kills} times kill -9 of the node that leads a group of {streams} streams, at a random moment between two
-renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s, looks {looks:g} s apart), under
-a load of {rate:,.0f} messages/s that two consumers share. The other node was started anew after the kill before, and
-may be too young to act on a free lock. Measured is the time to the first progress that is written under the next term.
-Consumers go on meanwhile with what they hold, until the word of the dead leader is no longer good, {good:g} s after the
-last ping that it answered; the last two figures are of the longest time around each kill in which nobody was given a
-batch."""
+renewals, with default settings (lease {lease:g} s, retry {retry:g} s, ping {ping:g} s, looks {looks:g} s apart),
+under a load of {rate:,.0f} messages/s that two consumers share. The other node was started anew after the kill
+before, and is old enough by then to act on a free lock ({age:g} s). Measured is the time to the first progress that
+is written under the next term. Consumers go on meanwhile with what they hold, until the word of the dead leader is
+no longer good, {good:g} s after the last ping that it answered; the last two figures are of the longest time around
+each kill in which nobody was given a batch."""
 
 
 class Load:
@@ -173,7 +173,7 @@ def main(arguments: list[str] | None = None) -> None:
         started = time.time()
         with Load(group.scene.url):
             for number in range(options.kills):
-                time.sleep(random.uniform(0.0, leader.lease_renew_interval_s))
+                time.sleep(leader.lock_watch_age_s + random.uniform(0.0, leader.lease_renew_interval_s))
                 kills.append(group.kill())
                 print(f"kill {number + 1} of {options.kills}: {kills[-1].progressed - kills[-1].at:.2f} s", flush=True)
         eventually(group.scene.consumed, WAIT_S, lambda: f"{group.scene.rows()}", 0.1)
@@ -201,6 +201,7 @@ def main(arguments: list[str] | None = None) -> None:
         retry=leader.claim_retry_interval_s,
         ping=borrower.ping_interval_s,
         looks=leader.lock_recheck_delay_s,
+        age=leader.lock_watch_age_s,
         good=leader.ping_valid_for_s,
         rate=counts["published"] / seconds,
     )

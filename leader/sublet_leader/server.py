@@ -159,6 +159,7 @@ class NodeServer:
         if self._http is not None:
             self._http.start()
         self._machine = Node(ref, self.settings)
+        self._rivals: frozenset[int] = frozenset()
         if self._driver.capabilities.is_push:
             notify_settings = NotifySettings.from_env()
             self._hub = NotificationHub(
@@ -193,7 +194,7 @@ class NodeServer:
         observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
         self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, on_failure)
         self._worker.start()
-        lock = LeaderLockKeeper(
+        self._lock = LeaderLockKeeper(
             self._url,
             LeaderLock.of(ref.incarnation).key,
             self.settings,
@@ -202,7 +203,7 @@ class NodeServer:
             clock,
             on_failure,
         )
-        lock.start()
+        self._lock.start()
         self._sessions.register(server)
         self._feed.register(server)
         await server.start()
@@ -231,7 +232,7 @@ class NodeServer:
         finally:
             await health.stop()
             maintenance.stop()
-            relay.stop()
+            relay.stop(0)
             await self._close_gate()
             struck_off = asyncio.create_task(
                 run_with_timeout("striking this node off the directory", listing.deregister, STRIKE_OFF_S)
@@ -239,7 +240,7 @@ class NodeServer:
             if self._hub is not None:
                 await run_with_timeout("closing the notification hub", self._hub.close)
             self._worker.stop(self.settings.lease_margin_s)
-            await run_with_timeout("giving back this node's lock", lock.stop)
+            await run_with_timeout("giving back this node's lock", self._lock.stop)
             # Held polls carry the last messages; the mailboxes get a moment to send the rest.
             await self._sessions.close()
             await server.stop(grace=0.5)
@@ -315,6 +316,10 @@ class NodeServer:
             self._worker.submit(request)
         for agent, message in outcome.sends:
             self._send(agent, message)
+        rivals = frozenset(self._machine.election.rival_keys())
+        if rivals - self._rivals:
+            self._lock.ring()
+        self._rivals = rivals
         self._watched.publish(outcome.history)
         if self._http is not None:
             self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))

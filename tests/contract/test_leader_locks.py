@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
+from queue import SimpleQueue
 
 import pytest
 
+from sublet_leader.election import LockAcquired, LockLost, LocksChecked
+from sublet_leader.jobs.leader_lock import LeaderLockKeeper
+from sublet_leader.settings import LeaderSettings
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
@@ -90,3 +95,21 @@ def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
     postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
     assert leadership.acquire_lock(postgres.connection, FIRST.key)
+
+
+def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
+    """Not only when the next check is due."""
+    rivals: list[int] = []
+    events: SimpleQueue[LockAcquired | LockLost | LocksChecked] = SimpleQueue()
+    settings = replace(LeaderSettings(), lock_check_interval_s=3600.0)
+    keeper = LeaderLockKeeper(postgres.url, FIRST.key, settings, lambda: rivals, events.put, time.monotonic)
+    keeper.start()
+    try:
+        assert events.get(timeout=WAIT_S) == LockAcquired(FIRST.key)
+        rivals.append(SECOND.key)
+        keeper.ring()
+        check = events.get(timeout=WAIT_S)
+        assert isinstance(check, LocksChecked)
+        assert check.free == {SECOND.key}
+    finally:
+        keeper.stop()

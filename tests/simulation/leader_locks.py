@@ -162,7 +162,11 @@ class NodeLock:
         settings = self._settings
         if not self._is_held and self._node.now < self._lost_at + settings.lock_grace_s:
             return _RETRY_S
-        return settings.lock_recheck_delay_s if free else settings.lock_check_interval_s
+        if free:
+            return settings.lock_recheck_delay_s
+        interval_s = settings.lock_check_interval_s
+        # A new rival is checked at once.
+        return self._random.choice((interval_s, self._random.uniform(0.0, interval_s)))
 
     def _say(self, event: NodeEvent) -> None:
         self._node.handle(event)

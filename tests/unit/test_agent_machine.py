@@ -143,6 +143,20 @@ def test_a_node_that_was_not_known_is_asked_soon() -> None:
     assert [node for node, _ in play.wanted()] == ["n2:1"]
 
 
+def test_a_leader_that_may_be_dead_is_not_waited_for() -> None:
+    """The node that names it is asked again, as it may be the next; what lives and answers is the leader."""
+    play = subscribed(1)
+    play.do(NodeLost("n1:1"), at=0.1)
+    [(other, _)] = play.wanted()
+    borrower_id = play.machine.borrowers[1].borrower_id
+    play.do(NodeMessageReceived(other, LeaderConnectResponse(borrower_id, 0, GROUP, "n1:1")), at=0.2)
+    assert [node for node, _ in play.wanted()] == ["n1:1"]
+    play.do(Tick(), at=0.2 + SETTINGS.leader_lookup_interval_s / 4)
+    assert [node for node, _ in play.wanted()] == [other]
+    play.do(NodeMessageReceived("n1:1", LeaderConnectResponse(borrower_id, TERM, GROUP)))
+    assert play.machine.leader_node(1) == "n1:1"
+
+
 def test_without_nodes_it_asks_for_them_and_goes_on() -> None:
     play = Play(())
     play.do(OpenSubscription(1, SUBSCRIPTION))

@@ -12,6 +12,7 @@ from sublet_leader.election import (
     ElectionOutcome,
     Event,
     LeadershipAcquired,
+    LeadershipHeldElsewhere,
     LockAcquired,
     LockLost,
     LocksChecked,
@@ -101,6 +102,22 @@ def test_a_leader_that_is_gone_is_succeeded_at_once() -> None:
     assert machine.rival_keys() == (), "it is being claimed"
     won = ClaimCompleted(1, 3.21, Leadership(1, ME, 8, 10.0, None, 5.95))
     assert play(machine, (3.3, won)).notices == (LeadershipAcquired(1, 8, 3.3 + 5.95 / 0.85),)
+
+
+@pytest.mark.conforms("E15")
+def test_two_checks_count_for_all_that_a_rival_led() -> None:
+    """For a moment: what is asked for just after is claimed by the free lock too, and nobody is sent to that node. Not
+    again where the claim has found the lock held."""
+    other = Leadership(2, OTHER, 7, 9.0, RIVAL.key)
+    machine = standby()
+    play(machine, (3.01, look(3.0)), (3.21, look(3.2)), (3.3, StartCampaign(2)))
+    outcome = play(machine, (3.4, ClaimCompleted(2, 3.3, other)))
+    assert (outcome.claims, outcome.rivals, outcome.notices) == ((2,), {2: RIVAL}, ())
+    outcome = play(machine, (3.5, ClaimCompleted(2, 3.4, other)))
+    assert (outcome.claims, [type(each) for each in outcome.notices]) == ((), [LeadershipHeldElsewhere])
+    late = standby()
+    play(late, (3.01, look(3.0)), (3.21, look(3.2)), (3.21 + SETTINGS.lock_grace_s, StartCampaign(2)))
+    assert play(late, (4.3, ClaimCompleted(2, 4.25, other))).claims == ()
 
 
 @pytest.mark.parametrize("key", [None, MINE.key], ids=["no lock", "the key of another"])

@@ -16,7 +16,13 @@ from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, Prog
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
-from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Ping, ToBorrower, ToLeader
+from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
+    LeaderConnectResponse,
+    Ping,
+    ToBorrower,
+    ToLeader,
+)
 from sublet_protocol.tick import Tick
 
 SUSPECT_S = 10.0
@@ -150,10 +156,7 @@ class Agent:
             case CloseSubscription():
                 self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
             case NodeMessageReceived():
-                handle = self._handles.get(event.message.borrower_id)
-                self._asked.pop(event.message.borrower_id, None)
-                if handle is not None:
-                    self._pass(handle, borrower_events.LeaderMessageReceived(event.node, event.message), now)
+                self._receive(event.node, event.message, now)
             case NodeLost():
                 self._suspect(event.node, now)
                 self._pass_all(borrower_events.NodeLost(event.node), now)
@@ -193,6 +196,16 @@ class Agent:
             self._out.sends.extend((node, Ping(part, now)) for part in parts)
         wake_at = min(self._wake.values(), default=None)
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
+
+    def _receive(self, node: str, message: ToBorrower, now: float) -> None:
+        handle = self._handles.get(message.borrower_id)
+        self._asked.pop(message.borrower_id, None)
+        if handle is None:
+            return
+        self._pass(handle, borrower_events.LeaderMessageReceived(node, message), now)
+        if isinstance(message, LeaderConnectResponse) and self._failed_lately(message.address, now):
+            # That leader may be dead, and the node that names it its successor before it could answer.
+            self._pass(handle, borrower_events.NodeLost(message.address), now)
 
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
         self._made += 1
@@ -266,6 +279,9 @@ class Agent:
         self._failed_at[node] = now
         self._out.nodes_wanted = True
 
+    def _failed_lately(self, node: str, now: float) -> bool:
+        return self._failed_at.get(node, float("-inf")) > now - SUSPECT_S
+
     def _preferred(self, subscription: str, now: float) -> str | None:
         """Return the first node by rendezvous hashing, so that all agents query the same; those that failed lately come
         last, the longest ago first, so that all are tried in turn.
@@ -274,9 +290,8 @@ class Agent:
             return None
 
         def rank(node: str) -> tuple[float, bytes]:
-            failed_at = self._failed_at.get(node, float("-inf"))
-            lately = failed_at if failed_at > now - SUSPECT_S else float("-inf")
+            failed_at = self._failed_at[node] if self._failed_lately(node, now) else float("-inf")
             mixed = f"{node} {subscription}".encode(errors="surrogatepass")
-            return (-lately, hashlib.blake2b(mixed, digest_size=8).digest())
+            return (-failed_at, hashlib.blake2b(mixed, digest_size=8).digest())
 
         return max(self._nodes, key=rank)

@@ -245,9 +245,10 @@ class Borrower:
     def _try_other_node(self, event: object, now: float) -> None:
         assert isinstance(event, NodeLost)
         if self.node in (None, event.node):
-            # Soon, but not at once: a dead leader's claim redirects to its dead node until the lease is over.
+            # Of a lost node soon, but not at once: others redirect to a dead leader until one has taken over.
             self.node = None
-            self._ask_at = min(self._ask_at, now + self.settings.leader_lookup_interval_s / 4)
+            pause_s = self.settings.leader_lookup_interval_s / 4 if event.node else 0.0
+            self._ask_at = min(self._ask_at, now + pause_s)
 
     def _connect(self, event: object, now: float) -> None:
         assert isinstance(event, LeaderMessageReceived)

@@ -35,7 +35,8 @@ from sublet_storage.groups.model.records import LeaderLock
 @dataclass(slots=True)
 class _Record:
     """The state of one leadership. `term` is meaningful while led, releasing and returning; `rival`, the lock of the
-    node that leads, on standby; `lock_key`, which this node has declared or may have, while led."""
+    node that leads, on standby; `claimed_from`, the free lock by which the last claim was made; `lock_key`, which this
+    node has declared or may have, while led."""
 
     leadership_id: int
     status: ElectionStatus = ElectionStatus.ABSENT
@@ -44,6 +45,7 @@ class _Record:
     trusted_until: float = -math.inf
     wake_at: float = math.inf  # led: the end of trust; else: when to try again
     rival: LeaderLock | None = None
+    claimed_from: LeaderLock | None = None
     lock_key: int | None = None
 
 
@@ -62,6 +64,7 @@ class Election:
         self._claims_by_lock: dict[int, LeaderLock] = {}
         self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
         self._lock_watch = LockWatch(settings)
+        self._gone: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
         self._silent_from = math.inf
         self.lock_key: int | None = None
         self._release_now: dict[int, int] = {}
@@ -139,10 +142,13 @@ class Election:
             case LockAcquired(lock_key):
                 self.lock_key, self._silent_from = lock_key, math.inf
             case LockLost(at):
-                self.lock_key, self._silent_from = None, at + self._settings.lock_grace_s
+                self.lock_key, self._silent_from, self._gone = None, at + self._settings.lock_grace_s, {}
                 self._renew_no_later_than(self._silent_from)
             case LocksChecked():
-                for lock_key in sorted(self._lock_watch.check(event)):
+                gone = sorted(self._lock_watch.check(event))
+                self._gone = {key: at for key, at in self._gone.items() if self._is_gone(key, now)}
+                self._gone |= dict.fromkeys(gone, now)
+                for lock_key in gone:
                     for leadership_id in sorted(self._rivals.get(lock_key, ())):
                         self._happen(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
             case _:
@@ -160,8 +166,12 @@ class Election:
         if claim is None:
             self._happen(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
+            if record.claimed_from is not None:
+                self._gone.pop(record.claimed_from.key, None)  # it is held again
             record.rival = claim.lock
             self._happen(record, ElectionEventKind.CLAIM_LOST, now, event)
+            if record.leadership_id in self._records and self._has_rival_gone(record, now):
+                self._happen(record, ElectionEventKind.RIVAL_GONE, now)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
@@ -218,6 +228,14 @@ class Election:
         act: Callable[[_Record, float, ClaimCompleted | None], None] = getattr(self, action.value)
         act(record, now, answer)
 
+    def _is_gone(self, lock_key: int, now: float) -> bool:
+        return now < self._gone.get(lock_key, -math.inf) + self._settings.lock_grace_s
+
+    def _has_rival_gone(self, record: _Record, now: float) -> bool:
+        """Return whether the lock of the node that leads was found free twice, a moment ago, because of another
+        leadership; the claim tries the lock once more."""
+        return record.rival is not None and self._is_gone(record.rival.key, now)
+
     def _watch_rival(self, record: _Record, is_standby: bool) -> None:
         if record.rival is None:
             return
@@ -235,7 +253,7 @@ class Election:
         pass
 
     def _claim(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
-        record.attempted_at = now
+        record.attempted_at, record.claimed_from = now, None
         self._sleep(record, math.inf)
         self._claims.append(record.leadership_id)
 
@@ -243,6 +261,7 @@ class Election:
         assert record.rival is not None
         self._claims_by_lock[record.leadership_id] = record.rival
         self._claim(record, now, answer)
+        record.claimed_from = record.rival
 
     def _claim_sooner(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(record, min(record.wake_at, record.attempted_at + self._settings.claim_retry_interval_s))
@@ -265,9 +284,10 @@ class Election:
             now + claim.remaining_s + answer.jitter_s, record.attempted_at + self._settings.claim_retry_interval_s
         )
         self._sleep(record, retry_at)
-        self._notices.append(
-            LeadershipHeldElsewhere(record.leadership_id, claim.node.address, claim.node.name, retry_at)
-        )
+        if not self._has_rival_gone(record, now):
+            self._notices.append(
+                LeadershipHeldElsewhere(record.leadership_id, claim.node.address, claim.node.name, retry_at)
+            )
 
     def _retry(self, record: _Record, now: float, answer: ClaimCompleted | None) -> None:
         self._sleep(record, now + self._settings.claim_retry_interval_s + (answer.jitter_s if answer else 0.0))

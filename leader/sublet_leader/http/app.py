@@ -112,7 +112,7 @@ class HttpPort:
         """Stop answering."""
         self._server.close()
         if self._lag_history is not None:
-            self._lag_history.close()
+            self._lag_history.stop()
         if self._reading is not None:
             self._reading.close()
 

@@ -20,6 +20,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -32,13 +33,12 @@ MAX_WAITING = 1_000
 """Maximum number of such callers that wait at a time."""
 
 
-class AccessReader:
+class AccessReader(StoppableThread):
     """Reads the rules and tokens. `on_change` is called, on a thread of its own, after a change."""
 
     def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
+        super().__init__("sublet-access")
         self._url, self._on_change, self._clock = url, on_change, clock
-        self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
         self._reconnecting = ReconnectingConnection(self._opened, log)
         self._waiting: list[Future[bool]] = []
         self._lock = threading.Lock()
@@ -50,11 +50,6 @@ class AccessReader:
             self._read_over = connection
         return self._cache
 
-    def start(self) -> None:
-        """Start to follow changes."""
-        self._thread = threading.Thread(target=self._follow, name="sublet-access", daemon=True)
-        self._thread.start()
-
     def read_anew(self) -> Future[bool] | None:
         """Return a future: True when all that is committed by now has been read, False if that failed. None if too many
         callers wait for that."""
@@ -64,15 +59,14 @@ class AccessReader:
             self._waiting.append(Future())
             return self._waiting[-1]
 
-    def stop(self) -> None:
-        """Close the database connection."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+    def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """End the thread, and close the database connection."""
+        super().stop(timeout_s)
         self._reconnecting.close()
 
-    def _follow(self) -> None:
-        while not self._stop.is_set():
+    def run(self) -> None:
+        """Follow changes."""
+        while not self.is_stopping:
             waiting: list[Future[bool]] = []
             is_read = False
             try:
@@ -83,17 +77,17 @@ class AccessReader:
                 is_read = True
             except Conflict as error:
                 log.warning("access rules not read, retrying: %s", error)
-                self._stop.wait(READ_INTERVAL_S)
+                self.sleep(READ_INTERVAL_S)
             except (SubletError, psycopg.Error) as error:
                 log.debug("access rules not read, retrying: %s", error)
-                self._stop.wait(STOP_CHECK_INTERVAL_S)
+                self.sleep(STOP_CHECK_INTERVAL_S)
                 waiting += self._take_waiting()
             for each in waiting:
                 each.set_result(is_read)
 
     def _wait_for_change(self, connection: BoundedConnection) -> None:
         until = time.monotonic() + READ_INTERVAL_S
-        while not self._stop.is_set() and time.monotonic() < until:
+        while not self.is_stopping and time.monotonic() < until:
             if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)) or self._waiting:
                 return
 

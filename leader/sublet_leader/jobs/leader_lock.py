@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import select
-import threading
 from collections.abc import Callable, Sequence
 
 import psycopg
@@ -19,7 +18,8 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.bounded_connection import BoundedConnection, is_direct
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.leadership import acquire_lock, find_free_locks
-from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
+from sublet_storage.util.log_throttle import format_suppressed_count
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,9 @@ set idle_session_timeout = 0;
 set tcp_keepalives_idle = 2; set tcp_keepalives_interval = 1; set tcp_keepalives_count = 3"""
 
 
-class LeaderLockKeeper:
-    """A thread with a connection. `key`: of this node's lock. `rival_keys` returns those to check. `on_event` is called
-    on that thread, `on_failure` with the error that ended it early."""
+class LeaderLockKeeper(StoppableThread):
+    """A thread with a connection. `key`: of this node's lock. `rival_keys` returns those to check, `ring` has them
+    checked at once. `on_event` is called on that thread, `on_failure` with the error that ended it early."""
 
     def __init__(
         self,
@@ -45,28 +45,17 @@ class LeaderLockKeeper:
         clock: Callable[[], float],
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        super().__init__("sublet-lock")
         self._url, self._key, self._settings, self._rival_keys = url, key, settings, rival_keys
         self._on_event, self._clock, self._on_failure = on_event, clock, on_failure
         self._is_held = False
         self._lost_at = float("-inf")
         self._used_at = float("-inf")
-        self._quiet = LogThrottle()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="sublet-lock", daemon=True)
 
-    def start(self) -> None:
-        """Start to acquire the lock."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Release the lock, with the connection."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(self._settings.silence_s)
-
-    def _keep(self) -> None:
+    def run(self) -> None:
+        """Acquire the lock, and again where its connection ended; a stop releases it, with the connection."""
         try:
-            while not self._stop.is_set() and self._tried():
+            while not self.is_stopping and self._tried():
                 pass
         except Exception as error:  # noqa: BLE001 a lock that is no longer checked would count as held
             self._on_failure(error)
@@ -84,11 +73,11 @@ class LeaderLockKeeper:
             if (before := self._quiet.acquire(type(error).__name__)) is not None:
                 log.warning("leader lock connection lost: %s%s", error, format_suppressed_count(before))
         was_held, self._is_held = self._is_held, False
-        if was_held and not self._stop.is_set():
+        if was_held and not self.is_stopping:
             self._lost_at = self._used_at
             self._on_event(LockLost(self._lost_at))
         else:
-            self._stop.wait(self._settings.lock_check_interval_s)
+            self.sleep(self._settings.lock_check_interval_s)
         return True
 
     def _open(self) -> BoundedConnection:
@@ -105,7 +94,7 @@ class LeaderLockKeeper:
 
     def _use(self, connection: BoundedConnection) -> None:
         connected_at, free = self._clock(), frozenset[int]()
-        while not self._stop.is_set():
+        while not self.is_stopping:
             self._used_at = self._clock()
             if not self._is_held and acquire_lock(connection, self._key):
                 self._is_held = True
@@ -125,9 +114,13 @@ class LeaderLockKeeper:
         return settings.lock_recheck_delay_s if free else settings.lock_check_interval_s
 
     def _wait(self, connection: BoundedConnection, pause_s: float) -> None:
-        """Wait for the pause, or until the server sends something: mostly the connection's end, an error of the next
-        statement."""
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
-        if poll.poll(pause_s * 1000):
+        """Wait for the pause, for a new rival, or until the server sends something: mostly the connection's end, an
+        error of the next statement."""
+        waiting = select.poll()
+        waiting.register(connection.fileno(), select.POLLIN)
+        waiting.register(self.bell, select.POLLIN)
+        ready = {number for number, _ in waiting.poll(pause_s * 1000)}
+        if self.bell.fileno() in ready:
+            self.bell.recv(64)
+        if connection.fileno() in ready:
             connection.execute("select 1")

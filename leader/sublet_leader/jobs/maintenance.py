@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -33,6 +32,7 @@ from sublet_storage.spaces import (
 )
 from sublet_storage.spaces.routing import Space
 from sublet_storage.util.log_throttle import LogThrottle, error_signature, format_suppressed_count
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -91,27 +91,20 @@ class MaintenanceRunner:
     def stop(self) -> None:
         """End after the steps that are under way."""
         for keeper in self._keepers:
-            keeper.stop()
+            keeper.stop(0)
 
 
-class _Keeper:
+class _Keeper(StoppableThread):
     """A thread that repeats its pass."""
 
     def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
-        self._url, self._term, self._every_s, self._name, self._steps = url, term, every_s, name, steps
+        super().__init__(name)
+        self._url, self._term, self._every_s, self._steps = url, term, every_s, steps
         self._quiet = LogThrottle(RETRY_INTERVAL_S)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name=name, daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _keep(self) -> None:
-        name = self._name.replace("-", " ")
-        while not self._stop.wait(self._every_s):
+    def run(self) -> None:
+        name = self.name.replace("-", " ")
+        while not self.sleep(self._every_s):
             term = self._term()
             if term is None:
                 continue
@@ -132,7 +125,7 @@ class _Keeper:
         failed: list[str] = []
         done: list[str] = []
         for what, step in self._steps(connection, guard):
-            if self._stop.is_set():
+            if self.is_stopping:
                 break
             try:
                 step()

@@ -6,7 +6,6 @@ It reads the desired state of the node as well.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +26,7 @@ from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ POLL_INTERVAL_S = 1.0
 """Maximum time between two reads of the desired state."""
 
 
-class NodeRegistration:
+class NodeRegistration(StoppableThread):
     """One node's registration. `lease_s`: how long borrowers still find a node that died.
 
     `notify_endpoint`: for notifications of publishers. `on_desired_state` is called, on a thread of its own, with the
@@ -53,12 +53,11 @@ class NodeRegistration:
         vitals: HealthSignals | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        super().__init__("sublet-directory")
         self._url, self._ref, self._lease_s, self._on_desired_state = url, ref, lease_s, on_desired_state
         self._notify_endpoint, self._http_address, self._on_failure = notify_endpoint, http_address, on_failure
         self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
         self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="sublet-directory", daemon=True)
         self._reconnecting = ReconnectingConnection(self._opened)
 
     def register(self, announce: Callable[[str], None]) -> None:
@@ -74,13 +73,11 @@ class NodeRegistration:
                 time.sleep(taken.remaining_s + 0.1)
                 self._register(connection)
             shared_publisher(self._url).publish(catch_up_reads.read_nodes(connection))
-        self._thread.start()
+        self.start()
 
     def deregister(self) -> None:
         """Remove this node's registration."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(self._lease_s)
+        self.stop(self._lease_s)
         try:
             with self._opened() as connection:
                 ours = [each for each in catch_up_reads.read_nodes(connection) if each.key == self._ref.name]
@@ -99,7 +96,8 @@ class NodeRegistration:
             notify_endpoint=self._notify_endpoint,
         )
 
-    def _keep(self) -> None:
+    def run(self) -> None:
+        """Renew the registration in time."""
         try:
             self._renew_in_time()
         except Exception as error:  # noqa: BLE001 a node that cannot be found is none
@@ -107,7 +105,7 @@ class NodeRegistration:
 
     def _renew_in_time(self) -> None:
         vitals, renew_at = self._vitals, time.monotonic() + self._lease_s / 3
-        while not self._stop.wait(min(POLL_INTERVAL_S, self._lease_s / 3)):
+        while not self.sleep(min(POLL_INTERVAL_S, self._lease_s / 3)):
             vitals.directory.on_request(vitals.clock())
             problem: Exception | None = None
             try:

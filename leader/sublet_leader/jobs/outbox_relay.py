@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,8 +14,9 @@ from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.producer.outbox_mover import OutboxMover, OutboxMoveResult
-from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
+from sublet_storage.util.log_throttle import format_suppressed_count
 from sublet_storage.util.retry import Backoff
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -35,26 +35,17 @@ MAX_LISTED = 5
 """Maximum number of rejected messages of one move that are logged one by one."""
 
 
-class OutboxRelay:
+class OutboxRelay(StoppableThread):
     """A thread. `term` returns the term under which this node leads the maintenance at this moment, None if it does
     not."""
 
     def __init__(self, url: str, term: Callable[[], int | None]) -> None:
+        super().__init__("sublet-relay")
         self._url, self._term = url, term
-        self._stop = threading.Event()
-        self._quiet = LogThrottle()
-        self._thread = threading.Thread(target=self._keep, name="sublet-relay", daemon=True)
 
-    def start(self) -> None:
-        """Start to move messages."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End after the move that is under way."""
-        self._stop.set()
-
-    def _keep(self) -> None:
-        while not self._stop.wait(IDLE_S):
+    def run(self) -> None:
+        """Move messages while this node leads the maintenance; a stop ends it after the move that is under way."""
+        while not self.sleep(IDLE_S):
             term = self._term()
             if term is None:
                 continue
@@ -76,7 +67,7 @@ class OutboxRelay:
             _log_rejected(moved)
             if moved.messages or moved.rejected:
                 pauses.succeeded()
-            if self._stop.wait(0 if moved.has_more else pauses.next_s()):
+            if self.sleep(0 if moved.has_more else pauses.next_s()):
                 return
 
     def _notify(self, error: Exception) -> None:

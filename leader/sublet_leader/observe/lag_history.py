@@ -6,7 +6,6 @@ One statement samples all groups, less often the longer it takes. A sample is a 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from array import array
 from collections import deque
@@ -17,6 +16,7 @@ import psycopg
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.groups.status.lag_queries import all_lags
+from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -26,27 +26,15 @@ MAX_OF_TIME = 0.02
 _UNKNOWN = -1
 
 
-class LagHistory:
-    """Samples on a thread of its own from `start` to `close`; read on any thread."""
+class LagHistory(StoppableThread):
+    """Samples on a thread of its own from `start` to `stop`; read on any thread."""
 
     def __init__(self, reading: HttpDatabasePool, minutes: int, most_groups: int) -> None:
+        super().__init__("sublet-lag-history")
         self._reading, self._most = reading, most_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}
-        self._wanted = minutes > 0 and most_groups > 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="sublet-lag-history", daemon=True)
-
-    def start(self) -> None:
-        """Start to sample, if samples are to be kept."""
-        if self._wanted:
-            self._thread.start()
-
-    def close(self) -> None:
-        """Stop sampling."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join(1.0)
+        self._is_enabled = minutes > 0 and most_groups > 0
 
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
         """Return when samples were taken, in seconds since 1970, and {group: its lag then, None if unknown}."""
@@ -74,9 +62,10 @@ class LagHistory:
                 row[self._columns[group_id]] = lag
         self._samples.append((at, row))
 
-    def _work(self) -> None:
+    def run(self) -> None:
+        """Sample, if samples are to be kept."""
         wait_s = 0.5
-        while not self._stop.wait(wait_s):
+        while self._is_enabled and not self.sleep(wait_s):
             began = time.monotonic()
             try:
                 with self._reading.connection() as connection:

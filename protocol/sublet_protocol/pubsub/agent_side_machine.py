@@ -12,6 +12,7 @@ for ever).
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -84,6 +85,7 @@ class _Call:
     busy: bool = False
     failures: int = 0
     not_before: float = 0.0
+    failed_at: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -299,8 +301,10 @@ class AgentSideMachine:
         call.failures += 1
         if self.status is ConnectionStatus.DISCONNECTED or call.failures >= FAILURES_TO_LOSE:
             self._lose(ConnectionLostReason.UNREACHABLE, event.reason, now)
-        else:
-            call.not_before = now + self._delay()
+            return
+        # At once, as mostly the connection has ended, and a node that is dead is known to be so then; but in no loop.
+        is_lone_failure = now >= call.failed_at + self._settings.max_retry_s
+        call.failed_at, call.not_before = now, now if is_lone_failure else now + self._delay()
 
     def _delay(self) -> float:
         longest = self._settings.retry_s * float(2 ** min(self._setbacks, 16))

@@ -1,4 +1,4 @@
-"""Threads of drivers, which can be woken from a wait, and survive errors of handlers."""
+"""Threads that can be woken from a wait and stopped, and survive errors of handlers."""
 
 from __future__ import annotations
 
@@ -48,19 +48,24 @@ class StoppableThread(threading.Thread):
         if (before := self._quiet.acquire(text)) is not None:
             log.warning(text + "%s", *arguments, format_suppressed_count(before))
 
-    def sleep(self, seconds: float) -> None:
-        """Wait for these seconds, or until requested to end."""
-        self._asked.wait(seconds)
+    def sleep(self, seconds: float) -> bool:
+        """Wait for these seconds, or until requested to end; return whether it was."""
+        return self._asked.wait(seconds)
 
-    def stop(self) -> None:
-        """Request its end and wait for that, in bounded time; harmless when repeated, and from the thread itself."""
+    def ring(self) -> None:
+        """Make `bell` readable, for a thread that waits for it and clears it by a read."""
+        with contextlib.suppress(OSError):
+            self._ringer.send(b"\0", socket.MSG_DONTWAIT)
+
+    def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
+        """Request its end and wait for that for `timeout_s`; harmless when repeated, and from the thread itself."""
         if not self.is_owner_process:
             return
         self._asked.set()
         with contextlib.suppress(OSError):
             self._ringer.shutdown(socket.SHUT_RDWR)
         if self is not threading.current_thread() and self.ident is not None:
-            self.join(JOIN_TIMEOUT_S)
+            self.join(timeout_s)
         if not self.is_alive():
             self._ringer.close()
             self.bell.close()

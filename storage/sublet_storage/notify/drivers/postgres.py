@@ -26,7 +26,7 @@ from sublet_storage.db.connect import connect, schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
-from sublet_storage.util.threads import StoppableThread
+from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class _Sender(StoppableThread):
             with self._changed:
                 self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
 
-    def stop(self) -> None:
+    def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Stop as every driver's thread does; waiting messages are dropped."""
         if not self.is_owner_process:
             return
@@ -170,7 +170,7 @@ class _Sender(StoppableThread):
             self.dropped += len(self._waiting)
             self._waiting.clear()
             self._changed.notify_all()
-        super().stop()
+        super().stop(timeout_s)
 
     def run(self) -> None:
         while not self.is_stopping:
