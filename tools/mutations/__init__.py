@@ -1,4 +1,4 @@
-"""Planted faults: the repeatable proof that a test would notice if what it is for were broken.
+"""Planted faults: a repeatable proof that the tests would notice a broken requirement.
 
 Each entry of a list (`lists/*.toml`, one per area) names requirement ids, a file, a text that occurs there exactly
 once, what to put in its place, and the tests that must turn red:
