@@ -183,10 +183,8 @@ class Scene:
 
 
 def story(title: str, parties: Sequence[str], scenes: Iterable[Scene]) -> str:
-    """Return a drawing with the parties side by side and time downwards.
-
-    Each message is an arrow; each update from an agent to its session is a dot.
-    """
+    """Return a drawing with the parties side by side and time downwards. Each message is an arrow; each update from an
+    agent to its session is a dot."""
     chart = _Chart(list(parties))
     for scene in scenes:
         chart.scene(scene)

@@ -183,10 +183,8 @@ def draw(watch: Watch) -> None:
 
 
 def tour(page: str, place: Path, settings: Mapping[str, str] | None = None) -> tuple[str, Watch]:
-    """Run the page in this directory, with these variables in its environment.
-
-    Return the page with the new output, and the samples of the group. Raise `Failed` if a command fails.
-    """
+    """Run the page in this directory, with these variables in its environment. Return the page with the new output, and
+    the samples of the group. Raise `Failed` if a command fails."""
     with EmbeddedPostgres(place / ".sublet") as server:
         run = Tour(place, server.url, settings or {})
 

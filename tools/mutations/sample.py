@@ -44,10 +44,8 @@ UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
-    """Return `count` faults of the product, each kind in turn, the same for the same seed and sources.
-
-    Changes listed as equivalent are left out. Raise `InvalidList` if their list cannot be read.
-    """
+    """Return `count` faults of the product, each kind in turn, the same for the same seed and sources. Changes listed
+    as equivalent are left out. Raise `InvalidList` if their list cannot be read."""
     unseen = {(each.file, planted(each, (root / each.file).read_text("utf-8"))) for each in load_equivalent(root)}
     texts: dict[str, str] = {}
     by_kind: dict[str, list[Fault]] = defaultdict(list)

@@ -100,11 +100,8 @@ class Copy:
         is_red_enough: bool = False,
         **environment: str,
     ) -> Trial:
-        """Run these tests on the copy as it is.
-
-        With `is_red_enough` a hang and an error in a fixture count as failures, and tests that pytest stopped at its
-        time limit do not.
-        """
+        """Run these tests on the copy as it is. With `is_red_enough` a hang and an error in a fixture count as
+        failures, and tests that pytest stopped at its time limit do not."""
         report = self._scratch / "report.xml"
         report.unlink(missing_ok=True)
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options]
