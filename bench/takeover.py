@@ -37,7 +37,7 @@ PAUSE_S = 0.005
 """Processing time of a consumer per batch, which is one block of at most 50 messages."""
 CONSUMERS = ("a", "b")
 PATIENCE = "the same - (good for - ping)"
-"""Limit under which the last answered ping was sent at most one `ping_interval_s` before the kill."""
+"""Name of the peer: the last answered ping was sent at most one `ping_interval_s` before the kill."""
 
 _PROGRESS = """
 select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
