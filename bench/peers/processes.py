@@ -44,7 +44,7 @@ class Running:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._popen.pid
 
     def said(self) -> str:

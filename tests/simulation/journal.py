@@ -1,7 +1,7 @@
 """What publishers published: the key of each message, and the order of messages of a key.
 
 A key is a topic and a position on the hash ring; all messages of one key come from one publisher. It records in which
-streams publishers append a key, nothing else: it does not know which streams are parents of which.
+streams publishers append a key, nothing else: parents of streams are not recorded.
 """
 
 from __future__ import annotations
