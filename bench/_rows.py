@@ -1,4 +1,4 @@
-"""A table with a row per message, read by Spark through JDBC, or psycopg without a driver."""
+"""A table with a row per message, which Spark reads through JDBC or psycopg."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node that leads many groups on the in-memory twin of the database: no network, no Postgres, no real time."""
+"""A node with many groups on the in-memory twin: no network, Postgres or real time."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ def _turn(system: System, address: str, load: Load, directory: Path) -> Turn:
     return Turn(result["p50_ms"], result["p99_ms"], result["messages"] / load.seconds)
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def best_durable_peer(lines: Sequence[Line], rate: int) -> Line | None:

@@ -201,7 +201,7 @@ def resident_bytes(pid: int) -> int:
     raise ValueError(f"/proc/{pid}/status has no VmRSS: this bench needs Linux, and a process that runs.")
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def _said(points: dict[str, Point]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Load on the server: bytes of WAL and disk per message, connections, and the cost of idling.
+"""Load on the server: WAL and disk per message, connections, and the cost of idling.
 
 `python -m bench volume --messages 100000`. One Postgres; publishers, a node and consumers with default settings.
 """

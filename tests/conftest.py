@@ -1,4 +1,4 @@
-"""Fixtures of all tests: one Postgres for the run, a database of its own for each test."""
+"""Fixtures of all tests: one Postgres for the run, a database for each test."""
 
 from __future__ import annotations
 
@@ -69,8 +69,7 @@ class OneSpark(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark | None:
-    """Return the scheduler without the long tests; the long ones of Spark have JVMs of their own and use all
-    workers."""
+    """Return the scheduler for runs without long tests: those of Spark take too long for one worker."""
     return OneSpark(config, log) if config.option.markexpr == "not long" else None
 
 

@@ -1,4 +1,4 @@
-"""Checker of recorded deliveries: which offsets were lost or repeated, and whether a forced move explains a repeat."""
+"""Checker of recorded deliveries for lost offsets, and repeats without a forced move."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Payload locations of tests: a directory and a bucket of a local S3 server, both of which can fail."""
+"""Payload locations of tests: a directory and an S3 bucket, both of which can fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between clients and Postgres that can cut, delay and freeze connections, and lose a reply."""
+"""A proxy before Postgres that can cut, delay and freeze connections, and lose a reply."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PostgresProxy:
         """Report another process id to clients than the server's, as a connection pooler does."""
         self._pooling = True
 
-    # --- a moment ---------------------------------------------------------------------------------------------------
+    # --- one moment -------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
         """Lose the server's next reply and its connection. New connections wait until `resume()`."""

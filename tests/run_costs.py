@@ -1,4 +1,4 @@
-"""Duration of a test run: that of the last run at the start, the minutes of each folder at the end."""
+"""Duration of a test run: the last one's, and the minutes of each folder."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _bow(canvas: Canvas, labels: Canvas, y: float, arc: _Arc, x: float, to_x: fl
         labels.words((x + to_x) / 2, first + index * LINE, part)
 
 
-# --- stories ----------------------------------------------------------------------------------------------------------
+# --- scenarios --------------------------------------------------------------------------------------------------------
 
 COLUMN: Final = 330.0
 LEFT: Final = 150.0

@@ -1,4 +1,4 @@
-"""Processes of a bench: their output goes to a file, and they always end with the bench."""
+"""Processes of a bench, which always end with it; their output goes to a file."""
 
 from __future__ import annotations
 

@@ -266,7 +266,7 @@ class Worker:
             facts = {"group": self._role.group, "call": call, "stream": batch.stream_id, "offset": offset}
             connection.execute(_APPEND, {**facts, "message": value.decode(), "lane": lane})
 
-    # --- what is written down ---------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> str:
         call = f"{self._called}/{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""One run as all its processes recorded it: plain values, from files that can be read again."""
+"""One run as all its processes recorded it: plain values, read from files."""
 
 from __future__ import annotations
 

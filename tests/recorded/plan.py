@@ -110,7 +110,7 @@ def _drawn(
         yield from kinds[name][1](chance, at_s)
 
 
-# --- what befalls processes -------------------------------------------------------------------------------------------
+# --- faults of processes ----------------------------------------------------------------------------------------------
 
 
 def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[random.Random, float], Iterator[Deed]]:
@@ -184,7 +184,7 @@ DEEDS: Kinds[Deed] = {
 }
 
 
-# --- what an operator does --------------------------------------------------------------------------------------------
+# --- operator commands ------------------------------------------------------------------------------------------------
 
 _PASSING = ("b", "c")
 """Spaces that are created and dropped."""

@@ -1,4 +1,4 @@
-"""Record of a process: a line of JSON per event, in a file that survives its kill -9."""
+"""Record of a process: lines of JSON in a file that survives kill -9."""
 
 from __future__ import annotations
 

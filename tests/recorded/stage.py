@@ -451,7 +451,7 @@ class Stage:
             self._network.__exit__(None, None, None)
         self._server.stop()
 
-    # --- what is left -----------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
     def _group(self, group: Group) -> None:
         self._groups.append(group.name)

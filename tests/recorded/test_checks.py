@@ -1,4 +1,4 @@
-"""Tests of the checks on handmade histories: a sound one has no anomaly, and each kind of broken guarantee is named."""
+"""Tests of the checks on handmade histories, sound ones and broken ones."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class WatchedGroups(MemoryGroupStore):
             if (event := failover_event(after, self._facts(row.stream_id))) is not None:
                 self._history.append(to_history_record(after, event, term, now))
 
-    # --- what operators do, which the twin has no door for ----------------------------------------------------------
+    # --- operators' actions that the twin does not have -------------------------------------------------------------
 
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
         """Set these streams to these positions, reopen finished ones that have messages again, and end the leader's
@@ -281,7 +281,7 @@ class Way:
         world.after(there - world.now, lambda: replies.append(self._execute(request, ref, lease_s, fate)))
         world.after(back - world.now, lambda: answer(replies[0]))
 
-    # --- troubles ---------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------------
 
     def trouble(self, duration_s: float) -> None:
         """Be slow and unreliable for that long."""

@@ -211,7 +211,7 @@ class Operators:
     def _is_closed(self, stream_id: int) -> bool:
         return self._streams.streams[stream_id].closed
 
-    # --- holders and messages that are gone -------------------------------------------------------------------------
+    # --- silent holders and expired messages ------------------------------------------------------------------------
 
     def _revoke_in_silence(self, group: Group) -> None:
         """Force the revoke of a stream from a slow holder, which is cut off at about the deadline."""

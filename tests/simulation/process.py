@@ -1,4 +1,4 @@
-"""A process with a clock of its own, which can be stopped for a while as by SIGSTOP."""
+"""A process with a clock of its own, which can be paused as by SIGSTOP."""
 
 from __future__ import annotations
 

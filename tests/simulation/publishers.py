@@ -1,4 +1,4 @@
-"""The publishers of a space: mostly in epochs, several at a time, each with its own capability."""
+"""The publishers of a space, mostly in epochs, each with its own capability."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Everything that is published in a run, in one or two spaces, each with its own publishers."""
+"""Everything that is published in a run, in one or two spaces with publishers."""
 
 from __future__ import annotations
 

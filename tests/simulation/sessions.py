@@ -1,4 +1,4 @@
-"""A session that works on all its streams at the same time, call by call, and reports progress.
+"""A session that works on all its streams concurrently, call by call, and reports progress.
 
 Streams of atomic groups are consumed in whole epochs (`atomic`), all others message by message.
 """

@@ -81,7 +81,7 @@ class Simulation:
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
-    # --- what the others ask ----------------------------------------------------------------------------------------
+    # --- used by other modules --------------------------------------------------------------------------------------
 
     def live_addresses(self) -> tuple[str, ...]:
         """Return the addresses in the node directory: a crashed node stays in it for a while."""
