@@ -1,1 +1,1 @@
-"""Measurements: ratios side by side in one run, against the limits of the machine and against peers."""
+"""Benchmarks: ratios measured in one run, against the limits of the machine and against peers."""

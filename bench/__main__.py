@@ -1,5 +1,7 @@
-"""`python -m bench [NAME ...]`: run the named benches, or all, with their defaults; `python -m bench NAME OPTION ...`:
-run one of them with options of its own, of which `--help` tells."""
+"""`python -m bench [NAME ...]`: runs the named benches, or all of them, with their defaults.
+
+`python -m bench NAME OPTION ...` runs one of them with options, which `--help` lists.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ import bench
 
 
 def main(arguments: list[str]) -> int:
-    """Run each; a bench is a module of this package with a `main(arguments)`."""
+    """Run each bench: a module of this package with a function `main(arguments)`."""
     modules = [module for module in pkgutil.iter_modules(bench.__path__) if not module.ispkg]
     known = [module.name for module in modules if not module.name.startswith("_")]
     names = list(takewhile(lambda argument: not argument.startswith("-"), arguments))
@@ -24,7 +26,7 @@ def main(arguments: list[str]) -> int:
     if options and len(names) != 1:
         print(f"{' '.join(options)}: of which bench? Name one of {', '.join(known)} before.", file=sys.stderr)
         return 2
-    # So that servers and directories of a bench go with it, as they do at Ctrl-C.
+    # # End like Ctrl-C, so that a bench's servers and directories are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     for name in names or known:
         print(f"== {name}", flush=True)

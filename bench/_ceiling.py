@@ -1,7 +1,7 @@
-"""The most that a Python data source can give Spark: rows in our columns that its process has ready.
+"""A Spark data source that yields ready Arrow batches: the upper limit of a Python source.
 
-`format("ceiling")` yields the same few Arrow batches again and again, as a stream and as a table. What it makes of them
-it makes once in each process.
+`format("ceiling")` yields the same few Arrow batches again and again, as a stream and as a table. It builds them once
+in each process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ VALUE_BYTES = 100
 KEY_BYTES = 8
 TOPICS = ("orders/eu/created", "orders/us/created")
 ARROW_ROWS = 10_000
-"""Of a batch: so many at once are about the best for Spark."""
+"""Rows of a batch: about the best size for Spark."""
 STORED = 16
-"""So many batches are not all in the processor's cache."""
+"""Number of different batches: too many for the processor's cache."""
 AT_US = 1_767_225_600_000_000
 
 
 def payload(count: int) -> dict[str, pa.Array]:
-    """So many messages, in the columns that a publisher takes."""
+    """Return `count` messages, in the columns that a publisher takes."""
     topics = pa.DictionaryArray.from_arrays(pa.array([row % len(TOPICS) for row in range(count)]), pa.array(TOPICS))
     return {
         "topic": topics.cast(pa.string()),
@@ -48,72 +48,73 @@ def _random(size: int, count: int) -> pa.Array:
 
 
 class Ceiling(DataSource):
-    """Options: `rows` in all, `partitions`, and for a stream `batchRows`, those of a micro-batch."""
+    """Data source with the options `rows` in all, `partitions`, and for a stream `batchRows`, the rows of a
+    micro-batch."""
 
     @classmethod
     def name(cls) -> str:
-        """As in `format("ceiling")`."""
+        """Return the name for `format(...)`."""
         return "ceiling"
 
     def schema(self) -> StructType:
-        """As ours."""
+        """Return the schema of sublet's source."""
         return all_columns()
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Of a table."""
+        """Return the reader of a table."""
         return CeilingReader(int(self.options["rows"]), int(self.options["partitions"]))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
-        """Of a stream."""
+        """Return the reader of a stream."""
         options = self.options
         return CeilingStreamReader(int(options["rows"]), int(options["partitions"]), int(options["batchRows"]))
 
 
 @dataclass(frozen=True)
 class Rows(InputPartition):
-    """A task with so many."""
+    """A task of `count` rows."""
 
     count: int
 
 
 class CeilingReader(DataSourceReader):
-    """All rows at once."""
+    """Reads all rows in one batch query."""
 
     def __init__(self, rows: int, partitions: int) -> None:
         self._rows, self._partitions = rows, partitions
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Return the tasks."""
         return _divided(self._rows, self._partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
+        """Yield the rows of a task."""
         return _read(partition)
 
 
 class CeilingStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A micro-batch after the other."""
+    """Reads one micro-batch after another."""
 
     def __init__(self, rows: int, partitions: int, batch_rows: int) -> None:
         self._rows, self._partitions, self._batch_rows = rows, partitions, batch_rows
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 Spark's name
-        """No row."""
+        """Return the offset before the first row."""
         return {"rows": 0}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 Spark's name
-        """One micro-batch more."""
+        """Return the offset after one more micro-batch."""
         return {"rows": min(start["rows"] + self._batch_rows, self._rows)}
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 Spark's name
-        """It ends anyway."""
+        """Do nothing: the stream ends by itself."""
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Return the tasks."""
         return _divided(end["rows"] - start["rows"], self._partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a task."""
+        """Yield the rows of a task."""
         return _read(partition)
 
 
@@ -137,7 +138,7 @@ def _reconnecting(count: int) -> list[pa.RecordBatch]:
 
 
 def _ready(number: int) -> pa.RecordBatch:
-    """As ours come from the log."""
+    """Return a batch as sublet reads it from the log."""
     schema = to_arrow_schema(all_columns())
     first = number * ARROW_ROWS
     columns = {

@@ -1,7 +1,7 @@
-"""One end of a system under measurement, as a process of its own.
+"""One end of a system under measurement, run as a process.
 
-`python -m bench._end publish SYSTEM ADDRESS TOPIC RATE WARM_UP_S SECONDS` and
-`python -m bench._end consume SYSTEM ADDRESS TOPIC FILE`.
+`python -m bench._end publish SYSTEM ADDRESS TOPIC RATE WARM_UP_S SECONDS` and `python -m bench._end consume SYSTEM
+ADDRESS TOPIC FILE`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many bytes an object keeps alive, by walking what it refers to."""
+"""Bytes that an object keeps alive, found by following its references."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from enum import Enum
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 
 _SHARED = (type, ModuleType, FunctionType, BuiltinFunctionType, Enum)
-"""What belongs to the program and not to the object."""
+"""Types of objects that belong to the program and are not counted."""
 
 
 def footprint(root: object) -> int:
-    """Bytes of everything that can be reached, each object once; without what the allocator adds to each."""
+    """Return the bytes of all reachable objects, each counted once, without the allocator's overhead."""
     seen: set[int] = set()
     total, waiting = 0, [root]
     while waiting:

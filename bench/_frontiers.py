@@ -1,4 +1,4 @@
-"""What it takes a leader to see how far an atomic group of many streams has consumed, and to write it."""
+"""Time in which a leader computes and writes the consumed frontier of an atomic group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RENEWALS = {"idle": "all consumed to the end", "behind": "all behind, each elsew
 
 
 class Frontiers:
-    """An atomic group with so many streams, each with a row, in a fresh database whose spaces have epochs."""
+    """An atomic group with `streams` streams, each with a row, in a fresh database whose spaces have epochs."""
 
     def __init__(self, url: str, streams: int) -> None:
         with contextlib.ExitStack() as opened:
@@ -47,11 +47,11 @@ class Frontiers:
             self._opened = opened.pop_all()
 
     def close(self) -> None:
-        """Close what it has opened."""
+        """Close the database's connections and publishers."""
         self._opened.close()
 
     def figures(self, rounds: int) -> list[Beside]:
-        """Medians over rounds in which all take turns."""
+        """Return medians over rounds in which all contenders take turns."""
         ms = self._medians(rounds)
         return [
             Beside(f"renewal, {what}", ms[name], "ms", peer, ms[beside])
@@ -60,12 +60,12 @@ class Frontiers:
         ]
 
     def _copy(self) -> int:
-        """The same rows in a table of their own, for the peer to change; how many."""
+        """Copy the rows to a table that the peer changes; return their number."""
         self._conn.execute("create table bare (like lending including indexes)")
         return self._conn.execute("insert into bare select * from lending").rowcount
 
     def _medians(self, rounds: int) -> dict[str, float]:
-        """Milliseconds; a round more is run first, and not counted."""
+        """Return medians in milliseconds, without a first round to warm up."""
         took: dict[str, list[float]] = {}
         for number in range(rounds + 1):
             for behind, name in enumerate(RENEWALS):
@@ -81,7 +81,7 @@ class Frontiers:
         return {"count": self._count, "update": self._update, "advance": self._advance}
 
     def _set(self, *, behind: bool) -> None:
-        """The frontier moves on with the next renewal where all is consumed; else each row holds it back."""
+        """Let the next sync move the frontier, or with `behind` let each row hold it back."""
         self._advance_all()
         self._conn.execute("update stream set head = %s where state = 'open'", (int(behind),))
         self._conn.execute(
@@ -115,7 +115,7 @@ class Frontiers:
 
 
 def _spaces(conn: psycopg.Connection[Any], streams: int) -> list[str]:
-    """As few as can have so many streams, with as many each; their names."""
+    """Create the fewest spaces that can have that many streams, evenly distributed; return their names."""
     names = ["default", *(f"bench{number}" for number in range(1, math.ceil(streams / MAX_SHARDS)))]
     for name in names[1:]:
         create_space(conn, name, f"{name}/#", shards=streams // len(names))

@@ -1,12 +1,13 @@
-"""The two sides of `bench subscriptions`, each a process of its own.
+"""The two sides of `bench subscriptions`, each run as a process.
 
-`python -m bench._holding serve FILE` serves sessions, and beside them a call that is held until its caller goes.
-`python -m bench._holding session|call FILE ADDRESS AGENTS SUBSCRIPTIONS` is so many agents, each with a connection of
-its own and an equal share of the subscriptions: by one session each, or by one held call for each subscription.
+`python -m bench._holding serve FILE` serves sessions, and a call that is held until its caller disconnects. `python -m
+bench._holding session|call FILE ADDRESS AGENTS SUBSCRIPTIONS` runs AGENTS agents, each with a connection of its own and
+an equal share of the subscriptions: either one session per agent, or one held call per subscription.
 
-The server writes its address to FILE as a line of JSON, and then, whenever it reads a line, what it holds; where the
-line is `close_out`, it collects its garbage before. The agents write a line once they have begun with one subscription
-each, go on when they read a line, and write one again."""
+The server writes its address to FILE as a line of JSON, and then for each line it reads the counts of what it holds; if
+the line is `close_out`, it collects its garbage first. The agents write a line once each has one subscription, continue
+when they read a line, and write another one.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publ
 
 HOLD = "/bench.Hold/Wait"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
-"""Else gRPC joins channels of one process to one address; agents are processes, as a rule."""
+"""Otherwise gRPC shares one connection between the channels of a process to an address; agents usually are
+processes."""
 TIDY = "tidy\n"
 KEYS = 100_000
 """More than an agent may subscribe to."""
@@ -39,23 +41,23 @@ PATIENT = (
     ("grpc.server.max_pending_requests_hard_limit", 1_000_000),
     ("grpc.server_max_unrequested_time_in_server", 3600),
 )
-"""Calls that come faster than the loop takes them up are to wait, not to be refused."""
+"""Calls that arrive faster than the loop accepts them wait instead of being rejected."""
 AT_ONCE = 200
-"""Calls that are begun before the loop gets to do something else."""
+"""Calls that are started before the event loop can run other tasks."""
 
 Spread = Callable[[int, int], Awaitable[None]]
-"""Subscribe each agent to the keys from the first number to before the second."""
+"""Subscribes each agent to the keys from the first number up to, but without, the second."""
 
 
 class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Answers no call; the counterpart of a subscription: one call that waits for its news."""
+    """Holds every call without an answer: the counterpart of a subscription."""
 
     def __init__(self) -> None:
         self.held = 0
         self._never = asyncio.Event()
 
     def service(self, details: Any) -> Any:
-        """Every call of our name."""
+        """Return the handler of every call with our name."""
         return grpc.unary_unary_rpc_method_handler(self._wait) if details.method == HOLD else None
 
     async def _wait(self, request: bytes, context: Any) -> bytes:
@@ -68,7 +70,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 
 async def serve(file: Path) -> None:
-    """Until the end of what it reads."""
+    """Serve until standard input is closed."""
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *PATIENT))
     publisher = new_publisher("bench")
     sessions, calls = PubSubServer(publisher, lambda subscriber_id, message: None), Calls()
@@ -86,7 +88,7 @@ async def serve(file: Path) -> None:
 
 
 async def session(address: str, agents: int) -> Spread:
-    """One session for each agent."""
+    """Open one session for each agent."""
     node_connection.CHANNEL_OPTIONS = (*node_connection.CHANNEL_OPTIONS, *OWN_CONNECTION)
     nodes = {
         number: NodeConnection(address, AgentKey(f"agent-{number}"), lambda delivery: None)
@@ -103,7 +105,7 @@ async def session(address: str, agents: int) -> Spread:
 
 
 async def call(address: str, agents: int) -> Spread:
-    """One call for each subscription; without keepalive pings, which a server takes amiss where nothing else comes."""
+    """Open one call for each subscription, without keepalive pings, which a server rejects if nothing else is sent."""
     channels = {number: grpc.aio.insecure_channel(address, options=OWN_CONNECTION) for number in _numbers(agents)}
     held: list[Any] = []
 
@@ -119,19 +121,19 @@ async def call(address: str, agents: int) -> Spread:
 
 
 def _numbers(agents: int) -> range:
-    """Of a process with so many agents: processes with different numbers of them have none in common."""
+    """Return the agents' numbers: processes with different counts of agents have none in common."""
     return range(agents, 2 * agents)
 
 
 def _key(agent: int, number: int) -> str:
-    """What nobody else subscribes to."""
+    """Return a key that no other agent subscribes to."""
     return str(KEYS * agent + number)
 
 
 async def subscribe(
     connect: Callable[[str, int], Awaitable[Spread]], file: Path, address: str, agents: int, each: int
 ) -> None:
-    """One subscription for each agent; once told, the others."""
+    """Subscribe each agent to one key, and after a line on standard input to the others."""
     spread = await connect(address, agents)
     await spread(0, 1)
     _write(file, {"begun": True})
@@ -142,7 +144,7 @@ async def subscribe(
 
 
 async def _reported() -> str:
-    """Wait for a line; an empty text: there will be none any more."""
+    """Wait for a line of standard input; return an empty text at its end."""
     return await asyncio.to_thread(sys.stdin.readline)
 
 

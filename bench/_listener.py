@@ -1,6 +1,6 @@
-"""A process that hears itself what a database's publishers tell nodes: `python -m bench._listener URL`.
+"""A direct listener of a database's notifications: `python -m bench._listener URL`.
 
-It ends with its standard input.
+It ends when its standard input is closed.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from sublet_borrower.new_data.postgres_head_listener import subscribe_heads
 
 
 def main(url: str) -> None:
-    """Hear, and do nothing about it."""
+    """Listen, and ignore what is received."""
     stop = subscribe_heads(url, lambda heads: None)
     sys.stdin.read()
     stop()

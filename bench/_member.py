@@ -1,8 +1,8 @@
-"""A consumer that comes and goes as it is told: `python -m bench._member URL SUBSCRIPTION FILE PAUSE_S`.
+"""A consumer that joins and leaves on command: `python -m bench._member URL SUBSCRIPTION FILE PAUSE_S`.
 
-Its standard input says `join` (open a session) and `leave` (drain and close it), a line each; the end of it ends the
-process. It writes a line {"stream", "grant", "at_us"} to FILE for the first batch under every grant: when `poll`
-gave it out. PAUSE_S is between two batches, during which the session takes notice of what happens.
+Its standard input has the commands `join` (open a session) and `leave` (drain and close it), a line each; the process
+ends when it is closed. It writes a line {"stream", "grant", "at_us"} to FILE for the first batch under every grant: the
+time at which `poll` returned it. PAUSE_S is the pause between two batches, during which the session handles revokes.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from sublet_borrower.consumer.session import Session
 
 POLL_INTERVAL_S = 0.05
-"""Between two looks at what it is told, while nothing is to be delivered."""
+"""Interval at which it checks for commands while there is nothing to deliver."""
 
 
 class Member:
-    """Sessions one after the other."""
+    """Opens one session after another."""
 
     def __init__(self, url: str, subscription: str, file: Path, pause_s: float) -> None:
         self._url, self._subscription, self._pause_s = url, subscription, pause_s
@@ -30,7 +30,7 @@ class Member:
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def obey(self) -> None:
-        """Until there is nobody any more who could tell it something."""
+        """Execute commands until standard input is closed."""
         threading.Thread(target=self._listen, daemon=True).start()
         while self._said.get() == "join":
             with Session(self._subscription, self._url, starting_position="earliest", max_batch_bytes=1) as session:
@@ -61,7 +61,7 @@ class Member:
 
 
 def main(url: str, subscription: str, file: str, pause_s: str) -> None:
-    """Obey."""
+    """Run the member."""
     Member(url, subscription, Path(file), float(pause_s)).obey()
 
 

@@ -1,4 +1,4 @@
-"""A Postgres of the bench's own, durable as by default, in a directory that is removed afterwards."""
+"""A Postgres with default durability, in a directory that is removed afterwards."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from sublet_storage.bootstrap.migrate import migrate
 
 @contextmanager
 def server(settings: Mapping[str, str] | None = None, password: str = "") -> Iterator[str]:
-    """Its URL. `settings`: of Postgres, beside those of the embedded server. `password`: for clients that know no Unix
-    sockets, where it listens at an address as well."""
+    """Yield the server's URL. `settings`: of Postgres, besides those of the embedded server. `password`: for clients
+    without Unix sockets, for which it also listens on an address."""
     directory = Path(tempfile.mkdtemp(prefix="sublet-bench-"))
     directory.chmod(0o755)
     try:
@@ -37,20 +37,20 @@ def server(settings: Mapping[str, str] | None = None, password: str = "") -> Ite
 
 
 def quarter_of_memory() -> str:
-    """What Postgres's documentation advises for `shared_buffers`; the embedded server has less, as a guest."""
+    """Return what Postgres's documentation advises for `shared_buffers`; the embedded server's default is smaller."""
     pages, page_bytes = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
     return f"{pages * page_bytes // 4 >> 20}MB"
 
 
 @contextmanager
 def place() -> Iterator[tuple[str, Path]]:
-    """The URL of a fresh database on a server of its own, and a directory; both are gone afterwards."""
+    """Yield the URL of a fresh database on a server of its own, and a directory; both are removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory, server() as url:
         yield database(url, 1), Path(directory)
 
 
 def database(server_url: str, number: int) -> str:
-    """A fresh database; the one of the round before is dropped."""
+    """Create a fresh database and return its URL; the one of the previous round is dropped."""
     with psycopg.connect(server_url, autocommit=True) as conn:
         conn.execute(f"drop database if exists bench_{max(0, number - 1)} with (force)")
         conn.execute(f"create database bench_{number}")

@@ -1,4 +1,4 @@
-"""Spark as its users have it, on this machine; queries into a sink that takes everything, and how long they took."""
+"""Spark queries into a sink that discards all rows, and their durations."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SLOTS = 2
 WAIT_S = 300.0
 PARTS = ("latestOffset", "queryPlanning", "walCommit", "addBatch", "commitOffsets")
-"""Of a micro-batch, as Spark calls them."""
+"""Phases of a micro-batch, by Spark's names."""
 SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -40,7 +40,7 @@ SETTINGS = {
 
 @contextmanager
 def spark_session(settings: Mapping[str, str]) -> Iterator[Any]:
-    """A Spark with two slots and Java's best compiler; its workers find the bench's modules."""
+    """Yield a Spark session with two slots and Java's best compiler; its workers can import the bench's modules."""
     os.environ["JAVA_HOME"] = str(java_home(ROOT / ".cache"))
     os.environ["PYTHONPATH"] = source_path(ROOT)
     os.environ["PYSPARK_PYTHON"] = sys.executable
@@ -59,7 +59,7 @@ def spark_session(settings: Mapping[str, str]) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One that had rows. `began` in seconds; `parts` in milliseconds, with Spark's names."""
+    """A micro-batch with rows. `began` in seconds; `parts` in milliseconds, with Spark's names."""
 
     began: float
     rows: int
@@ -67,12 +67,13 @@ class MicroBatch:
 
     @property
     def took_ms(self) -> float:
-        """From its beginning to its end."""
+        """Return the duration of the whole micro-batch."""
         return self.parts["triggerExecution"]
 
 
 def stream_to_end(frame: Any, place: Path) -> tuple[int, float]:
-    """Rows of all micro-batches but the first, and the seconds from the second's beginning to the end of the last."""
+    """Return the rows of all micro-batches but the first, and the seconds from the second's start to the last one's
+    end."""
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=place) as checkpoint:
         query = _sunk(frame, checkpoint).trigger(availableNow=True).start()
         try:
@@ -86,7 +87,7 @@ def stream_to_end(frame: Any, place: Path) -> tuple[int, float]:
 
 
 def stream_for(frame: Any, place: Path, warm_up: int, counted: int) -> list[MicroBatch]:
-    """So many micro-batches, one after the other without a pause, that follow on so many others."""
+    """Return `counted` micro-batches, run without a pause after `warm_up` others."""
     with tempfile.TemporaryDirectory(prefix="checkpoint-", dir=place) as checkpoint:
         query = _sunk(frame, checkpoint).trigger(processingTime="0 seconds").start()
         try:
@@ -98,14 +99,14 @@ def stream_for(frame: Any, place: Path, warm_up: int, counted: int) -> list[Micr
 
 
 def batch(frame: Any) -> float:
-    """The seconds that a batch query takes into the sink."""
+    """Return the seconds of a batch query into the sink."""
     started = time.perf_counter()
     frame.write.format("noop").mode("overwrite").save()
     return time.perf_counter() - started
 
 
 def micro_batches(query: Any) -> list[MicroBatch]:
-    """Those of a query so far, as many as Spark remembers."""
+    """Return the query's micro-batches that had rows, as far back as Spark keeps them."""
     return [_micro_batch(progress) for progress in query.recentProgress if progress.numInputRows]
 
 
@@ -125,8 +126,8 @@ def _micro_batch(progress: Any) -> MicroBatch:
 
 
 class Counting:
-    """Counts the rows of batches; when all have come it writes to a file how many those behind the first batch were,
-    and the seconds from the first to the last."""
+    """Counts the rows of batches; after the last it writes to a file how many came after the first batch, and in how
+    many seconds."""
 
     def __init__(self, file: Path, rows: int) -> None:
         self._file, self._rows = file, rows
@@ -135,7 +136,7 @@ class Counting:
 
     @property
     def complete(self) -> bool:
-        """Whether all have come."""
+        """Return whether all rows have come."""
         return self._seen >= self._rows
 
     def __call__(self, batch: Batch) -> None:
@@ -149,7 +150,7 @@ class Counting:
 
 
 def counted(file: Path) -> tuple[int, float]:
-    """What a `Counting` wrote, once it has."""
+    """Wait for the file of a `Counting`, and return its rows and seconds."""
     eventually(file.exists, WAIT_S, "the messages did not all come")
     rows, seconds = json.loads(file.read_text())
     return int(rows), float(seconds)

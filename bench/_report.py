@@ -1,4 +1,4 @@
-"""What every bench shares: repeated rounds, medians and ratios, a JSON file and a page."""
+"""Shared by all benches: repeated rounds, medians and ratios, a JSON file and a page."""
 
 from __future__ import annotations
 
@@ -38,32 +38,33 @@ SECTIONS = {
     "volume": "What the server is asked for",
     "idle": "What idling costs",
 }
-"""What each bench calls its part of the page, in the order of the page."""
+"""{bench: its heading on the page}, in the order of the page."""
 
 
 @dataclass
 class Series:
-    """Messages per second of each contender in each round; a round is one entry of every list."""
+    """Messages per second of each contender in each round; all lists have one entry per round."""
 
     rates: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, contender: str, messages: int, seconds: float) -> None:
-        """One round of one contender."""
+        """Add one round of one contender."""
         self.rates.setdefault(contender, []).append(messages / seconds)
 
     def median(self, contender: str) -> float:
-        """Messages per second."""
+        """Return the median in messages per second."""
         return statistics.median(self.rates[contender])
 
     def ratio(self, contender: str, to: str) -> tuple[float, float, float]:
-        """(median, lowest, highest) of the ratios round by round: the machine's moods cancel out."""
+        """Return (median, lowest, highest) of the ratios round by round, so that changes in the machine's load cancel
+        out."""
         ratios = [a / b for a, b in zip(self.rates[contender], self.rates[to], strict=True)]
         return statistics.median(ratios), min(ratios), max(ratios)
 
 
 @dataclass(frozen=True)
 class Claim:
-    """A ratio that shall hold, or is only shown."""
+    """A ratio with a bound, or one that is only shown."""
 
     what: str
     contender: str
@@ -71,7 +72,7 @@ class Claim:
     at_least: float | None
 
     def judged(self, series: Series) -> dict[str, Any]:
-        """The measured ratio and whether it holds."""
+        """Return the measured ratio and whether it meets the bound, as JSON."""
         median, lowest, highest = series.ratio(self.contender, self.to)
         return {
             "what": self.what,
@@ -84,13 +85,13 @@ class Claim:
 
 
 def machine() -> dict[str, Any]:
-    """What ran it, as far as the figures depend on it."""
+    """Return what the figures depend on: hardware and versions."""
     return {"cpus": os.cpu_count(), "system": platform.platform(), "python": platform.python_version()}
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure and the limit or peer it stands beside; `ratio` is the first in terms of the second."""
+    """A figure and the limit or peer it is compared with; `ratio` is the first divided by the second."""
 
     what: str
     value: float
@@ -98,15 +99,15 @@ class Beside:
     peer: str
     beside: float
     at_most: float | None = None
-    """What the ratio must not exceed."""
+    """Upper bound of the ratio."""
 
     @property
     def ratio(self) -> float:
-        """How many times the peer."""
+        """Return the figure divided by the peer's."""
         return self.value / self.beside
 
     def judged(self) -> dict[str, Any]:
-        """As JSON, and whether it holds."""
+        """Return the figure as JSON, and whether it meets its bound."""
         return {
             "what": self.what,
             "value": significant(self.value),
@@ -120,19 +121,19 @@ class Beside:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON of each line that is whole, of a file that another process may be writing."""
+    """Return the JSON of each complete line of a file that another process may be writing."""
     text = file.read_text() if file.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so large a share of all does not exceed: 0.5 is the median, 0.99 is p99."""
+    """Return the smallest value that this share of all values does not exceed: 0.5 is the median, 0.99 is p99."""
     ordered = sorted(values)
     return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
 
 
 def significant(value: float) -> float:
-    """With three digits that count, and no fewer before the point."""
+    """Return the value rounded to three significant digits, or to an integer if it has more before the point."""
     return float(f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}")
 
 
@@ -145,7 +146,7 @@ def save(name: str, settings: dict[str, Any], body: dict[str, Any], path: Path |
 
 
 def table(besides: Sequence[Beside]) -> str:
-    """As a table of the page."""
+    """Return the figures as a table of the page."""
     lines = ["| | measured | beside | | ratio | at most | |", "| --- | --- | --- | --- | --- | --- | --- |"]
     for each in besides:
         verdict = {None: "", True: "holds", False: "**missed**"}[each.judged()["holds"]]
@@ -192,7 +193,7 @@ def _section(result: dict[str, Any]) -> str:
 
 
 def page(path: Path, name: str, prose: str, section: str) -> None:
-    """Put a bench's section into the page; those of the others stay as they are."""
+    """Put a bench's section into the page; the sections of other benches are not changed."""
     _, *parts = path.read_text().split("\n## ") if path.exists() else [""]
     bodies = dict(part.split("\n\n", 1) for part in parts)
     bodies[SECTIONS[name]] = f"{textwrap.fill(prose, 120)}\n\n{section}"

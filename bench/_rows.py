@@ -1,4 +1,4 @@
-"""A table with a row for each message, as Spark reads it: through JDBC where a driver can be had, else by psycopg."""
+"""A table with a row per message, which Spark reads through JDBC or psycopg."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DEBIAN = "libpostgresql-jdbc-java"
 INSTALLED = Path("/usr/share/java/postgresql.jar")
 STORED = ROOT / ".cache" / "postgresql.jar"
 ADDRESS = "127.83.85.66"
-"""An address of this machine that nobody else listens on: the server's port is always the same."""
+"""A loopback address that no other server uses, since the server's port is always the same."""
 PASSWORD = "bench"
 FETCHED = 10_000
-"""Rows in a round trip."""
+"""Rows per round trip."""
 CREATE = """
 create table rows (off bigint primary key, stream bigint not null, topic text, key bytea, value bytea,
                    at timestamptz not null default clock_timestamp())"""
@@ -33,8 +33,8 @@ COLUMNS = "off bigint, stream bigint, topic string, key binary, value binary, at
 
 
 def driver(given: Path | None) -> Path | None:
-    """The jar of Postgres's JDBC driver: this, or the system's, or as Debian has it. None: it cannot be had, or used,
-    as only Linux has an address that is free for certain."""
+    """Return the jar of Postgres's JDBC driver: the given one, the system's, or Debian's package. None if it cannot be
+    had, or on other systems than Linux, where the address may be in use."""
     if sys.platform != "linux":
         return None
     return next((jar for jar in (given, INSTALLED, STORED) if jar is not None and jar.is_file()), None) or _downloaded()
@@ -57,7 +57,7 @@ def _downloaded() -> Path | None:
 
 @dataclass(frozen=True)
 class Table:
-    """In a database, with so many rows; `jar` says whether it is read through JDBC."""
+    """A table of `count` rows in a database; without `jar` it is not read through JDBC."""
 
     url: str
     count: int
@@ -66,11 +66,11 @@ class Table:
 
     @property
     def way(self) -> str:
-        """How it is read."""
+        """Return the client library by which it is read."""
         return "psycopg" if self.jar is None else "JDBC"
 
     def fill(self) -> None:
-        """Make it."""
+        """Create the table and its rows."""
         columns = payload(self.count)
         with psycopg.connect(self.url, autocommit=True) as conn:
             conn.execute(CREATE)
@@ -85,7 +85,7 @@ class Table:
             conn.execute("checkpoint")
 
     def frame(self, spark: Any) -> Any:
-        """All of it."""
+        """Return the whole table as a data frame."""
         if self.jar is None:
             return spark.range(0, self.partitions, 1, self.partitions).mapInArrow(self._read, COLUMNS)
         return (
@@ -104,7 +104,7 @@ class Table:
         )
 
     def _read(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The part of each number, a page after the other."""
+        """Yield the partition of each number, page by page."""
         types = [pa.int64(), pa.int64(), pa.string(), pa.binary(), pa.binary(), pa.timestamp("us", "UTC")]
         names = [column.split()[0] for column in COLUMNS.split(", ")]
         with psycopg.connect(self.url, options="-c timezone=UTC") as conn:

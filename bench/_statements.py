@@ -1,4 +1,4 @@
-"""What a node's two frequent statements take on Postgres, beside bare ones of as many rows."""
+"""Duration of a node's two most frequent statements, beside bare ones on as many rows."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ LEASE_S = 3600.0
 HEAD = 1_000_000_000
 NODE = NodeRef("bench", "bench#1", "127.0.0.1:1")
 FIRST_LEADERSHIP = 1_000_000
-"""Ids of leaderships that are only renewed: of no group."""
+"""First id of leaderships that are only renewed and belong to no group."""
 
 Contenders = dict[str, Callable[[int], object]]
-"""By name, what is to be timed; its argument is a number above all that contenders had before."""
+"""{name: what is timed}; its argument is larger than in all calls before."""
 
 
 class Statements:
-    """So many groups of so many streams, every stream lent, in a fresh database."""
+    """`groups` groups of `streams` streams each, every stream granted, in a fresh database."""
 
     def __init__(self, url: str, groups: int, streams: int, leaderships: int) -> None:
         self._store = PostgresGroupStore(url)
@@ -55,7 +55,7 @@ class Statements:
         self._conn.close()
 
     def figures(self, entries: tuple[int, ...], rounds: int) -> list[Beside]:
-        """Medians over rounds in which the contenders take turns."""
+        """Return medians over rounds in which the contenders take turns."""
         contenders: Contenders = {}
         for count in entries:
             keys = self._keys(count)
@@ -79,14 +79,14 @@ class Statements:
         return [*found, Beside(what, ms["renew all"], "ms", "renewal of one", ms["renew one"])]
 
     def _lend(self, group_id: int) -> dict[int, int]:
-        """{stream: grant id}, all to one borrower."""
+        """Grant all streams to one borrower; return {stream: grant id}."""
         rows = self._store.load(group_id, self._terms[group_id])
         entries = tuple(GrantStream(row.stream_id, "a/1", "a", None, "bench") for row in rows)
         (result,) = self._store.commit([GroupWrites(group_id, self._terms[group_id], entries)])
         return {one.lending.stream_id: one.lending.grant_id for one in result.results if one.lending is not None}
 
     def _copy(self) -> None:
-        """The same rows in a table that has nothing but progress."""
+        """Copy the rows to a table with nothing but progress."""
         self._conn.execute(
             "create table bare (group_id bigint, stream_id bigint, position bigint not null,"
             " primary key (group_id, stream_id)) with (fillfactor = 50)"
@@ -95,7 +95,7 @@ class Statements:
         self._conn.execute("vacuum analyze bare, lending, leadership, stream")
 
     def _keys(self, count: int) -> list[tuple[int, int]]:
-        """(group, stream), as many of every group."""
+        """Return `count` (group, stream), evenly distributed over the groups."""
         each = max(count // len(self._grants), 1)
         return [(group_id, stream) for group_id, grants in self._grants.items() for stream in list(grants)[:each]]
 
@@ -130,7 +130,7 @@ def _subscription(number: int) -> Any:
 
 
 def _medians(contenders: Contenders, rounds: int) -> dict[str, float]:
-    """Milliseconds; two rounds more are run first, and not counted."""
+    """Return medians in milliseconds, without two first rounds to warm up."""
     took: dict[str, list[float]] = {name: [] for name in contenders}
     numbers = itertools.count(1)
     for turn in range(rounds + 2):

@@ -1,5 +1,4 @@
-"""A node that leads many groups on the in-memory twin of the database: no network, no Postgres, time that stands still
-unless it is told to pass."""
+"""A node with many groups on the in-memory twin: no network, Postgres or real time."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ SETTINGS = LeaderSettings()
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """How much a node holds. Every group has its share of the borrowers, and a lending for every stream."""
+    """Size of a node. Every group has an equal share of the borrowers, and a lending for every stream."""
 
     groups: int
     borrowers: int
@@ -40,18 +39,18 @@ class Size:
 
     @property
     def agents(self) -> int:
-        """Processes, each with a borrower in every group."""
+        """Return the number of agents, each with a borrower in every group."""
         return max(self.borrowers // self.groups, 1)
 
     @property
     def streams(self) -> int:
-        """Of each group."""
+        """Return the number of streams of each group."""
         return max(self.lendings // self.groups, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Seconds of the processor."""
+    """Seconds of processor time."""
 
     node: float
     twin: float
@@ -59,14 +58,14 @@ class Spent:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Messages, and how many streams or borrowers they are about."""
+    """Messages, and the number of streams or borrowers that they are about."""
 
     events: list[AgentMessageReceived]
     count: int
 
 
 class Twin:
-    """The node, and the store that answers it at once."""
+    """A node, and the store that answers it at once."""
 
     def __init__(self, size: Size) -> None:
         self.size, self.now = size, 0.0
@@ -78,10 +77,10 @@ class Twin:
         self._ref = NodeRef("n", "n#1", "n:1")
         self.node = Node(self._ref, SETTINGS)
         self.grants: dict[tuple[str, int], Grant] = {}
-        """By (borrower, stream)."""
+        """Grants by (borrower, stream)."""
 
     def fill(self) -> None:
-        """Everybody joins and holds the share of the streams that is his, and has said so."""
+        """Let all borrowers join, receive their share of the streams and report it."""
         self.give([NodeStarted()])
         groups = [f"$share/g{number}/#" for number in range(self.size.groups)]
         for agent in (f"agent-{number}" for number in range(self.size.agents)):
@@ -95,7 +94,7 @@ class Twin:
         self.give([self._report(grant, grant.position) for grant in self.grants.values()])
 
     def give(self, events: Iterable[NodeEvent]) -> Spent:
-        """These events, then answers of the store until the node has no more requests."""
+        """Process these events, then the store's answers until the node has no more requests."""
         node = twin = 0.0
         requests: list[DatabaseRequest] = []
 
@@ -118,7 +117,8 @@ class Twin:
         return Spent(node, twin)
 
     def progress(self, count: int, together: int, position: int) -> Said:
-        """Reports of so many streams, spread over groups, `together` of one borrower in each message."""
+        """Return reports of `count` streams, spread over groups, with `together` streams of one borrower in each
+        message."""
         by_borrower: dict[str, list[Grant]] = {}
         for grant in self.grants.values():
             by_borrower.setdefault(grant.borrower_id, []).append(grant)
@@ -134,20 +134,20 @@ class Twin:
         return Said(events, sum(len(report.streams) for report in chosen))
 
     def pings(self, count: int) -> Said:
-        """Pings of so many borrowers, one command for each agent."""
+        """Return pings of `count` borrowers, one command for each agent."""
         groups = range(self.size.groups)
         agents = [f"agent-{n}" for n in range(min(self.size.agents, max(count // self.size.groups, 1)))]
         events = [AgentMessageReceived(agent, Ping(tuple(f"{agent}/{n}" for n in groups), 0.0)) for agent in agents]
         return Said(events, len(agents) * len(groups))
 
     def rows(self) -> list[Lending]:
-        """The lendings of all groups as the store loads them."""
+        """Return the lendings of all groups as the store loads them."""
         assert self._store is not None
         leaders = self.node.leaders.items()
         return [row for group_id, leader in leaders for row in self._store.load(group_id, leader.term)]
 
     def forget_store(self) -> None:
-        """Keep nothing but the node: what it shares with the store is then its own."""
+        """Remove the store, so that only objects of the node are counted."""
         self._store = None
         self.grants.clear()
 

@@ -1,8 +1,8 @@
-"""How much time one plan takes, beside merely building a dict of its pairs.
+"""Duration of one allocation plan, beside merely building a dict of its pairs.
 
-`python -m bench.allocation --streams 100000 --borrowers 10000`. Each strategy shares the streams out from scratch and
-plans one join into the group it has settled, at a tenth of the size and at the full one. Rounds take turns; figures
-are medians over rounds, and growth is a ratio within the round.
+`python -m bench.allocation --streams 100000 --borrowers 10000`. Each strategy distributes the streams from scratch, and
+plans one join into the resulting group, at a tenth of the size and at the full one. Rounds take turns; figures are
+medians over rounds, and growth is a ratio within the round.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STRATEGIES = ("even", "load")
 LIMIT = "a dict of the pairs"
 TARGET_S = 1.0
 TARGET_GROWTH = 20.0
-"""At ten times the size: linear is 10, and n log n, outside of the processor's caches, some 15."""
+"""Bound at ten times the size: linear is 10, and n log n, outside the processor's caches, some 15."""
 PROSE = """Processor time of one plan, by strategy, for streams x borrowers: all shared out from scratch, and one
 join into the group that has settled; with the making of the situation, which checks it. *Growth* is the ratio of the
 two sizes, *times the dict* the ratio to merely building {limit}. Medians over {rounds} rounds."""
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     sizes = [(options.streams // 10, options.borrowers // 10), (options.streams, options.borrowers)]
     contenders = [_contenders(*size) for size in sizes]
-    # Else the collector would look at the data of all other contenders each time, and charge the one that runs.
+    # # Otherwise the collector would scan the data of all contenders each time, and the running one would pay for it.
     gc.collect()
     gc.freeze()
     seconds: list[Seconds] = [{name: [] for name in each} for each in contenders]
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _contenders(streams: int, borrowers: int) -> dict[str, Callable[[], object]]:
-    """By name, what is to be timed at this size."""
+    """Return {name: what is timed} for this size."""
     rng = random.Random(1)
     load = {stream_id: StreamLoad(rng.paretovariate(1.2) * 1000, rng.randrange(2000)) for stream_id in range(streams)}
     weights = {f"agent-{number % 100}/{number}": 1.0 for number in range(borrowers)}
@@ -76,7 +76,7 @@ def _contenders(streams: int, borrowers: int) -> dict[str, Callable[[], object]]
 
 
 def _plan(strategy: AllocationStrategy, situation: AllocationInput) -> Callable[[], object]:
-    """With the making of the situation, which checks it."""
+    """Return a function that builds the input, which validates it, and plans."""
 
     def run() -> object:
         s = situation
@@ -90,7 +90,7 @@ def _plan(strategy: AllocationStrategy, situation: AllocationInput) -> Callable[
 
 
 def _settled(strategy: AllocationStrategy, situation: AllocationInput) -> dict[int, str]:
-    """Who holds what once nothing moves any more."""
+    """Return {stream: member} once the plan is stable."""
     held, free = dict(situation.holders), set(situation.free_streams)
     while plan := strategy.plan(AllocationInput(held, free, situation.weights, loads=situation.loads)):
         held |= dict(plan.grants)
@@ -101,7 +101,7 @@ def _settled(strategy: AllocationStrategy, situation: AllocationInput) -> dict[i
 
 
 def _time(contender: Callable[[], object]) -> float:
-    """Of the processor, in seconds: what else runs on the machine does not count."""
+    """Return seconds of processor time, so that other load on the machine does not count."""
     gc.collect()
     started = time.process_time()
     contender()
@@ -109,7 +109,7 @@ def _time(contender: Callable[[], object]) -> float:
 
 
 def _judged(name: str, small: Seconds, large: Seconds) -> dict[str, Any]:
-    """Medians, and whether they hold."""
+    """Return the medians as JSON, and whether they meet the bound."""
     growth = statistics.median(b / a for a, b in zip(small[name], large[name], strict=True))
     beside = statistics.median(b / a for a, b in zip(large[LIMIT], large[name], strict=True))
     median = statistics.median(large[name])

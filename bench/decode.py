@@ -1,7 +1,7 @@
-"""What it costs to validate a block before it is read: `python -m bench.decode`.
+"""Cost of validating a block before it is read: `python -m bench.decode`.
 
-Readers decode a block with `sublet_storage.log.record_batch_decoder`. Beside it stands the same work without a look at
-the bytes: Arrow's reading of the record batch, and the restoring of what is not stored.
+Readers decode a block with `sublet_storage.log.record_batch_decoder`. It is compared with the same work without
+validation: Arrow's reading of the record batch, and the restoring of what is not stored.
 """
 
 from __future__ import annotations

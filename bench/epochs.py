@@ -1,6 +1,7 @@
-"""What epochs cost: publishing with them over without, an atomic group over one that is not, and a group's frontier.
+"""Cost of epochs: for publishing, for an atomic group, and for a group's frontier.
 
-`python -m bench epochs --rounds 7`. Contenders take turns, on one Postgres with one node.
+`python -m bench epochs --rounds 7`. Each is compared with the same without epochs. Contenders take turns, on one
+Postgres with one node.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ rounds."""
 
 
 class Side:
-    """A publisher to a database; `pace`: so many messages to an epoch, or no epochs."""
+    """A publisher to a database; `pace`: messages per epoch, or None for no epochs."""
 
     def __init__(self, url: str, pace: int | None) -> None:
         self.url, self._pace = url, pace
@@ -54,7 +55,7 @@ class Side:
         self._epochs = count()
 
     def publish(self, blocks: list[pa.Array]) -> None:
-        """All, and wait for the last."""
+        """Publish all blocks, and wait for the last."""
         each = len(blocks) if self._pace is None else self._pace // BLOCK
         for first in range(0, len(blocks), each):
             self._part(blocks[first : first + each])
@@ -70,7 +71,7 @@ class Side:
 
 
 class Consuming:
-    """Groups that are read from the beginning to the end, each by one session, and deleted."""
+    """Groups that are each read from beginning to end by one session, and deleted."""
 
     def __init__(self, url: str, batch_bytes: int) -> None:
         self._url, self._batch_bytes = url, batch_bytes
@@ -82,7 +83,7 @@ class Consuming:
         self._store.close()
 
     def consume(self, atomic: bool, messages: int) -> tuple[int, float]:
-        """Messages after the first batch, and seconds."""
+        """Return (messages after the first batch, seconds)."""
         subscription = f"$share/g{next(self._numbers)}/#"
         options = GroupOptions(StartingPosition.parse("earliest"), atomic=atomic)
         self._store.declare_group(Subscription.parse(subscription), options)
@@ -143,7 +144,7 @@ def _blocks(messages: int) -> list[pa.Array]:
 
 
 def _publishing(opened: contextlib.ExitStack, server: str, paces: list[int]) -> dict[int | None, Side]:
-    """A database for each pace, and one without epochs: for None."""
+    """Create a database for each pace, and one without epochs for None."""
     sides = {pace: Side(postgres.database(server, 2 * n + 1), pace) for n, pace in enumerate([None, *paces])}
     for side in sides.values():
         opened.callback(side.publisher.close)
@@ -151,7 +152,7 @@ def _publishing(opened: contextlib.ExitStack, server: str, paces: list[int]) -> 
 
 
 def _consuming(opened: contextlib.ExitStack, server: str, options: argparse.Namespace) -> dict[int, Consuming]:
-    """By pace, a database with a node, and all that is to be consumed."""
+    """Create for each pace a database with a node and all messages to be consumed."""
     groups, directory = {}, Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     for n, pace in enumerate(options.paces):
         side = Side(postgres.database(server, 2 * n + 101), pace)

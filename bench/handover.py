@@ -1,9 +1,9 @@
-"""How long a stream is between two owners that are both alive, beside one RPC and one commit.
+"""Time of a stream between two live owners, beside one RPC and one commit.
 
-`python -m bench handover --moves 200`. A node, two consumers and a visitor, each a process of its own. The visitor
-joins, waits for a message of every stream that it is lent, and leaves, again and again. Measured are the moves that its
-joining causes: from the line `revoke` in the group's history, which has the database's time, to the first message in
-the hands of the visitor, by the clock of the same machine.
+`python -m bench handover --moves 200`. A node, two consumers and a visitor, each a process. The visitor joins, waits
+for a message of every stream that it is granted, and leaves, again and again. Measured are the moves caused by its
+joining: from the record `revoke` in the group's history, by the database's clock, until `poll` returns the first
+message to the visitor, by the clock of the same machine.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from tests.kit_nodes import Fleet, environment
 MIN_HOLD_S = 0.1
 RESIDENTS = 2
 PAUSE_S = 0.02
-"""Between two batches of a resident, which takes notice of a revoke meanwhile."""
+"""Pause between two batches of a resident, during which it handles revokes."""
 BLOCK = 20
 LEAST_BLOCKS, MORE_BLOCKS = 60, 100
-"""Of a stream that waits to be consumed: whoever is lent it finds something to deliver."""
+"""Blocks of a stream that wait to be consumed, so that every new holder has something to deliver."""
 FLOORS = 10
 """RPCs and commits timed before each visit."""
 PROSE = """{moves} moves of streams that were revoked for balance from a consumer which was alive and at that moment in
@@ -53,7 +53,7 @@ visitor's process imports what it reads with, is not counted."""
 
 
 class Member:
-    """A consumer's process, told what to do; see `bench._member`."""
+    """A consumer's process that takes commands; see `bench._member`."""
 
     def __init__(self, url: str, directory: Path, name: str, pause_s: float) -> None:
         self._record = directory / f"{name}.jsonl"
@@ -69,25 +69,25 @@ class Member:
             )
 
     def say(self, command: str) -> None:
-        """`join` or `leave`."""
+        """Send `join` or `leave`."""
         assert self._process.stdin is not None
         self._process.stdin.write(command + "\n")
         self._process.stdin.flush()
 
     def first(self) -> dict[tuple[int, int], int]:
-        """{(stream, grant id): microseconds since 1970} of the first message under each grant."""
+        """Return {(stream, grant id): microseconds since 1970} of the first message under each grant."""
         lines = [line for line in self._record.read_text().splitlines(keepends=True) if line.endswith("\n")]
         return {(said["stream"], said["grant"]): said["at_us"] for said in map(json.loads, lines)}
 
     def kill(self) -> None:
-        """Whatever it is at."""
+        """Send SIGKILL."""
         self._process.kill()
         self._process.communicate()
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One stream's way from one owner to the next; microseconds since 1970."""
+    """One stream's move from one owner to the next; microseconds since 1970."""
 
     revoked: int
     released: int
@@ -97,7 +97,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """What a hand-over cannot do without; milliseconds."""
+    """Lower limit of a hand-over; milliseconds."""
 
     call: float
     commit: float
@@ -105,7 +105,7 @@ class Floor:
 
 
 class Group:
-    """The group under measurement, its node, its members, and messages that wait for whoever comes."""
+    """The group under measurement, its node, its members and its backlog."""
 
     def __init__(self, url: str, directory: Path, streams: int) -> None:
         self.scene = Scene(url)
@@ -128,7 +128,7 @@ class Group:
         self.scene.close()
 
     def begin(self) -> None:
-        """All streams are with the residents."""
+        """Start the node, and wait until the residents have all streams."""
         node = self.fleet.node("n1")
         eventually(lambda: "serves on" in node.output(), WAIT_S, node.output)
         self._stock()
@@ -137,7 +137,7 @@ class Group:
         eventually(partial(self._is_shared, RESIDENTS), WAIT_S, self._shown, 0.05)
 
     def visit(self) -> int:
-        """The visitor comes and goes; how many streams it was lent."""
+        """Let the visitor join and leave; return how many streams it was granted."""
         self._stock()
         self._time_floors()
         at_home = {agent for _, _, _, agent in self.scene.rows()}
@@ -151,7 +151,7 @@ class Group:
         return len(grants)
 
     def first(self) -> dict[tuple[int, int], int]:
-        """As `Member.first`, of all."""
+        """Return `Member.first` of all members."""
         return {key: at for member in (*self.residents, self.visitor) for key, at in member.first().items()}
 
     def _is_shared(self, among: int) -> bool:
@@ -162,7 +162,7 @@ class Group:
         return f"{self.scene.rows()}\n{self.fleet.nodes['n1'].output()[-1500:]}"
 
     def _stock(self) -> None:
-        """See to it that no stream runs out of messages during a visit."""
+        """Publish enough for all streams to last for a visit."""
         heads = self.scene.heads()
         left = [heads[stream] - position for stream, _, position, _ in self.scene.rows()] or [0]
         if min(left) < LEAST_BLOCKS * BLOCK:
@@ -172,7 +172,7 @@ class Group:
             self._publisher.flush()
 
     def _time_floors(self) -> None:
-        """One after the other."""
+        """Time the RPCs, then the commits."""
         with grpc.insecure_channel(self.scene.claim().node.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
 
@@ -227,7 +227,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def moves_of(history: Iterable[HistoryRecord], first: Mapping[tuple[int, int], int]) -> list[Move]:
-    """The moves that began with a revoke and ended with a message; `first`: when, by (stream, grant id)."""
+    """Return the moves that began with a revoke and ended with a message; `first` has the times of messages."""
     begun: dict[int, list[int]] = {}
     moves: list[Move] = []
     for line in history:

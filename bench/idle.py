@@ -1,8 +1,8 @@
-"""What an idle group and maintenance read, with few past generations and with very many.
+"""Reads of an idle group and of maintenance, with few and with very many past generations.
 
-`python -m bench idle --generations 10000`. For each number of past generations a database, a node that leads one group
-and runs the maintenance, and a consumer that waits. Past generations hold a message each, which is retained and which
-the group has consumed; or they are empty, and gone.
+`python -m bench idle --generations 10000`. For each number of past generations there are a database, a node that leads
+one group and runs the maintenance, and a consumer that waits. Past generations have a message each, which is retained
+and which the group has consumed; or they are empty, and gone.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ GROUP = Subscription.parse("$share/g/#")
 FEW = 10
 SETTLES_S = 10.0
 SETTINGS = {"shared_preload_libraries": "pg_stat_statements", "autovacuum": "off"}
-"""What the server reads to find out what is to be vacuumed is not ours."""
+"""Settings without autovacuum's checks, which would be counted as ours."""
 COPIED = 100
-"""So many generations in a transaction: each makes tables, and these are locked until its end."""
+"""Generations per transaction: each creates tables, which are locked until its end."""
 AT_MOST = 1.2
 PROSE = """A node that leads one group and runs the maintenance, and a consumer that waits, for {seconds:g} s, once
 with {few} past generations behind the open one and once with {many:,}: {few} made by rollovers, the others copies of
@@ -49,12 +49,12 @@ found in tables and indexes, ours and the server's catalogue, as the server has 
 nobody else is connected. *Blocks*, the pages that were looked at for it, have no limit: an index over more rows is a
 page deeper, and most are the catalogue's, for each new connection. Figures are those of a minute."""
 
-# Asked over a connection to another database, so that no answer is part of the next.
+# # Queried over a connection to another database, so that no query is counted by the next.
 _COUNTED = """
 select (select coalesce(sum(calls), 0)::bigint from pg_stat_statements where dbid = d.datid),
        d.tup_returned, d.blks_hit + d.blks_read from pg_stat_database d where d.datname = %s"""
 
-# As their leader would have them, who takes a stream at a time.
+# # As the leader would change them, but all streams in one statement.
 _FINISH = """
 update lending l set status = 'finished', position = s.head from stream s
  where s.stream_id = l.stream_id and s.state = 'closed'"""
@@ -99,7 +99,7 @@ end $$"""
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of a minute."""
+    """Cost of a minute."""
 
     statements: float
     rows: float
@@ -158,14 +158,14 @@ def _cost(counts: psycopg.Connection[Any], url: str, generations: int, kind: str
 
 
 def _counted(counts: psycopg.Connection[Any], name: str) -> tuple[int, ...]:
-    """(statements, rows, blocks) of a database so far."""
+    """Return the (statements, rows, blocks) of a database so far."""
     row = counts.execute(_COUNTED, (name,)).fetchone()
     assert row is not None
     return tuple(map(int, row))
 
 
 def _fill(url: str, conn: psycopg.Connection[Any], generations: int, kind: str) -> None:
-    """So many past generations, which the group has behind it and maintenance has nothing left to do with."""
+    """Create that many past generations, which the group has consumed and which need no maintenance."""
     conn.execute("set synchronous_commit = off")
     reshard(conn, "default", 1)
     store = PostgresGroupStore(url)
@@ -186,7 +186,7 @@ def _roll_over(conn: psycopg.Connection[Any], times: int, kind: str) -> None:
 
 
 def _copy(conn: psycopg.Connection[Any], times: int) -> None:
-    """The last one that is over."""
+    """Copy the last closed generation."""
     last = conn.execute("select max(generation_id) from generation where state = 'closed'").fetchone()
     assert last is not None
     for done in range(0, times, COPIED):
@@ -212,7 +212,7 @@ def _settle(store: PostgresGroupStore, conn: psycopg.Connection[Any], group_id: 
 
 @contextmanager
 def _at_rest(url: str) -> Iterator[Session]:
-    """A consumer that holds the open stream, beside a node."""
+    """Yield a consumer that holds the open stream, next to a node."""
     with (
         tempfile.TemporaryDirectory(prefix="sublet-bench-") as directory,
         node(url, POLL, Path(directory) / "node.log"),

@@ -1,7 +1,7 @@
-"""From `publish()` to the message in a consumer's hands, under each notification driver and beside peers.
+"""Latency from `publish()` to `poll()`, under each notification driver and beside peers.
 
-`python -m bench latency --rounds 5`. A publisher and a consumer, each a process of its own, and the servers between
-them, all on this machine; the systems take turns, each with a fresh server, and only one of them runs at a time.
+`python -m bench latency --rounds 5`. A publisher and a consumer, each a process, and the servers between them, all on
+this machine; the systems take turns, each with a fresh server, and only one of them runs at a time.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from tests.kit import eventually
 
 RATES = (100, 10_000)
 WAIT_S = 60.0
-"""For a start or an end, beside the time of the load."""
+"""Timeout of a start or an end, in addition to the time of the load."""
 STORED = 0.95
-"""A system that publishes fewer than so much of the rate has a queue, and what it shows is the queue's length."""
+"""A system that publishes less than this share of the rate has a queue, and its latency is the queue's length."""
 TARGET = 1.0
 PROSE = """One publisher and one consumer, processes on the machine of the servers; messages of {bytes} bytes, one per
 call of *publish*, for {seconds:g} s after {warm_up:g} s that do not count; calls are due each millisecond or less
@@ -48,7 +48,7 @@ sublet's p50 at or below that of the best durable peer, with one of its drivers 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one system did at one rate in one round."""
+    """Result of one system at one rate in one round."""
 
     p50_ms: float
     p99_ms: float
@@ -57,23 +57,23 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One system at one rate over all rounds: medians."""
+    """Medians of one system at one rate over all rounds."""
 
     system: System
     rate: int
     turns: tuple[Turn, ...]
 
     def median(self, name: str) -> float:
-        """Of a field of `Turn`."""
+        """Return the median of a field of `Turn`."""
         return float(statistics.median(getattr(turn, name) for turn in self.turns))
 
     @property
     def keeps_rate(self) -> bool:
-        """Whether what it published is what it was to publish."""
+        """Return whether it published at the rate asked for."""
         return self.median("rate") >= STORED * self.rate
 
     def judged(self, measure: Line | None) -> dict[str, Any]:
-        """As JSON, in terms of the best durable peer."""
+        """Return the medians as JSON, compared with the best durable peer."""
         ratio = self.median("p50_ms") / measure.median("p50_ms") if measure else None
         p50s = [turn.p50_ms for turn in self.turns]
         return {
@@ -121,7 +121,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _run(system: System, options: argparse.Namespace, turns: dict[tuple[str, int], list[Turn]]) -> None:
-    """One system's round."""
+    """Run one system's round."""
     with tempfile.TemporaryDirectory(prefix="sublet-bench-") as name:
         directory = Path(name)
         with system.serve(directory) as address:
@@ -153,17 +153,17 @@ def _turn(system: System, address: str, load: Load, directory: Path) -> Turn:
     return Turn(result["p50_ms"], result["p99_ms"], result["messages"] / load.seconds)
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def best_durable_peer(lines: Sequence[Line], rate: int) -> Line | None:
-    """Of those that keep the rate, the one with the least p50."""
+    """Return the durable peer with the least p50 of those that keep the rate; None if there is none."""
     peers = [line for line in lines if line.rate == rate and line.system.role is Role.PEER and line.system.is_durable]
     return min((line for line in peers if line.keeps_rate), key=lambda line: line.median("p50_ms"), default=None)
 
 
 def claims_of(lines: Sequence[Line], rates: Sequence[int]) -> list[dict[str, Any]]:
-    """For each rate: sublet by the better of its drivers that push, over the best durable peer."""
+    """Return for each rate the ratio of sublet, by the better of its push drivers, to the best durable peer."""
     claims = []
     for rate in rates:
         measure = best_durable_peer(lines, rate)
@@ -209,7 +209,7 @@ def _notify(options: argparse.Namespace, lines: Sequence[Line], left_out: dict[s
 
 
 def table(judged: Sequence[dict[str, Any]], claims: Sequence[dict[str, Any]]) -> str:
-    """As the page's."""
+    """Return the table of the page."""
     lines = [
         "| messages/s | system | setting | durable | p50 ms | p99 ms | p50 / best durable peer's |",
         "| --- | --- | --- | --- | --- | --- | --- |",

@@ -32,10 +32,10 @@ VALUE_BYTES = 100
 BLOCKS = (1000, 10000)
 SLICES = 3
 ROWS_SHARE = 5
-"""One row per message is so slow that it gets a fifth of each slice."""
+"""One row per message is slow, so that it gets a fifth of each slice."""
 
 Contender: TypeAlias = Callable[[range], int]
-"""Publishes the messages of the given calls, or reads everything; how many messages that were."""
+"""Publishes the messages of the given calls, or reads everything; returns the number of messages."""
 TOPIC = "orders/eu/created"
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 END = struct.pack("!h", -1)
@@ -50,7 +50,7 @@ the same commits, and read by pages of 10,000. *publish* includes checks, routin
 
 
 class Payload:
-    """The same messages in the form each contender likes best."""
+    """The same messages in the form that is fastest for each contender."""
 
     def __init__(self, messages: int, block: int) -> None:
         self.blocks = [[os.urandom(VALUE_BYTES) for _ in range(block)] for _ in range(messages // block)]
@@ -118,7 +118,8 @@ def _round(url: str, payloads: list[Payload], series: Series, turned: bool) -> N
 
 
 def _contend(url: str, conn: psycopg.Connection[Any], payload: Payload, series: Series, turned: bool) -> None:
-    """All contenders at one size. Those that are compared take turns, so that the machine's moods hit both."""
+    """Measure all contenders at one size. Those that are compared take turns, so that the machine's load affects both
+    alike."""
 
     def compare(contenders: dict[str, Contender]) -> None:
         conn.execute("checkpoint")
@@ -152,7 +153,7 @@ def _contend(url: str, conn: psycopg.Connection[Any], payload: Payload, series: 
 
 
 def _take_turns(contenders: dict[str, Contender], blocks: int, turned: bool) -> dict[str, tuple[int, float]]:
-    """Messages and seconds of each, slice by slice, the first of a turn being the last of the next."""
+    """Return the messages and seconds of each, slice by slice; the first of a turn is the last of the next."""
     messages, seconds = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, 0.0)
     cuts = [blocks * number // SLICES for number in range(SLICES + 1)]
     for number, part in enumerate(range(*each) for each in pairwise(cuts)):
@@ -165,12 +166,12 @@ def _take_turns(contenders: dict[str, Contender], blocks: int, turned: bool) -> 
 
 
 def _some(part: range) -> range:
-    """Enough of a slice for a rate of those that take many times as long."""
+    """Return a part of a slice, enough for the rate of contenders that are many times slower."""
     return part[: max(1, len(part) // ROWS_SHARE)]
 
 
 def _publisher(url: str, payload: Payload) -> Publisher:
-    """One block per call and commit; spread over many streams, one block each."""
+    """Return a publisher of one block per call and commit; over many streams, one block each."""
     return Publisher(url, block_messages=payload.block, block_bytes=1 << 21, blocks_per_commit=1)
 
 
@@ -190,7 +191,7 @@ def _publish_keys(publisher: Publisher, payload: Payload, part: range) -> int:
 
 
 def _one_by_one(url: str, payload: Payload, series: Series) -> None:
-    """The per-message call, and its latency when each is awaited."""
+    """Measure `publish` per message, and its latency if each delivery is awaited."""
     with Publisher(url) as publisher:
         started = time.perf_counter()
         for values in payload.blocks[:100]:
@@ -236,20 +237,20 @@ def _rows_copy(conn: psycopg.Connection[Any], payload: Payload, part: range) -> 
 
 
 class Reader:
-    """Reads everything back, each way."""
+    """Reads everything back, by each method."""
 
     def __init__(self, conn: psycopg.Connection[Any], count: int) -> None:
         self._conn, self._count = conn, count
 
     def copy_out(self, _: range) -> int:
-        """The raw values."""
+        """Read the raw values."""
         with self._conn.cursor() as cursor, cursor.copy("copy raw to stdout (format binary)") as copy:
             for _row in copy:
                 pass
         return self._count - 1
 
     def consume(self, _: range) -> int:
-        """Pages of Arrow batches."""
+        """Read pages of Arrow batches."""
         stream = open_streams(self._conn)[0]
         position = seen = 0
         while seen < self._count:
@@ -258,7 +259,7 @@ class Reader:
         return seen
 
     def rows_out(self, _: range) -> int:
-        """Pages of tuples, until there are no more."""
+        """Read pages of tuples, until there are no more."""
         position, seen = -1, 0
         while True:
             rows = self._conn.execute(

@@ -1,7 +1,7 @@
-"""What a node costs that holds many borrowers and lendings: bytes, processor time, statements.
+"""Cost of a node with many borrowers and lendings: bytes, processor time, statements.
 
-`python -m bench node --borrowers 10000 --lendings 100000`. Bytes and processor time are of the node's machine on the
-in-memory twin of the database, at the full size and at a tenth of it; commits and renewals are on Postgres.
+`python -m bench node --borrowers 10000 --lendings 100000`. Bytes and processor time are those of the node's machine on
+the in-memory twin of the database, at the full size and at a tenth of it; commits and renewals are on Postgres.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sublet_protocol.messages.borrower_leader_codec import decode_to_leader, enc
 
 UPDATES = 1000
 TARGET_GROWTH = 2.0
-"""At ten times the size: an update costs no more because others are there, but for the processor's caches."""
+"""Bound at ten times the size: an update costs no more with more others, but for the processor's caches."""
 STATEMENT_ROUNDS = 5
-"""As many rounds of statements for each of the machine."""
+"""Rounds of statements for each round of the machine."""
 PROSE = """A node that leads {groups} groups with {borrowers:,} borrowers and {lendings:,} lendings in all. *Bytes* and
 *processor time* are of the node's machine on the **in-memory twin** of the database: without network, without Postgres,
 and without the twin's own time. Bytes are those of all objects that only the node keeps, by the differences between
@@ -87,7 +87,7 @@ def _machine(full: Size, rounds: int) -> list[Beside]:
     wide = Size(full.groups, full.borrowers, full.lendings // 10)
     small, large = _filled(tenth), _filled(full)
     words = [_Words(small), _Words(large)]
-    # Else the collector would look at both nodes now and then, and charge whoever runs.
+    # # Otherwise the collector would scan both nodes now and then, and the running one would pay for it.
     gc.collect()
     gc.freeze()
     for number in range(rounds + 1):
@@ -104,7 +104,7 @@ def _filled(size: Size) -> Twin:
 
 
 class _Words:
-    """What borrowers say to one node; seconds of the processor for each update, of each round but the first."""
+    """Messages of borrowers to one node, and seconds of processor time per update in each round but the first."""
 
     def __init__(self, twin: Twin) -> None:
         self._twin = twin
@@ -112,7 +112,7 @@ class _Words:
         self._took: dict[str, list[float]] = {}
 
     def run(self, number: int) -> None:
-        """One round."""
+        """Run one round."""
         said = {
             "single": self._twin.progress(UPDATES, 1, 2 * number + 1),
             "many": self._twin.progress(UPDATES, self.together, 2 * number + 2),
@@ -125,12 +125,12 @@ class _Words:
                 self._took.setdefault(f"parse {name}", []).append(parsed / words.count)
 
     def ms(self, name: str) -> float:
-        """Median, for so many as the bench speaks of."""
+        """Return the median in milliseconds for `UPDATES` updates."""
         return 1000 * UPDATES * statistics.median(self._took[name])
 
 
 def _parsing(events: Sequence[AgentMessageReceived]) -> float:
-    """What a node cannot do without: from bytes to these messages."""
+    """Return the time in which a node parses these messages, the lower limit of handling them."""
     sent = [encode_to_leader(event.message) for event in events]
     kind, texts = type(sent[0]), [one.SerializeToString() for one in sent]
     started = time.process_time()
@@ -156,7 +156,8 @@ def _times(small: _Words, large: _Words) -> list[Beside]:
 
 
 def _bytes(small: Twin, wide: Twin, large: Twin) -> list[Beside]:
-    """From small to wide only the borrowers are more, from wide to large only the lendings."""
+    """Return bytes per borrower and per lending: `wide` has more borrowers than `small`, `large` more lendings than
+    `wide`."""
     row = footprint(large.rows()) / large.size.lendings
     asked = [LeaderWanted(f"agent-{n}/0", "$share/g0/#", starting_position="earliest") for n in range(1000)]
     held = [_reconnecting(twin) for twin in (small, wide, large)]

@@ -1,7 +1,7 @@
-"""How long an operator waits where there are many groups, beside one count of the same rows.
+"""Duration of operator commands with many groups, beside one count of the same rows.
 
-`python -m bench operate --groups 10000 --streams 10`. A database with so many groups, each with a row for each of so
-many streams, some of it held, behind, blocked; commands as processes of their own, and what they ask the database for.
+`python -m bench operate --groups 10000 --streams 10`. A database with groups and a row for each of their streams, some
+of them held, behind or blocked; commands run as processes, and the queries that they send.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _fill(conn: psycopg.Connection[Any], groups: int, streams: int) -> None:
 
 
 def _medians(asked: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Milliseconds of each."""
+    """Return medians in milliseconds."""
     taken: dict[str, list[float]] = {}
     for _ in range(rounds):
         for what, ask in asked.items():
@@ -127,7 +127,7 @@ def _medians(asked: dict[str, Callable[[], object]], rounds: int) -> dict[str, f
 
 @contextmanager
 def _node(url: str, directory: Path) -> Iterator[str]:
-    """Where its HTTP port is."""
+    """Yield the address of its HTTP port."""
     node = Process("tests.processes.node", url, "n1", log=directory / "node.log", extra={"SUBLET_HTTP": "yes"})
     try:
         yield eventually(lambda: re.findall(r"answers at (http://\S+/)", node.output()), 60.0, node.output)[0]
@@ -141,7 +141,7 @@ def _get(http: str, path: str) -> None:
 
 
 def _command(url: str, *arguments: str) -> None:
-    """To its end, whatever it finds."""
+    """Run a command to its end; its exit code does not matter."""
     subprocess.run(
         [sys.executable, "-m", "sublet.cli", *arguments],
         cwd=ROOT,

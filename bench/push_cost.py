@@ -1,8 +1,8 @@
-"""What publishers pay for push: throughput with a node that is told of every append, over one that looks by itself.
+"""Cost of push for publishers: throughput with notifications to a node, over throughput without.
 
-`python -m bench push_cost --rounds 7`. Databases on one Postgres, each with a node; what is published to the one is
-not announced, to the other it is, and to the third it is heard by processes besides, as many as there are places for.
-Publishers to them take turns.
+`python -m bench push_cost --rounds 7`. Databases on one Postgres, each with a node: appends to the first are not
+announced, those to the second are, and those to the third are also received by as many direct listeners as there are
+slots. Publishers to them take turns.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TOPIC = "t"
 DRIVER = "postgres"
 TARGET = 0.9
 NEWS_S = 20.0
-"""Within which a publisher must have begun to tell the node."""
+"""Time within which a publisher must have begun to notify the node."""
 PATHS = {"columns": "publish_batch of 1000", "calls": "publish message by message"}
 PROSE = """Throughput of one publisher to the last acknowledgement, with a node that listens by *{driver}* and is told
 of what is appended, over throughput without: with a node that looks by itself (*poll*). {received}Messages of {value}
@@ -59,13 +59,13 @@ class Side:
         self.publisher = Publisher(url)
 
     def columns(self, blocks: list[pa.Array]) -> None:
-        """Whole blocks, and wait for the last."""
+        """Publish whole blocks, and wait for the last."""
         for values in blocks:
             self.publisher.publish_batch({"topic": TOPIC, "value": values})
         self.publisher.flush()
 
     def calls(self, values: list[bytes]) -> None:
-        """One by one, and wait for the last."""
+        """Publish message by message, and wait for the last."""
         for value in values:
             self.publisher.publish(TOPIC, value)
         self.publisher.flush()
@@ -104,7 +104,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def turn(names: tuple[str, ...], number: int) -> tuple[str, ...]:
-    """The names in the order of that round: each begins in its turn."""
+    """Return the names in the order of that round: each is first in turn."""
     first = number % len(names)
     return names[first:] + names[:first]
 
@@ -112,7 +112,7 @@ def turn(names: tuple[str, ...], number: int) -> tuple[str, ...]:
 def _sides(
     opened: contextlib.ExitStack, driver: str, listeners: int
 ) -> tuple[dict[str, Side], psycopg.Connection[Any]]:
-    """By name, and a connection to the server of all. Raises `LeftOut`."""
+    """Return {name: side}, and a connection to the server of all. Raise `LeftOut` if the driver cannot be used."""
     server = opened.enter_context(postgres.server())
     directory = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="sublet-bench-")))
     urls = {"off": postgres.database(server, 1), "on": postgres.database(server, 3)}
@@ -131,7 +131,7 @@ def _sides(
 
 
 def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
-    """Start them, and wait until they hear. Raises `LeftOut`."""
+    """Start listeners, and wait until they listen. Raise `LeftOut` if they do not within `NEWS_S`."""
     command = [sys.executable, "-m", "bench._listener", url]
     for _ in range(listeners):
         process = opened.enter_context(subprocess.Popen(command, stdin=subprocess.PIPE, cwd=report.ROOT))
@@ -148,7 +148,7 @@ def _listen(opened: contextlib.ExitStack, url: str, listeners: int) -> None:
 
 
 def _await_news(side: Side, url: str, driver: str) -> None:
-    """Publish until the node is told of it; where nobody else can hear the news, for as long as that may take."""
+    """Publish until the node is notified; with a driver whose notifications no other process can see, for `NEWS_S`."""
     deadline = time.monotonic() + NEWS_S
     if driver == DRIVER:
         if not any(_received(side, url, deadline)):
@@ -168,7 +168,7 @@ def _received(side: Side, url: str, deadline: float) -> Iterator[bool]:
 
 
 def _contenders(sides: dict[str, Side], messages: int, calls: int) -> dict[str, tuple[int, Callable[[], None]]]:
-    """{name: (messages, what publishes them)}; those that are compared follow each other."""
+    """Return {name: (messages, what publishes them)}; those that are compared are adjacent."""
     blocks = [pa.array([os.urandom(VALUE_BYTES) for _ in range(BLOCK)], pa.binary()) for _ in range(messages // BLOCK)]
     values = [os.urandom(VALUE_BYTES) for _ in range(calls)]
     found: dict[str, tuple[int, Callable[[], None]]] = {}

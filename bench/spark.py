@@ -1,4 +1,4 @@
-"""Reading from storage into Spark, beside what Spark gets from elsewhere, and what a micro-batch costs.
+"""Reading from storage into Spark, beside other sources, and the cost of a micro-batch.
 
 `python -m bench spark --rounds 5`. Contenders take turns, on one Postgres, with one node to a database and one Spark.
 """
@@ -62,11 +62,11 @@ class Stored:
                 publisher.publish_batch(payload(block * streams)).result()
 
     def subscription(self) -> str:
-        """Of a new group."""
+        """Return the subscription of a new group."""
         return f"$share/g{next(self._groups)}/#"
 
     def stream(self, spark: Any, batch_rows: int) -> Any:
-        """Of a new group."""
+        """Return a stream of a new group."""
         options = {"url": self.url, "subscription": self.subscription(), "sessionName": "bench"}
         options |= {
             "startingPosition": "earliest",
@@ -76,7 +76,7 @@ class Stored:
         return spark.readStream.format("sublet").options(**options).load()
 
     def table(self, spark: Any) -> Any:
-        """All of it."""
+        """Return the whole log as a table."""
         return spark.read.format("sublet").options(url=self.url, **TASKS).load()
 
 
@@ -88,7 +88,7 @@ class Reading:
         self._files = count()
 
     def contenders(self, stored: list[Stored], table: Table) -> dict[str, Callable[[], tuple[int, float]]]:
-        """Each reads, and says how many rows and in how many seconds."""
+        """Return {name: a function that reads all rows and returns their number and the seconds}."""
         rows = stored[0].rows
         found: dict[str, Callable[[], tuple[int, float]]] = {}
         for each in stored:
@@ -147,14 +147,14 @@ class Reading:
 
 
 class Overhead:
-    """Micro-batches that have next to nothing, of both sources."""
+    """Micro-batches with almost no rows, of both sources."""
 
     def __init__(self, stored: Stored, options: argparse.Namespace) -> None:
         self._stored, self._options = stored, options
         self._found: dict[str, list[tuple[MicroBatch, float]]] = {"ours": [], "ceiling": []}
 
     def measure(self, spark: Any, place: Path, turned: bool, counts: bool) -> None:
-        """One round."""
+        """Run one round."""
         for who in ("ceiling", "ours") if turned else ("ours", "ceiling"):
             frame = self._stored.stream(spark, 2) if who == "ours" else self._ceiling(spark)
             found = stream_for(frame, place, self._options.warm_up, self._options.micro_batches + 1)
@@ -166,7 +166,7 @@ class Overhead:
         return spark.readStream.format("ceiling").options(rows=2**40, partitions=2, batchRows=2).load()
 
     def figures(self) -> list[Beside]:
-        """Medians over all rounds."""
+        """Return medians over all rounds."""
         figures = [
             self._beside("a micro-batch", lambda one, _: one.took_ms, MICRO_BATCH),
             self._beside("from its beginning to the next one's", lambda _, period: period),

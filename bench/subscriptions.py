@@ -1,6 +1,6 @@
-"""What subscriptions and idle agents cost a node in memory, beside one held call for each subscription.
+"""Memory of a node for subscriptions and idle agents, beside a held call per subscription.
 
-`python -m bench subscriptions --sizes 1000 10000 100000`. A server and its agents, two processes; weighed is the
+`python -m bench subscriptions --sizes 1000 10000 100000`. A server and its agents, two processes; measured is the
 server's resident memory, as Linux reports it.
 """
 
@@ -24,9 +24,10 @@ from tests.kit import eventually
 
 SIZES = (1_000, 10_000, 100_000)
 EACH = 100
-"""Subscriptions of one agent."""
+"""Subscriptions per agent."""
 FIRST = 10
-"""Those of the agent that is there before anything is weighed: what a server allocates once is allocated then."""
+"""Subscriptions of the agent that is connected before the first measurement: what a server allocates once is allocated
+then."""
 WAIT_S = 600.0
 ASK_S = 0.1
 SIDES = ("session", "call")
@@ -42,7 +43,7 @@ subscriptions the figures are near what the allocator rounds to. Held calls were
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of a server: with nobody, with agents of one subscription each, with all subscriptions."""
+    """Bytes of a server: without agents, with agents of one subscription each, with all subscriptions."""
 
     empty: int
     begun: int
@@ -59,21 +60,21 @@ class Point:
 
     @property
     def idle_agent(self) -> float:
-        """With its one subscription."""
+        """Return the bytes of an agent with its one subscription."""
         return statistics.median((one.begun - one.empty) / self.agents for one in self.weights)
 
     @property
     def one_more(self) -> float:
-        """A subscription of an agent that has one already."""
+        """Return the bytes of a further subscription of an agent."""
         return statistics.median((one.full - one.begun) / (self.subscriptions - self.agents) for one in self.weights)
 
     @property
     def per_subscription(self) -> float:
-        """Agents and all."""
+        """Return the bytes per subscription, agents included."""
         return statistics.median((one.full - one.empty) / self.subscriptions for one in self.weights)
 
     def said(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the figures as JSON."""
         names = ("idle_agent", "one_more", "per_subscription")
         return {f"{name}_bytes": round(getattr(self, name)) for name in names}
 
@@ -107,7 +108,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _measured(size: int, options: argparse.Namespace) -> dict[str, Point]:
-    """By side."""
+    """Return {side: figures} of one size."""
     found: dict[str, list[Weights]] = {}
     agents = size // options.each
     for number in range(options.rounds):
@@ -133,7 +134,7 @@ def _weigh(side: str, agents: int, subscriptions: int) -> Weights:
 
 
 class _Server:
-    """The process that is weighed."""
+    """The process whose memory is measured."""
 
     def __init__(self, directory: Path, process: Running) -> None:
         self._directory, self._process = directory, process
@@ -144,14 +145,14 @@ class _Server:
     @classmethod
     @contextlib.contextmanager
     def begun(cls, directory: Path) -> Iterator[_Server]:
-        """It serves until the end of the block."""
+        """Yield a server that runs until the end of the block."""
         arguments = ("serve", str(directory / "server.jsonl"))
         with module("bench._holding", *arguments, log=directory / "server.log") as process:
             yield cls(directory, process)
 
     @contextlib.contextmanager
     def agents(self, side: str, agents: int, subscriptions: int) -> Iterator[Running]:
-        """Their process; each has begun with one subscription."""
+        """Yield the process of the agents once each has one subscription."""
         file = self._directory / f"{agents}.jsonl"
         arguments = (side, str(file), self._address, str(agents), str(subscriptions))
         with module("bench._holding", *arguments, log=file.with_suffix(".log")) as process:
@@ -164,7 +165,7 @@ class _Server:
             yield process
 
     def weight(self, side: str, agents: int, subscriptions: int) -> int:
-        """Bytes, once so many are there and wait."""
+        """Return the bytes once that many subscriptions exist and wait."""
 
         def waits() -> bool:
             held = self._ask()
@@ -182,7 +183,7 @@ class _Server:
         return self._next(self._asked)
 
     def _next(self, number: int) -> dict[str, Any]:
-        """The line of that number, once it is there."""
+        """Return the line of that number, once it is written."""
 
         def line() -> dict[str, Any] | None:
             self._process.check()
@@ -193,14 +194,14 @@ class _Server:
 
 
 def resident_bytes(pid: int) -> int:
-    """VmRSS of a process."""
+    """Return VmRSS of a process."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("VmRSS:"):
             return int(line.split()[1]) * 1024
     raise ValueError(f"/proc/{pid}/status has no VmRSS: this bench needs Linux, and a process that runs.")
 
 
-# --- what comes of it -----------------------------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------------------------
 
 
 def _said(points: dict[str, Point]) -> dict[str, Any]:
@@ -210,7 +211,7 @@ def _said(points: dict[str, Point]) -> dict[str, Any]:
 
 
 def table(curve: Sequence[dict[str, Point]]) -> str:
-    """Session / held calls for each figure."""
+    """Return a table with session / held calls for each figure."""
     lines = [
         "| subscriptions | agents | | session | held calls | calls / session |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,4 +1,4 @@
-"""How long a group is without a leader after kill -9 of the node that leads it, beside its lease and one retry.
+"""Time of a group without a leader after kill -9, beside its lease and one retry.
 
 `python -m bench takeover --kills 10`. Two nodes, two consumers and a publisher with default settings. The node that
 leads is killed at a random moment between two renewals, and started again once the other has taken over. What was
@@ -34,10 +34,10 @@ WAIT_S = 60.0
 INTERVAL_S = 0.2
 MESSAGES = 320
 PAUSE_S = 0.005
-"""What a consumer works on a batch, which is one block of at most 50 messages."""
+"""Processing time of a consumer per batch, which is one block of at most 50 messages."""
 CONSUMERS = ("a", "b")
 PATIENCE = "the same - (good for - ping)"
-"""The last ping that was answered was sent at most one `ping_interval_s` before the kill."""
+"""Name of the peer: the last answered ping was sent at most one `ping_interval_s` before the kill."""
 
 _PROGRESS = """
 select (extract(epoch from min(l.updated_at)) * 1000000)::bigint
@@ -54,7 +54,7 @@ each kill in which nobody was given a batch."""
 
 
 class Load:
-    """Messages under many keys, published by a thread from `with` to its end; then all of them are durable."""
+    """Messages under many keys, published by a thread during the `with` block; at its end all of them are durable."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -84,7 +84,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """Times in seconds since 1970, by the clock that the database has too."""
+    """Times in seconds since 1970, by the machine's clock, which is also the database's."""
 
     at: float
     claimed: float
@@ -103,7 +103,7 @@ class Group:
         self.scene.close()
 
     def begin(self) -> None:
-        """Both nodes serve, both consumers have their share."""
+        """Start both nodes, and wait until both consumers have their share."""
         for name in ("n1", "n2"):
             self.serve(name)
         for name in CONSUMERS:
@@ -119,7 +119,7 @@ class Group:
         eventually(lambda: node.output().count("serves on") > before, WAIT_S, self._said, 0.05)
 
     def kill(self) -> Kill:
-        """Kill who leads, wait for progress under the next term, and bring it back."""
+        """Kill the leading node, wait for progress under the next term, and start it again."""
         leader = self.scene.claim()
         self.fleet.nodes[leader.node.name].kill()
         at = time.time()
@@ -130,7 +130,7 @@ class Group:
         return Kill(at, after.term / 1e6, progressed)
 
     def _wait_for_claim(self, leader: Leadership) -> tuple[dict[int, int], Leadership]:
-        """{stream: position} as it was just before somebody else led, and who does."""
+        """Return {stream: position} just before another node led, and that leadership."""
         deadline = time.monotonic() + WAIT_S
         before = self._positions()
         while time.monotonic() < deadline:
@@ -232,7 +232,8 @@ def _figures(
 
 
 def longest_pause(kill: Kill, delivered: Sequence[Delivered]) -> float:
-    """Between two batches from the kill to the first progress, whoever got them; `delivered` is sorted by time."""
+    """Return the longest time between two batches of any consumer from the kill to the first progress; `delivered` is
+    sorted by time."""
     times = [batch.at for batch in delivered]
     before = [at for at in times if at <= kill.at][-1:] or [kill.at]
     after = [at for at in times if at > kill.progressed][:1] or [kill.progressed]

@@ -1,4 +1,4 @@
-"""What TLS and rights cost: clients through a node with both, over the same through a node without.
+"""Cost of TLS and of authorization: clients through a node with both, over one without.
 
 `python -m bench tls --rounds 7`. Two nodes of one database; clients of both take turns.
 """
@@ -62,25 +62,25 @@ class Side:
         self._topic = "tls" if address.startswith("tls:") else "plain"
 
     def publish(self) -> None:
-        """All, to the last acknowledgement."""
+        """Publish all messages, and wait for the last acknowledgement."""
         with Feed([self.address]) as feed:
             for values in self._values:
                 feed.publish_batch({"topic": [self._topic] * len(values), "value": values})
 
     def read(self, count: int) -> None:
-        """The first of this side's messages."""
+        """Read the first `count` of this side's messages."""
         with Feed([self.address]) as feed, feed.history(self._topic) as history:
             while count > 0 and (table := history.read(CALL_S)) is not None:
                 count -= table.num_rows
         assert count <= 0, "there is more to be read"
 
     def call(self, count: int) -> None:
-        """One after the other."""
+        """Make `count` calls one after another."""
         for _ in range(count):
             self._calls.call("Heads", encode_heads_request(()), CALL_S)
 
     def connect(self, count: int) -> None:
-        """A connection for each call."""
+        """Open a connection for each call."""
         for _ in range(count):
             self._calls.close()
             self.call(1)

@@ -1,6 +1,6 @@
-"""What sublet asks of the server: bytes of WAL and of disk for a message, connections, and what idling costs.
+"""Load on the server: WAL and disk per message, connections, and the cost of idling.
 
-`python -m bench volume --messages 100000`. One Postgres; publishers, a node and consumers as they are.
+`python -m bench volume --messages 100000`. One Postgres; publishers, a node and consumers with default settings.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _disk(conn: psycopg.Connection[Any]) -> int:
 
 
 def _cost(conn: psycopg.Connection[Any], act: Callable[[], None]) -> tuple[int, int]:
-    """(bytes of WAL, bytes of disk)."""
+    """Return (bytes of WAL, bytes of disk) that `act` has written."""
     conn.execute("checkpoint")
     wal, disk = _wal(conn), _disk(conn)
     act()
@@ -149,7 +149,7 @@ def _at_work(url: str, conn: psycopg.Connection[Any], directory: Path, messages:
 
 
 def _idle(conn: psycopg.Connection[Any], seconds: float, session: Session | None = None) -> float:
-    """Bytes of WAL a second; without a checkpoint, whose pages would be counted."""
+    """Return the bytes of WAL per second, without a checkpoint, whose pages would be counted."""
     before, end = _wal(conn), time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if session is None:
@@ -174,7 +174,7 @@ def _resident(pid: int) -> int:
 
 
 def _bare() -> int:
-    """Resident memory of an interpreter that does nothing."""
+    """Return the resident memory of an interpreter that does nothing."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         time.sleep(1)
         resident = _resident(process.pid)
@@ -183,7 +183,7 @@ def _bare() -> int:
 
 
 def _connections(conn: psycopg.Connection[Any]) -> dict[str, int]:
-    """{application name: connections} of all but this process's own to count with."""
+    """Return {application name: connections}, without the one used for counting."""
     return dict(
         conn.execute(
             "select application_name, count(*) from pg_stat_activity where pid <> pg_backend_pid()"

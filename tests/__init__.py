@@ -1,1 +1,1 @@
-"""The tests, by kind. `kit` has what they share."""
+"""Tests, one folder per kind; shared helpers are in `kit`."""

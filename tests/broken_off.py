@@ -1,4 +1,4 @@
-"""A call that an exception of a signal handler breaks off, at each place in turn."""
+"""Interrupts a call by an exception of a signal handler, at each line in turn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ T = TypeVar("T")
 
 
 class Broken(Exception):
-    """Out of a signal handler."""
+    """Exception of the signal handler."""
 
 
 def broken_off(
     call: Callable[[], T], place: int, *where: Path, leave_out: Collection[str] = ()
 ) -> tuple[T | None, str]:
-    """The call, with an exception before the `place`th line that is run of those below `where`, from 1; and which line
-    that was, empty if there are not so many. Not at a `try:`, nor where a `finally:` begins or a `with` ends: no signal
-    is seen there.
+    """Run the call, and raise `Broken` before the `place`th executed line, from 1, of files below `where`.
+
+    Return its result, None if it was interrupted, and the line, empty if fewer lines were executed. Lines that are
+    `try:`, the first of a `finally:` or the end of a `with` are not counted: no signal is handled there.
     """
     left, broken = place, ""
 
@@ -29,7 +30,7 @@ def broken_off(
         name = frame.f_code.co_filename
         if not name.startswith(tuple(map(str, where))) or frame.f_code.co_name in leave_out:
             return None
-        inside: set[int] = set()  # the lines of `with` that have begun and not ended
+        inside: set[int] = set()  # the lines of `with` statements that have begun and not ended
 
         def trace_lines(frame: FrameType, event: str, argument: Any) -> Any:
             nonlocal left, broken

@@ -1,4 +1,4 @@
-"""One Postgres for the whole run, a database of its own for each test."""
+"""Fixtures of all tests: one Postgres for the run, a database for each test."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from tools.source_path import source_path
 
 TEMPLATE = "sublet_template"
 LONGEST = ("spark", "simulation")
-"""Folders whose tests take the longest. A file's tests stay with one worker: they share a JVM, or a thousand seeds."""
+"""Folders with the slowest tests. All tests of a file run in one worker, as they share a JVM or a thousand seeds."""
 SPARK_TIMEOUT_S = 1200.0
-"""For a test of Spark, if it has no limit of its own: some start five JVMs."""
+"""Limit for a Spark test without a limit of its own: some start five JVMs."""
 _numbers = itertools.count(1)
 
-settings.register_profile("untimed", deadline=None)  # how long an example takes is the machine's affair
+settings.register_profile("untimed", deadline=None)  # examples may be slow on a busy machine
 settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """A worker of pytest-xdist has its own sys.path in PYTHONPATH, where every process that a test starts would get it
-    from: they get the folders of this checkout instead. What runs in the background ignores SIGINT, and so would all
-    that tests start and interrupt."""
+    """Set PYTHONPATH to the folders of this checkout, and let SIGINT end the run. A worker of pytest-xdist has its own
+    sys.path in PYTHONPATH, which every process that a test starts would inherit. A background job ignores SIGINT, and
+    so would all processes that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         os.environ["PYTHONPATH"] = source_path(Path(__file__).parents[1])
@@ -51,7 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Begin with the longest, so that of several workers none is left with them at the end."""
+    """Put the slowest files first, so that no worker runs them alone at the end."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     for item in items:
@@ -60,7 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]
-    """Files go to the workers one by one, but those of Spark together: each worker that gets one starts a JVM."""
+    """Distributes files to the workers one by one, but all of Spark's to one worker: each that gets one starts a
+    JVM."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
@@ -68,12 +69,12 @@ class OneSpark(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneSpark | None:
-    """The long tests of Spark have JVMs of their own, and take too long to be one worker's."""
+    """Return the scheduler for runs without long tests: those of Spark take too long for one worker."""
     return OneSpark(config, log) if config.option.markexpr == "not long" else None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker hands its remarks to whoever shows them."""
+    """Send a worker's remarks to the process that shows them."""
     handed_over = getattr(session.config, "workeroutput", None)
     if handed_over is not None:
         handed_over["remarks"] = session.config.stash.get(REMARKS, [])
@@ -91,14 +92,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _fork_server_ends() -> Iterator[None]:
-    """With the tests: a run without workers would wait for it, and then fail."""
+    """Stop the fork server after the tests: a run without workers would wait for it, and then fail."""
     yield
     FORK_SERVER.close()
 
 
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
-    """The URL of a real Postgres server that lives as long as the run; tests must not stop it."""
+    """Yield the URL of a real Postgres server for the whole run; tests must not stop it."""
     directory = server_directory(os.environ.get(SERVERS))
     try:
         with EmbeddedPostgres(directory / "data") as server:
@@ -117,25 +118,25 @@ def _template(server_url: str) -> str:
 
 @pytest.fixture
 def empty_database(server_url: str) -> Iterator[str]:
-    """The URL of a database without our schema, dropped after the test."""
+    """Yield the URL of a database without our schema, dropped after the test."""
     yield from _database(server_url, "template0")
 
 
 @pytest.fixture
 def database(server_url: str, _template: str) -> Iterator[str]:
-    """The URL of a fresh, migrated database with the space `default`, dropped after the test."""
+    """Yield the URL of a fresh, migrated database with the space `default`, dropped after the test."""
     yield from _database(server_url, _template)
 
 
 @pytest.fixture(scope="module")
 def shared_database(server_url: str, _template: str) -> Iterator[str]:
-    """Such a database for all tests of a file, which begin by emptying it."""
+    """Yield the URL of such a database for all tests of a file, which begin by emptying it."""
     yield from _database(server_url, _template)
 
 
 @pytest.fixture
 def server_home() -> Iterator[Path]:
-    """A directory for embedded servers of the test's own; what still runs there afterwards is stopped."""
+    """Yield a directory for embedded servers of the test; those still running afterwards are stopped."""
     directory = server_directory()
     yield directory
     for lock_file in directory.rglob("postmaster.pid"):
@@ -146,14 +147,14 @@ def server_home() -> Iterator[Path]:
 
 @pytest.fixture(autouse=True)
 def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The developer's own SUBLET_ settings shall not reach the tests."""
+    """Remove the developer's own SUBLET_ settings from the environment."""
     for name in [name for name in os.environ if name.startswith("SUBLET_")]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture(autouse=True)
 def _no_publisher_is_left() -> Iterator[None]:
-    """A process has one publisher of notifications for each URL, and would end them one after another."""
+    """Close the process's notification publishers, which exist once per URL, all at the same time."""
     before = set(publisher._shared)
     yield
     for url in publisher._shared.keys() - before:
@@ -171,11 +172,11 @@ def _database(server_url: str, template: str) -> Iterator[str]:
 
 class _Untold:
     def publish_heads(self, heads: object) -> None:
-        """To nobody."""
+        """Send nothing."""
 
 
 @pytest.fixture
 def untold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publishers tell nobody what they have stored: the test cuts or counts their connections, and the only one is to
-    be that of the appends."""
+    """Disable the publishers' notifications, for tests that cut or count connections: only that of the appends is
+    left."""
     monkeypatch.setattr("sublet_storage.producer.sender.shared_publisher", lambda url: _Untold())

@@ -1,4 +1,4 @@
-"""The checker of recorded deliveries: what was lost, what was repeated, and whether a forced move explains it."""
+"""Checker of recorded deliveries for lost offsets, and repeats without a forced move."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Verdict:
 
 
 def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
-    """`published`: {stream: head}. A repeat is explained only within [position, redelivery_end) of a forced move that
-    ended the grant under which the offset was delivered before."""
+    """Return which offsets were lost or repeated; `published` is {stream: head}. A repeat is explained only within
+    [position, redelivery_end) of a forced move that ended the grant under which the offset was delivered before."""
     windows = {
         (h.stream_id, h.grant_id): range(h.position, h.redelivery_end) for h in history if h.redelivery_end is not None
     }
@@ -45,7 +45,7 @@ def judge(published: Mapping[int, int], delivered: Iterable[Delivered], history:
 
 
 def check(published: Mapping[int, int], delivered: Iterable[Delivered], history: Iterable[HistoryRecord]) -> Verdict:
-    """Return the verdict of `judge`, in which nothing is lost, unexplained or crossed."""
+    """Return the verdict of `judge`; fail if anything is lost, unexplained or crossed."""
     verdict = judge(published, delivered, history)
     assert verdict.lost == []
     assert verdict.unexplained == []

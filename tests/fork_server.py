@@ -1,7 +1,6 @@
-"""A process that has imported what the tests start, and forks for each of them: a process of its own, without the
-half second that the imports take.
+"""A server that has imported what the tests start, and forks a process for each request.
 
-It is asked through its stdin, a socket, and ends with it.
+This saves the half second of the imports. It receives requests on its stdin, a socket, and ends when that is closed.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from pathlib import Path
 
 PACKAGES = ("sublet.cli", "sublet_storage", "sublet_leader", "sublet_borrower")
 LEFT_OUT = (".__main__", ".spark")
-"""Parts of names: what is no module to import, or wants a Spark."""
+"""Parts of names of modules that are not imported: they are main programs, or need Spark."""
 FROM_TYPER = ("typer._adapters", "rich.console")
-"""What it loads for its first value and its first help."""
+"""Modules that typer imports for its first value and its first help."""
 STREAMS = 3
 NUMBER = struct.Struct("<i")
 
 
 class Forked:
-    """A process that a server has forked, with what tests use of `subprocess.Popen`."""
+    """A process forked by a server, with the part of `subprocess.Popen` that tests use."""
 
     def __init__(self, module: str, channel: socket.socket, pid: int, handle: int) -> None:
         self._module, self._channel, self._handle = module, channel, handle
@@ -59,7 +58,7 @@ class Forked:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Nothing happens if it has ended."""
+        """Send the signal, unless the process has ended."""
         if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._handle, number)
@@ -72,7 +71,7 @@ class Forked:
 
 
 class ForkServer:
-    """Starts with its first process; it ends by `close`, or with this process."""
+    """Starts its process with the first request and ends it by `close`, or with this process."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
@@ -94,7 +93,7 @@ class ForkServer:
         return Forked(module, asking, NUMBER.unpack(pid)[0], handle)
 
     def close(self) -> None:
-        """End it, if there is one."""
+        """Stop the process, if it was started."""
         if self._server is not None and self._channel is not None:
             self._channel.close()
             self._server.wait()
@@ -125,7 +124,7 @@ def _read(connection: socket.socket, size: int) -> bytes:
 
 
 def _serve() -> tuple[str, list[str]]:
-    """Fork for whoever asks. Return, in the child, its module and its arguments."""
+    """Fork for each request. Return, in the child, its module and its arguments."""
     with selectors.DefaultSelector() as selector, socket.socket(fileno=os.dup(sys.stdin.fileno())) as channel:
         selector.register(channel, selectors.EVENT_READ)
         while True:
@@ -149,9 +148,9 @@ def _serve() -> tuple[str, list[str]]:
 
 
 def _report_end(selector: selectors.BaseSelector, connection: socket.socket, pid: int) -> None:
-    """Say who it is, and once that child has ended, how."""
+    """Send the child's pid, and its exit code once it has ended."""
     ending = os.pidfd_open(pid)
-    with contextlib.suppress(BrokenPipeError):  # who asked does not wait any more
+    with contextlib.suppress(BrokenPipeError):  # the requester does not wait any more
         socket.send_fds(connection, [NUMBER.pack(pid)], [ending])
 
     def ended() -> None:
@@ -164,7 +163,7 @@ def _report_end(selector: selectors.BaseSelector, connection: socket.socket, pid
 
 
 def _become(module: str, cwd: str, environment: dict[str, str], streams: list[int]) -> None:
-    """What a process has that was started for this module."""
+    """Set up the process as if it had been started for this module."""
     for wanted, given in enumerate(streams):
         os.dup2(given, wanted)
         os.close(given)
@@ -172,11 +171,11 @@ def _become(module: str, cwd: str, environment: dict[str, str], streams: list[in
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path not in sys.path]
-    Path("/proc/self/comm").write_text(module[-15:])  # what it is called where it is left behind
+    Path("/proc/self/comm").write_text(module[-15:])  # its name in the list of leftover processes
 
 
 def _import_all() -> None:
-    """Arrow's threads are made for a fork, and those of grpc do not run until it is used."""
+    """Import all modules. Arrow's threads survive a fork, and grpc's are not started before its first use."""
     for name in PACKAGES:
         package = importlib.import_module(name)
         for module in pkgutil.walk_packages(package.__path__, f"{name}."):
@@ -188,7 +187,7 @@ def _import_all() -> None:
 
 def main() -> None:
     _import_all()
-    gc.freeze()  # or a child that ends would look for garbage among all of it
+    gc.freeze()  # else a child that ends would collect garbage among all of it
     module, arguments = _serve()
     sys.argv = ["sublet", *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

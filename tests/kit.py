@@ -1,4 +1,4 @@
-"""What the tests share."""
+"""Helpers shared by all tests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 GRANT_KEY = GrantKey(bytes(range(GrantKey.BYTES)))
-"""Of grants whose key does not matter."""
+"""Key of grants whose key does not matter."""
 
 REMARKS = pytest.StashKey[list[str]]()
 """Lines that a test leaves in its config's stash, to be shown at the end of the run."""
 
 
 def same_name(value: object) -> str:
-    """`repr` for a test's id: without addresses, so that every worker calls the test the same."""
+    """Return the `repr` for a test's id, without addresses, so that all workers use the same name."""
     return re.sub(r" at 0x[0-9a-f]+", "", ascii(value))
 
 
@@ -57,18 +57,17 @@ def eventually(
 
 
 def for_root(test: Callable[P, None]) -> Callable[P, None]:
-    """A test about a server that root starts, which runs as somebody else. For other users there is nothing to see:
-    it is not collected."""
+    """Collect a test only if it runs as root, for a server that root starts and that runs as another user."""
     return test if os.geteuid() == 0 else cast("Callable[P, None]", None)
 
 
 def server_directory(parent: str | None = None) -> Path:
-    """A new temporary directory that an embedded server started by root can enter too (unlike `tmp_path`)."""
+    """Return a new temporary directory that a server started by root can enter too (unlike `tmp_path`)."""
     directory = Path(tempfile.mkdtemp(prefix="sublet-tests-", dir=parent))
     directory.chmod(0o755)
     return directory
 
 
 def database_of(server_url: str, name: str) -> str:
-    """The URL of another database of the same server."""
+    """Return the URL of another database of the same server."""
     return urlunsplit(urlsplit(server_url)._replace(path=f"/{name}"))

@@ -1,4 +1,4 @@
-"""Nodes and consumers as real processes, with times shortened in the same proportions on both sides."""
+"""Nodes and consumers as real processes, with all times shortened by the same factor."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from tools.source_path import source_path
 
 ROOT = Path(__file__).parent.parent
 SPEED = 4.0
-"""How many times faster than the defaults the processes of a test live."""
+"""Factor by which the times of a test's processes are shorter than the defaults."""
 
 
 def environment(speed: float = SPEED, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What a process of a test is started with: all times divided by `speed`."""
+    """Return the environment of a test's processes: all times divided by `speed`."""
     times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
     settings = {f"SUBLET_{name.upper()}": f"{value:.6f}" for name, value in times.items()}
     return {**os.environ, "PYTHONPATH": source_path(ROOT), **settings, **(extra or {})}
 
 
 class Process:
-    """A Python module run as a process of its own; its output goes to a file beside its records. `forks`: it begins
-    with all imported."""
+    """Runs a Python module as a process; its output goes to a file. With `forks` it starts with all modules
+    imported."""
 
     def __init__(
         self,
@@ -67,23 +67,23 @@ class Process:
 
     @property
     def alive(self) -> bool:
-        """True until it has ended."""
+        """Return whether it is running."""
         return self._popen.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """As it has ended; None until then."""
+        """Return its exit code; None while it is running."""
         return self._popen.poll()
 
     def output(self) -> str:
-        """What it has said so far."""
+        """Return its output so far."""
         return self.log.read_text(errors="replace")
 
     def await_serving(self, timeout_s: float = 60.0) -> None:
         eventually(lambda: "serves on" in self.output(), timeout_s, self.output, 0.05)
 
     def kill(self) -> None:
-        """kill -9, and wait."""
+        """Send SIGKILL, and wait."""
         self._popen.kill()
         self._popen.wait()
 
@@ -91,7 +91,7 @@ class Process:
         self._popen.send_signal(number)
 
     def stop(self, timeout_s: float = 20.0) -> int:
-        """SIGTERM; its exit code. Killed, and an error, if it does not end in time."""
+        """Send SIGTERM, and return its exit code. If it does not end in time, kill it and raise."""
         self._popen.terminate()
         try:
             return self._popen.wait(timeout_s)
@@ -120,7 +120,7 @@ class Fleet:
         self.consumers: dict[str, Process] = {}
 
     def node(self, name: str, url: str | None = None) -> Process:
-        """A leader node; it may not be serving yet. `url`: another way to the same database."""
+        """Start a leader node, without waiting until it serves. `url`: another address of the same database."""
         log = self.directory / f"node-{name}.log"
         self.nodes[name] = self._start("node", url or self.url, name, str(self._state(name)), log=log)
         return self.nodes[name]
@@ -131,7 +131,7 @@ class Fleet:
             node.await_serving()
 
     def state(self, name: str) -> dict[str, Any]:
-        """What a node says of itself, a moment ago: a `NodeSnapshot`. An AssertionError before it serves."""
+        """Return what a node reports of itself, a `NodeSnapshot`. Raise AssertionError before it serves."""
         try:
             return dict(json.loads(self._state(name).read_text()))
         except FileNotFoundError:
@@ -143,14 +143,15 @@ class Fleet:
     def consumer(
         self, name: str, subscription: str, pause_s: float = 0.0, url: str | None = None, session: str = ""
     ) -> Process:
-        """A consumer that records what it is given. `session`: a stable name."""
+        """Start a consumer that records its batches. `session`: a stable name."""
         log, record = self.directory / f"{name}.log", str(self._record(name))
         arguments = (url or self.url, subscription, record, str(pause_s), session)
         self.consumers[name] = self._start("consumer", *arguments, log=log)
         return self.consumers[name]
 
     def subscriber(self, name: str, pattern: str, count: int) -> Process:
-        """An agent that subscribes to many groups, `{}` in the pattern replaced by 0, 1, ..., and consumes nothing."""
+        """Start an agent that subscribes to `count` groups, `{}` in the pattern replaced by 0, 1, ..., and consumes
+        nothing."""
         log, record = self.directory / f"{name}.log", str(self._record(name))
         self.consumers[name] = self._start("many", self.url, record, pattern, str(count), log=log)
         return self.consumers[name]
@@ -160,7 +161,7 @@ class Fleet:
         return Process(module, *arguments, log=log, speed=self.speed, extra=self.extra, forks=True)
 
     def delivered(self, name: str | None = None) -> list[Delivered]:
-        """What one consumer, or all of them, recorded so far, by time."""
+        """Return the batches that one consumer, or all of them, recorded so far, by time."""
         found: list[Delivered] = []
         for consumer in [name] if name else list(self.consumers):
             with contextlib.suppress(FileNotFoundError):
@@ -168,20 +169,20 @@ class Fleet:
         return sorted(found, key=lambda d: d.at)
 
     def done(self, name: str) -> list[tuple[int, int]]:
-        """The batches that one consumer has finished its work on: (stream, first offset)."""
+        """Return the batches that one consumer has finished: (stream, first offset)."""
         done = [line["done"] for line in _lines(self._record(name)) if "done" in line]
         return [(stream, first) for stream, first in done]
 
     def news(self, name: str) -> dict[str, int]:
-        """How a consumer has heard of new messages so far; empty before its first batch."""
+        """Return a consumer's counters of how it learned of new messages; empty before its first batch."""
         return dict(self._last(name, "news"))
 
     def connections(self, name: str) -> dict[str, dict[str, Any]]:
-        """{node address: what has happened between it and a consumer}, at its last batch or its end."""
+        """Return {node address: counters of the connection to it} of a consumer, at its last batch or its end."""
         return dict(self._last(name, "connections"))
 
     def consumed(self, name: str) -> list[list[list[int]]]:
-        """What a consumer was told that its group, which is atomic, has consumed: frontier after frontier."""
+        """Return the consumed frontiers that a consumer of an atomic group has received, in order."""
         return [line["consumed"] for line in _lines(self._record(name)) if "consumed" in line]
 
     def _last(self, name: str, what: str) -> dict[str, Any]:
@@ -189,7 +190,7 @@ class Fleet:
         return found[-1] if found else {}
 
     def ended(self, name: str) -> str | None:
-        """The final reason that a consumer was given; None: it has been given none."""
+        """Return the final reason that a consumer was given; None if it was given none."""
         return next((str(line["ended"]) for line in _lines(self._record(name)) if "ended" in line), None)
 
     def close(self) -> None:
@@ -202,7 +203,7 @@ class Fleet:
 
 
 def _lines(record: Path) -> Iterator[dict[str, Any]]:
-    """Those that are whole: the last may be torn."""
+    """Yield the complete lines: the last may be incomplete."""
     for line in record.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)

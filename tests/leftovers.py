@@ -1,7 +1,7 @@
-"""What a run of the tests leaves behind: nothing, or the run fails and says what it was.
+"""Checks that a run leaves no processes behind; otherwise it fails and lists them.
 
-All temporary files of a run lie in one folder, to which TMPDIR leads its processes, so that both can be found by it.
-The Postgres that its tests share has a folder in memory, where there is enough of it.
+All temporary files of a run are in one folder, to which TMPDIR points in its processes, so that both can be found by
+it. The Postgres shared by the tests has a folder in memory, if there is enough of it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import psutil
 import pytest
 
 END_TIMEOUT_S = float(os.environ.get("TESTS_END_TIMEOUT_S", "60"))
-"""How long what a test has ended may take until it is gone, on a busy machine."""
+"""Time until a process that a test has stopped must be gone, on a busy machine."""
 
 OWN = "multiprocessing.resource_tracker"
-"""A helper of Python's, which ends with the process that has started it."""
+"""A helper process of Python, which ends with the process that has started it."""
 
 PREFIX = "sublet-run-"
 MEMORY = Path("/dev/shm")
 MEMORY_BYTES = 4 << 30
-"""So much must be free there: each worker has a server, and each of its databases ten megabytes."""
+"""Free memory needed: each worker has a server, and each of its databases takes ten megabytes."""
 SERVERS = "TESTS_SERVERS_DIR"
-"""The environment variable that says where servers without a disk may be."""
+"""The environment variable with the folder for servers without a disk."""
 
 
 class Leftovers:
-    """Gives a run its folder, and at the end looks for processes that still live. A plugin of pytest."""
+    """Plugin of pytest that creates the folder of a run, and at its end looks for processes that are still running."""
 
     def __init__(self) -> None:
         _remove_leftovers(MEMORY)
@@ -42,11 +42,11 @@ class Leftovers:
         os.environ["TMPDIR"], os.environ[SERVERS] = str(self._folder), str(self._servers)
         os.environ["SPARK_SUBMIT_OPTS"] = f"-Djava.io.tmpdir={self._folder}"
         tempfile.tempdir = None
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends like Ctrl-C, with a clean-up
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # end like Ctrl-C, with a clean-up
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """End the processes that are left, which fails a run that was not broken off, and remove the folder."""
+        """Stop the leftover processes, which fails a run that was not interrupted, and remove the folder."""
         is_aborted = exitstatus == pytest.ExitCode.INTERRUPTED
         deadline = time.monotonic() + (0 if is_aborted else END_TIMEOUT_S)
         while (living := self._living_processes()) and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ class Leftovers:
 
 
 def _remove_leftovers(place: Path) -> None:
-    """Remove the folders of runs that were killed: they take memory."""
+    """Remove the folders of runs that were killed, as they take memory."""
     for folder in place.glob(f"{PREFIX}*"):
         if not psutil.pid_exists(int(folder.name.removeprefix(PREFIX).partition("-")[0])):
             shutil.rmtree(folder, ignore_errors=True)
@@ -89,12 +89,12 @@ def _remove_leftovers(place: Path) -> None:
 
 def _make_folder(place: Path | None) -> Path:
     folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=place))
-    folder.chmod(0o755)  # servers that root starts run as somebody else
+    folder.chmod(0o755)  # servers started by root run as another user
     return folder
 
 
 def _is_roomy(place: Path) -> bool:
-    """Whether a server has room there, and its programs may be copied there."""
+    """Return whether there is room for a server, and its programs may be executed there."""
     if not os.access(place, os.W_OK):
         return False
     return not os.statvfs(place).f_flag & os.ST_NOEXEC and shutil.disk_usage(place).free >= MEMORY_BYTES

@@ -1,4 +1,4 @@
-"""Places for payloads: a directory, and a bucket of an S3 server that serves on loopback; both can be in trouble."""
+"""Payload locations of tests: a directory and an S3 bucket, both of which can fail."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ CREDENTIALS = {
     "AWS_EC2_METADATA_DISABLED": "true",
 }
 VALUE = 3000
-"""Bytes of a message, so that two make a block that is worth moving."""
+"""Bytes of a message: two of them make a block large enough to be moved."""
 
 
 class PlaceWorld(ABC):
-    """A place, and what can happen to it. Names of objects are relative to it."""
+    """A location, and what can happen to it. Names of objects are relative to it."""
 
     uri: str
 
     @abstractmethod
     def names(self) -> set[str]:
-        """All objects but the marker, and what is written to see whether one can."""
+        """Return the names of all objects, without the marker and the files written to test whether it is writable."""
 
     @abstractmethod
     def read(self, name: str) -> bytes:
-        """What is in it."""
+        """Return the content of an object."""
 
     @abstractmethod
     def write(self, name: str, content: bytes) -> None:
-        """Have something else there."""
+        """Replace the content of an object."""
 
     @abstractmethod
     def remove(self, name: str) -> None:
-        """Have nothing there."""
+        """Remove an object."""
 
     @abstractmethod
     def go_away(self) -> None:
-        """It cannot be reached."""
+        """Make the location unreachable."""
 
     @abstractmethod
     def come_back(self) -> None:
-        """It can, and has what it had."""
+        """Make it reachable again, with the content it had."""
 
 
 class LocalWorld(PlaceWorld):
-    """A directory that is mounted, and may not be."""
+    """A directory that is mounted, and can be unmounted."""
 
     def __init__(self, directory: Path) -> None:
         self.root = directory / "mounted" / "payloads"
@@ -72,7 +72,7 @@ class LocalWorld(PlaceWorld):
         self.uri = f"file://{self.root}"
 
     def names(self) -> set[str]:
-        # `rglob` raises where a directory is removed meanwhile, and maintenance removes those that are empty.
+        # # `rglob` raises if a directory is removed meanwhile, and maintenance removes empty ones.
         found = {Path(folder, name) for folder, _, names in os.walk(self.root) for name in names}
         return _objects({str(each.relative_to(self.root)) for each in found})
 
@@ -99,7 +99,7 @@ def _objects(names: set[str]) -> set[str]:
 
 
 class S3Server:
-    """moto's: it keeps objects in memory, also while it does not serve."""
+    """Server of moto: it keeps objects in memory, also while it is stopped."""
 
     def __init__(self) -> None:
         logging.getLogger("werkzeug").setLevel(logging.ERROR)
@@ -152,7 +152,7 @@ class S3World(PlaceWorld):
 
 @contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """One that serves, and credentials for it in the environment."""
+    """Yield a running server, with credentials for it in the environment."""
     before = {name: os.environ.get(name) for name in CREDENTIALS}
     os.environ.update(CREDENTIALS)
     server = S3Server()
@@ -168,19 +168,19 @@ def s3_server() -> Iterator[S3Server]:
 
 
 def a_space(conn: psycopg.Connection[Any], world: PlaceWorld, **settings: Any) -> Space:
-    """The space `eu` of one stream, with that place."""
+    """Return the space `eu` with one stream and that location."""
     return create_space(conn, "eu", "eu/#", **{"shards": 1, "payload_location": world.uri, **settings})
 
 
 def fill(conn: psycopg.Connection[Any], stream_id: int, blocks: int, first: int = 0, size: int = VALUE) -> None:
-    """So many blocks, of two numbered messages each."""
+    """Append `blocks` blocks of two numbered messages each."""
     for number in range(first, first + blocks):
         values = [b"%06d" % message + os.urandom(size) for message in (2 * number, 2 * number + 1)]
         append(conn, [BlockAppend(stream_id, pack(batch(values, f"eu/{number % 2}", b"k")))])
 
 
 def move(conn: psycopg.Connection[Any], space: Space) -> int:
-    """Move all that is due, in however many passes; how many blocks that were."""
+    """Move all that is due, in as many passes as needed; return the number of blocks."""
     blocks = 0
     while True:
         moved = tier_space(conn, space)
@@ -190,12 +190,12 @@ def move(conn: psycopg.Connection[Any], space: Space) -> int:
 
 
 def swept(conn: psycopg.Connection[Any], grace_s: float = 0.0) -> int:
-    """Delete what is orphaned; how many. Without a grace: who tests does not wait for days."""
+    """Delete orphaned objects, by default without the grace; return how many."""
     return unreferenced_objects.delete_expired_objects(conn, grace_s=grace_s)
 
 
 def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:
-    """Of `a_space`, with blocks that are worth moving; the compaction that goes before has nothing to do."""
+    """Return a closed stream of `a_space`, with blocks large enough to be moved and nothing left to compact."""
     stream = stream_of(conn, "eu")
     fill(conn, stream, blocks, size=70_000)
     rollover(conn, "eu")
@@ -203,5 +203,5 @@ def a_closed_stream(conn: psycopg.Connection[Any], blocks: int) -> int:
 
 
 def outside(conn: psycopg.Connection[Any]) -> set[str]:
-    """What blocks name."""
+    """Return the object names that blocks refer to."""
     return {row[0] for row in conn.execute("select uri from block where uri is not null")}

@@ -1,4 +1,4 @@
-"""A network between clients and Postgres that can be cut, slowed and frozen, and can lose a reply."""
+"""A proxy before Postgres that can cut, delay and freeze connections, and lose a reply."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 PIECE_BYTES = 65536
 KEY_DATA = b"K\0\0\0\x0c"
-"""What begins the message that names the server's process."""
+"""First bytes of the message with the process id of the server."""
 
 
 class PostgresProxy:
-    """A context manager; connect to `url`, a TCP address in front of the server's Unix socket. It also leads to any TCP
-    server. `port`: of that address; `sent`: the bytes that clients have sent; `refused`: how many were not let in.
+    """A context manager; connect to `url`, a TCP address in front of the server's Unix socket or of any TCP server.
+    `port`: of that address; `sent`: the bytes that clients have sent; `refused`: the number of connections refused.
 
-    The network as a whole: `hang_up`, `go_away`, `slow`, `hold`. A single moment: `cut`, `cut_commit`, `freeze`.
+    For the network as a whole: `hang_up`, `go_away`, `slow`, `hold`. At one moment: `cut`, `cut_commit`, `freeze`.
     """
 
     def __init__(self, server_url: str) -> None:
@@ -43,7 +43,7 @@ class PostgresProxy:
         self.frozen, self._thawed = threading.Event(), threading.Event()
 
     def lead_to(self, server_url: str) -> None:
-        """To which server connections lead that are made from now on."""
+        """Connect new connections to this server."""
         parts = urlsplit(server_url)
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         self._server = (
@@ -55,54 +55,54 @@ class PostgresProxy:
     # --- the network ------------------------------------------------------------------------------------------------
 
     def hang_up(self) -> None:
-        """End every connection there is; others may be made at once."""
+        """Close all connections; new ones are accepted at once."""
         for end in tuple(self._ends):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
     def go_away(self) -> None:
-        """End every connection there is, and refuse others until `resume()`."""
+        """Close all connections, and refuse new ones until `resume()`."""
         self._refusing = True
         self.hang_up()
 
     def slow(self, round_trip_s: float) -> None:
-        """Half of that is what every piece takes from now on, each way."""
+        """Delay all data by half the round trip in each direction."""
         self._delay_s = round_trip_s / 2
 
     def hold(self) -> None:
-        """Let nothing through, either way, on connections that stay open, until `resume()`; then all of it."""
+        """Hold back all data in both directions, with connections open, until `resume()`; then pass it on."""
         self._flowing.clear()
 
     def resume(self) -> None:
-        """Let connections in, and what they say through, again."""
+        """Accept connections and pass on data again."""
         self._refusing = False
         self._open.set()
         self._flowing.set()
 
     def pool(self) -> None:
-        """Name another process to clients than the server's, as poolers do, to whom connections are not clients."""
+        """Report another process id to clients than the server's, as a connection pooler does."""
         self._pooling = True
 
-    # --- a moment ---------------------------------------------------------------------------------------------------
+    # --- one moment -------------------------------------------------------------------------------------------------
 
     def cut(self) -> None:
-        """The next reply of the server is lost with its connection. Others have to wait until `resume()`."""
+        """Lose the server's next reply and its connection. New connections wait until `resume()`."""
         self._open.clear()
         self.was_cut.clear()
         self._cutting = True
 
     def cut_commit(self, *, resume: bool, arrives: bool = True, at_once: bool = False) -> None:
-        """Lose the reply to the next COMMIT of a client, and the connection with it; let others in only if `resume`.
-        Unless it `arrives` the COMMIT itself is lost. `at_once`: while the server is still at it."""
+        """Lose the reply to a client's next COMMIT, and its connection; accept new ones only if `resume`. Unless it
+        `arrives` the COMMIT itself is lost. `at_once`: while the server still executes it."""
         self._cutting_commit, self._resuming, self._arriving, self._at_once = True, resume, arrives, at_once
 
     def freeze(self, at: bytes = b"") -> None:
-        """Hold back what a client sends from these bytes on, and then all that any sends, their connections open, until
+        """Hold back what a client sends from these bytes on, and from then on the data of all clients, until
         `thaw()`."""
         self._stop = at
 
     def thaw(self) -> None:
-        """End the frozen connections, and let everything through again."""
+        """Close the frozen connections, and pass on all data again."""
         self._stop = None
         self._thawed.set()
 
@@ -132,7 +132,7 @@ class PostgresProxy:
                     client.close()
 
     def _connect(self, client: socket.socket) -> bool:
-        """Lead the client on to the server; False where there is none."""
+        """Connect the client to the server; return False if there is none."""
         server = socket.socket(socket.AF_UNIX if isinstance(self._server, str) else socket.AF_INET)
         try:
             server.connect(self._server)
@@ -158,7 +158,7 @@ class PostgresProxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def _reply(self, data: bytes, server: socket.socket, client: socket.socket) -> bool:
-        """Pass it on; False if the connection ends instead."""
+        """Pass the reply on; return False if the connection is closed instead."""
         if self._cutting or server is self._committing:
             self._cutting, self._committing = False, None
             self.was_cut.set()
@@ -170,7 +170,7 @@ class PostgresProxy:
         return True
 
     def _request(self, data: bytes, server: socket.socket) -> bool:
-        """Pass it on, as far as that is allowed; False if the connection ends after it."""
+        """Pass the request on as far as it is allowed; return False if the connection is closed after it."""
         self.sent += len(data)
         if self._stop is not None and (place := data.find(self._stop)) >= 0:
             self._stop = b""

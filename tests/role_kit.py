@@ -1,4 +1,4 @@
-"""A server whose tables have an owner that is no superuser, and a user of each role."""
+"""A server whose tables have an owner without superuser rights, and one user for each role."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATABASE = "app"
 
 @dataclass(frozen=True, slots=True)
 class RoleWorld:
-    """URLs of one database, by who logs in. `admin` is a superuser."""
+    """URLs of one database, by user. `admin` is a superuser."""
 
     admin: str
 
@@ -32,18 +32,18 @@ class RoleWorld:
         return self.of(OWNER)
 
     def of(self, user: str) -> str:
-        """The URL of a user, or of the one that is a member of that role and of no other."""
+        """Return the URL of a user, or of the user who is a member of that role only."""
         return make_conninfo(self.admin, user=f"user_of_{user}" if user in list(Role) else user)
 
     def execute(self, statement: str) -> None:
-        """As the superuser."""
+        """Execute a statement as the superuser."""
         with psycopg.connect(self.admin, autocommit=True) as conn:
             conn.execute(statement)
 
 
 @contextmanager
 def a_role_world(*, migrated: bool = True) -> Iterator[RoleWorld]:
-    """A server of its own, as roles are a server's."""
+    """Yield a server of its own, as roles belong to a server."""
     directory = server_directory(os.environ.get(SERVERS))
     try:
         with EmbeddedPostgres(directory / "data") as server:

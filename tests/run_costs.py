@@ -1,4 +1,4 @@
-"""What a run of the tests costs: at its start how long the last one took, at its end where the minutes went."""
+"""Duration of a test run: the last one's, and the minutes of each folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 SELECTIONS = {"not long": "the tests of `make test`", "long": "the tests of `make test-rest`", "": "all tests"}
-"""Which tests a marker expression selects."""
+"""Descriptions of what a marker expression selects."""
 
 
 class RunCosts:
-    """Measures a run, for whoever watches it and for the next one's first lines. A plugin of pytest."""
+    """Plugin of pytest that measures a run, for its summary and for the first lines of the next run."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -30,20 +30,20 @@ class RunCosts:
         return [f"selected: {SELECTIONS.get(self._config.option.markexpr, self._config.option.markexpr)}; {took}"]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Add what one part of a test took: its set-up, itself or its end."""
+        """Add the duration of one phase of a test: set-up, call or teardown."""
         folder = "/".join(Path(report.nodeid.partition("::")[0]).parts[:2])
         self._folder_seconds[folder] += report.duration
         self._passed_count += report.when == "call" and report.passed
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Store what a run of everything selected took, if it was green."""
+        """Store the duration of a run of all selected tests, if it succeeded."""
         if exitstatus == pytest.ExitCode.OK and self._is_unfiltered() and self._config.cache:
             taken = {"seconds": time.monotonic() - self._started_at, "passed": self._passed_count}
             self._config.cache.set(self._cache_key(), taken)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the minutes of each folder, over all workers."""
+        """Print the minutes of each folder, over all workers."""
         if len(self._folder_seconds) > 1:
             by_cost = sorted(self._folder_seconds.items(), key=lambda each: -each[1])
             spent = ", ".join(f"{folder} {_minutes(s)}" for folder, s in by_cost)

@@ -1,4 +1,4 @@
-"""What became of each test when it last ran here: the day, the commit and the outcome, for `tools.fault_results`."""
+"""Outcome, day and commit of each test's last run in this tree, for `tools.fault_results`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tools.fault_results import CACHE_KEY
 
 
 class RunResults:
-    """Stores the outcomes of a run beside those of earlier ones. A plugin of pytest."""
+    """Plugin of pytest that stores the outcomes of a run beside those of earlier ones."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
@@ -19,7 +19,7 @@ class RunResults:
         self._outcomes: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Note how one part of a test ended: its set-up, itself or its end."""
+        """Record the outcome of one phase of a test: set-up, call or teardown."""
         if report.when == "call" or not report.passed:
             self._outcomes[report.nodeid] = report.outcome
 

@@ -1,7 +1,7 @@
-"""Many groups on several real nodes, one of which is killed: how soon the others lead its groups, and what that costs.
+"""Measures how soon other nodes lead the groups of a killed node, and at what cost.
 
-Times are in seconds of the database's clock. Transactions are those of the whole database as `pg_stat_database` counts
-them, which a busy connection reports once a second; each is a few statements.
+Many groups on several real nodes. Times are in seconds of the database's clock. Transactions are those of the whole
+database as `pg_stat_database` counts them, which a busy connection reports once a second; each is a few statements.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ select extract(epoch from clock_timestamp())::float8, xact_commit + xact_rollbac
 @dataclass(frozen=True, slots=True)
 class Takeover:
     """`moved`: groups of the killed node. `led_s`: from the kill until the last of them has a leader again; `total_s`:
-    until every stream is reclaimed from it. `per_group`: transactions from the kill until then, beyond what is usual in
-    that time, per group moved. `granted_anew`: streams that are under another grant than before.
+    until all its streams are reclaimed. `per_group`: transactions from the kill until then, beyond the usual rate, per
+    group moved. `granted_anew`: streams that have another grant than before.
     """
 
     nodes: int
@@ -81,7 +81,7 @@ class Town:
         self.connection.close()
 
     def settle(self) -> None:
-        """Wait until every stream of every group is held under the word of a leader whose lease runs."""
+        """Wait until every stream of every group is held under the grant of a leader with a valid lease."""
         entire = (self.groups * AGENTS, self.groups)
         eventually(lambda: self.row(_SETTLED) == entire, WAIT_S, lambda: f"{self.row(_SETTLED)} of {entire}", 0.05)
 
@@ -89,12 +89,12 @@ class Town:
         return self.connection.execute(statement, parameters).fetchone()
 
     def grants(self) -> dict[tuple[int, int], int]:
-        """{(group, stream): grant id}."""
+        """Return {(group, stream): grant id}."""
         found = self.connection.execute("select group_id, stream_id, grant_id from lending").fetchall()
         return {(group, stream): grant for group, stream, grant in found}
 
     def rate(self) -> float:
-        """Transactions per second for a while."""
+        """Measure transactions per second for a while."""
         began, counted = self.row(_COUNTED)
         ended, after = eventually(partial(self._later, began), 2 * WINDOW_S, every_s=0.2)
         return float((after - counted) / (ended - began))
@@ -105,7 +105,7 @@ class Town:
 
 
 def takeover(url: str, directory: Path, nodes: int = 5, groups: int = 200, speed: float = 2.0) -> Takeover:
-    """Kill the node that leads most groups. All times are the defaults divided by `speed`."""
+    """Kill the node that leads most groups, and measure the takeover. All times are the defaults divided by `speed`."""
     town = Town(url, directory, nodes, groups, speed)
     try:
         before, grants = town.rate(), town.grants()

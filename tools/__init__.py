@@ -1,1 +1,1 @@
-"""What keeps the repository honest; never installed."""
+"""Development tools of the repository: generated pages, checks and planted faults; never installed."""

@@ -1,4 +1,4 @@
-"""A headless Chromium, as Debian packages it, for the tests and the pictures of a node's page."""
+"""A headless Chromium from Debian's packages, for page tests and screenshots."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ FLAGS = (
 
 
 def missing() -> str | None:
-    """What is to be installed first; None: nothing."""
+    """Return what must be installed first; None means nothing."""
     absent = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
     return f"no {' and no '.join(absent)} here: apt-get install chromium chromium-driver" if absent else None
 
 
 def browser(width: int, height: int, profile: Path) -> Chrome:
-    """A fresh Chromium. Raises `FileNotFoundError` where there is none."""
+    """Return a Chromium with a new profile. Raise `FileNotFoundError` if it is not installed."""
     if (problem := missing()) is not None:
         raise FileNotFoundError(problem)
     options = Options()

@@ -1,6 +1,6 @@
-"""`python -m tools.cli_doc`: docs/cli.md, from the commands themselves: their help, arguments, options and examples.
+"""`python -m tools.cli_doc`: writes docs/cli.md from the commands' help, arguments, options and examples.
 
-`--check` writes nothing and fails if the page is not what it would write.
+`--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ These options, which every command takes, stand behind it:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     top: Any = typer.main.get_command(app)
     commands = dict(_walk(top, ""))
     common = [each for each in commands["leader"].params if each.name in COMMON]
@@ -64,7 +64,7 @@ def page() -> str:
 
 
 def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """(name, command) of each that does something, in the order of the help."""
+    """Yield (name, command) of each command that is not a group, in the order of the help."""
     if not hasattr(command, "commands"):
         yield name, command
         return
@@ -73,7 +73,7 @@ def _walk(command: Any, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _help(text: str) -> str:
-    """Paragraphs as they are, and what is to keep its lines as a block."""
+    """Return the help with each paragraph on one line; a paragraph after `\b` becomes a code block."""
     parts = []
     for paragraph in inspect.cleandoc(text).split("\n\n"):
         if paragraph.startswith("\b"):
@@ -98,7 +98,7 @@ def _options(parameters: list[Any]) -> Iterator[str]:
 
 
 def _value(parameter: Any) -> str:
-    """What stands for the value: its name, or all that it can be."""
+    """Return the placeholder of the value: its metavar, or the choices of an enum."""
     if isinstance(parameter.default, Enum):
         return "|".join(str(each.value) for each in type(parameter.default)).replace("|", "\\|")
     return str(parameter.metavar or parameter.name.upper())
@@ -117,7 +117,7 @@ def _meaning(parameter: Any) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it; 1 if it differs."""
+    """Write the page, or with `--check` compare it; return 1 if it differs."""
     return write_or_check(__doc__, {PAGE: page()}, "cli_doc", arguments)
 
 

@@ -1,10 +1,10 @@
-"""`python -m tools.conformance`: docs/conformance.md, from docs/requirements.md, the tests' markers and the mutants.
+"""`python -m tools.conformance`: writes docs/conformance.md from the requirements, markers and mutants.
 
-A requirement is held by the tests that bear its id: `@pytest.mark.conforms("E7")` on a function or a class,
-`pytestmark` in a module or a class, or marks of a parameter. They are found by reading the sources; nothing is
-imported. A planted fault (`tools/mutations`) that is listed for the id and runs such a test is the proof that the test
-would notice. `--check` writes nothing and fails if the page is not what it would write. A marker with an unknown id is
-an error: a typo would be a hole.
+A requirement in docs/requirements.md is covered by the tests marked with its id: `@pytest.mark.conforms("E7")` on a
+function or a class, `pytestmark` in a module or a class, or marks of a parameter. They are found by parsing the
+sources; nothing is imported. A planted fault (`tools/mutations`) that lists the id and runs such a test proves that the
+test would notice. `--check` writes nothing and fails if the page is out of date. A marker with an unknown id is an
+error, since it is most likely a typo.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _REQUIREMENT = re.compile(r"- ([A-Z]+[0-9]+) +(\S.*)")
 
 
 class InvalidMarker(Exception):
-    """A marker, or the list of requirements, that cannot be what was meant: says where and why."""
+    """Error in a marker or in the list of requirements; the message says where and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One line of the list, and the section it stands in."""
+    """One requirement, and the section it is in."""
 
     id: str
     text: str
@@ -42,14 +42,14 @@ class Requirement:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A test that bears an id: `test` is `path::name`, or `path::Class::name`."""
+    """A test marked with an id; `test` is `path::name`, or `path::Class::name`."""
 
     id: str
     test: str
 
 
 def requirements(root: Path) -> list[Requirement]:
-    """The list, in its order. Raises `InvalidMarker` for an id that stands there twice."""
+    """Return the requirements in the order of the list. Raise `InvalidMarker` if an id occurs twice."""
     found: dict[str, Requirement] = {}
     section = ""
     for line in (root / REQUIREMENTS).read_text(encoding="utf-8").splitlines():
@@ -66,7 +66,8 @@ def requirements(root: Path) -> list[Requirement]:
 
 
 def marks(root: Path) -> list[Mark]:
-    """Every (id, test) under tests/, by path and by place in the file. Raises `InvalidMarker`."""
+    """Return every (id, test) under tests/, ordered by path and line. Raise `InvalidMarker` if a marker cannot be
+    read."""
     return [mark for path in sorted((root / "tests").rglob("*.py")) for mark in _marks_in_file(root, path)]
 
 
@@ -78,7 +79,7 @@ def _marks_in_file(root: Path, path: Path) -> Iterator[Mark]:
 
 
 def _marks_in_body(body: Sequence[ast.stmt], prefix: str, outer: tuple[str, ...]) -> Iterator[Mark]:
-    """The tests of a module or class; `outer` are the ids that all of them bear."""
+    """Yield the marks in a module or class; `outer` are the ids that apply to all its tests."""
     inherited = outer + tuple(_pytestmark(body, prefix))
     for node in body:
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -102,7 +103,7 @@ def _pytestmark(body: Sequence[ast.stmt], where: str) -> Iterator[str]:
 
 
 def _ids(expression: ast.expr, where: str) -> Iterator[str]:
-    """The arguments of every `conforms(...)` within an expression."""
+    """Yield the arguments of every `conforms(...)` within an expression."""
     for node in ast.walk(expression):
         if not (isinstance(node, ast.Call) and _last_name(node.func) == "conforms"):
             continue
@@ -122,7 +123,7 @@ def _last_name(node: ast.expr) -> str:
 
 
 def page(root: Path) -> str:
-    """The text of docs/conformance.md. Raises `InvalidMarker` or `tools.mutations.entries.InvalidList`."""
+    """Return the text of docs/conformance.md. Raise `InvalidMarker` or `tools.mutations.entries.InvalidList`."""
     wanted = requirements(root)
     known = {requirement.id for requirement in wanted}
     tests: defaultdict[str, list[str]] = defaultdict(list)
@@ -139,7 +140,7 @@ def page(root: Path) -> str:
 
 
 def _runs(selector: str, test: str) -> bool:
-    """Whether this pytest selector (a folder, a file, a class, a test, one case of it) runs that test."""
+    """Return whether this pytest selector (a folder, file, class, test or one case of it) runs that test."""
     plain = selector.partition("[")[0].rstrip("/")
     return test == plain or test.startswith((f"{plain}::", f"{plain}/"))
 
@@ -184,7 +185,7 @@ def _sections(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; exit code 1: the page is stale or something in the tree is wrong."""
+    """Write or check the page; return 1 if it is out of date or a marker or list is invalid."""
     parser = argparse.ArgumentParser(prog="python -m tools.conformance", description="Write docs/conformance.md.")
     parser.add_argument("--check", action="store_true", help="write nothing; fail if the page is stale")
     parser.add_argument("--root", type=Path, default=Path.cwd(), help="the tree (default: the current directory)")

@@ -1,7 +1,7 @@
-"""What mkdocs asks while it builds the site (`make docs`): pages from beside docs/, and links that lead there.
+"""Hooks of mkdocs (`make docs`): pages from outside docs/, and links to files of the repository.
 
-The pages are written to be read in the repository, so that they link to files by their paths in it. Of those that the
-site has too the link becomes one of the site's; of others, a module say, the words stay and the link goes.
+Pages are written to be read in the repository and link to files by their paths. A link to a file that is also a page of
+the site becomes a link to that page; of any other link, for example to a module, only its text is kept.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PAGES = {
     **{f"examples/{path.parent.name}/README.md": f"examples/{path.parent.name}.md"
        for path in sorted(ROOT.glob("examples/*/README.md"))},
 }  # fmt: skip
-"""{path in the repository: path in the site} of the pages outside of docs/."""
+"""{path in the repository: path in the site} of the pages outside docs/."""
 _PLACES = {there: here for here, there in PAGES.items()}
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 _BLOCK = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages that do not lie below docs/."""
+    """Add the pages that are outside docs/."""
     for here, there in PAGES.items():
         files.append(File.generated(config, there, content=(ROOT / here).read_text()))
     return files
@@ -41,7 +41,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def rewritten(markdown: str, here: str) -> str:
-    """The text of the page `here`, a path in the site, with links as the site has them; blocks of code stay."""
+    """Return the text of page `here`, a path in the site, with links for the site; code blocks are not changed."""
     parts = _BLOCK.split(markdown)
     parts[::2] = [_LINK.sub(lambda found: _link(found, here), part) for part in parts[::2]]
     return "".join(parts)
@@ -61,7 +61,7 @@ def _link(found: re.Match[str], here: str) -> str:
 
 
 def _site_path(path: str) -> str | None:
-    """Where the site has that file of the repository; None: it has it not."""
+    """Return the path in the site of that file of the repository; None if it is not in the site."""
     if path in PAGES:
         return PAGES[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else None

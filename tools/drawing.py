@@ -1,6 +1,6 @@
-"""Drawings of the protocol as SVG: statuses with their moves, and stories with their messages.
+"""SVG drawings of the protocol: statuses with their transitions, and scenarios with their messages.
 
-A drawing is text made from text: the same input gives the same file, so that a check can compare them.
+The same input always gives the same file, so that a check can compare them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Final
 
 INK, GREY, BLUE, RED = "#1f2430", "#6b7280", "#2f4fb5", "#b3261e"
 CHAR = 6.4
-"""About the width of a character of 12 pixels."""
+"""Approximate width of a character of 12 pixels."""
 
 Labels = Mapping[str, Mapping[str, Sequence[str]]]
-"""{status: {status it moves to: the events on which it does}}."""
+"""{status: {next status: the events that cause the transition}}."""
 
 
 @dataclass(slots=True)
 class Canvas:
-    """What is drawn, in pixels from the upper left corner."""
+    """Collects shapes; coordinates are in pixels from the upper left corner."""
 
     width: float
     parts: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ class Canvas:
         )
 
     def words(self, x: float, y: float, words: str) -> None:
-        """Small, on a ground that hides what runs behind them."""
+        """Add small text on a background that hides the lines behind it."""
         width = len(words) * 5.8
         self.parts.append(f'<rect x="{x - width / 2:g}" y="{y - 10:g}" width="{width:g}" height="13" fill="#ffffff"/>')
         self.text(x, y, words, size=11)
@@ -56,7 +56,7 @@ class Canvas:
         )
 
     def svg(self, title: str, height: float) -> str:
-        """The whole drawing, on white, so that it can be read on a dark page too."""
+        """Return the whole drawing, on white, so that it can be read on a dark page too."""
         heads = "".join(
             f'<marker id="{_head(ink)}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
             f'orient="auto"><path d="M0 0L8 4L0 8z" fill="{ink}"/></marker>'
@@ -82,12 +82,12 @@ GAP: Final = 190.0
 BOX: Final = (112.0, 34.0)
 LINE: Final = 14.0
 ROOM: Final = 22.0
-"""Between an arc and the labels of those below it."""
+"""Space between an arc and the labels of those below it."""
 
 
 @dataclass(slots=True)
 class _Arc:
-    """From one status to another; `level`: so far from the statuses it runs."""
+    """An arc from one status to another; `level` is its distance from the statuses."""
 
     source: int
     target: int
@@ -104,12 +104,12 @@ class _Arc:
 
     @property
     def end(self) -> float:
-        """Behind its labels."""
+        """Return the height at which its labels end."""
         return self.level + len(self.words) * LINE
 
 
 def states(title: str, moves: Labels) -> str:
-    """Statuses in a row, in their order: what leads on goes above them, what leads back below."""
+    """Return a drawing of statuses in a row, in order: forward transitions above them, backward ones below."""
     order = list(moves)
     arcs = [
         _Arc(order.index(status), order.index(other), [part for event in events for part in textwrap.wrap(event, 27)])
@@ -130,7 +130,7 @@ def states(title: str, moves: Labels) -> str:
 
 
 def _levelled(arcs: Iterable[_Arc]) -> list[_Arc]:
-    """The short ones first, each beyond the labels of those that it spans."""
+    """Return the arcs, shortest first, each placed beyond the labels of those that it spans."""
     placed: list[_Arc] = []
     for arc in sorted(arcs, key=lambda arc: (arc.span[1] - arc.span[0], arc.span)):
         below = [o.end for o in placed if max(arc.span[0], o.span[0]) < min(arc.span[1], o.span[1])]
@@ -140,7 +140,7 @@ def _levelled(arcs: Iterable[_Arc]) -> list[_Arc]:
 
 
 def _slot(side: Sequence[_Arc], arc: _Arc, status: int) -> float:
-    """Where at its status it begins or ends, from the status's middle: the further it runs, the nearer."""
+    """Return the x at which the arc meets the status: the longer the arc, the closer to the middle of the box."""
     is_right = max(arc.span) != status
     there = [other for other in side if status in other.span and (max(other.span) != status) is is_right]
     offset = 48.0 - 11.0 * there.index(arc)
@@ -162,7 +162,7 @@ def _bow(canvas: Canvas, labels: Canvas, y: float, arc: _Arc, x: float, to_x: fl
         labels.words((x + to_x) / 2, first + index * LINE, part)
 
 
-# --- stories ----------------------------------------------------------------------------------------------------------
+# --- scenarios --------------------------------------------------------------------------------------------------------
 
 COLUMN: Final = 330.0
 LEFT: Final = 150.0
@@ -174,7 +174,7 @@ _STOPS = {"dies": True, "shuts down": True, "freezes": True, "starts": False, "t
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens at a moment, and what was said until then. `why`: in somebody's words, may be empty."""
+    """What happens at one time, and the messages sent until then; `why` is the explanation, may be empty."""
 
     at: float
     why: str
@@ -183,7 +183,8 @@ class Scene:
 
 
 def story(title: str, parties: Sequence[str], scenes: Iterable[Scene]) -> str:
-    """Parties beside one another, time downwards: an arrow per message, a dot for what an agent tells its session."""
+    """Return a drawing with the parties side by side and time downwards. Each message is an arrow; each update from an
+    agent to its session is a dot."""
     chart = _Chart(list(parties))
     for scene in scenes:
         chart.scene(scene)
@@ -233,7 +234,7 @@ class _Chart:
             (self._stopped.add if _STOPS[what] else self._stopped.discard)(name)
 
     def _life(self, name: str, until: float) -> None:
-        """The lifeline from where it was drawn to last, behind what is there already."""
+        """Draw the lifeline from where it last ended, behind what is already drawn."""
         line = Canvas(self._width)
         line.line(self._x[name], self._since[name], self._x[name], until, ink="#c3c7d1", dashed=name in self._stopped)
         self._canvas.parts[:0] = line.parts

@@ -1,8 +1,8 @@
-"""`python -m tools.fault_results`: the last results of the faults in docs/guarantees.md, from the runs of the tests.
+"""`python -m tools.fault_results`: writes the latest test results into docs/guarantees.md.
 
-Each run stores what became of its tests in pytest's cache (`tests/run_results.py`). The result of a row is that of the
-tests that it names: those of a file that bear one of its ids, or all of the file; day and commit are those of the one
-that ran longest ago. A row of which a test has not run here keeps the result that it has, and is named.
+Each run stores its outcomes in pytest's cache (`tests/run_results.py`). The result of a row is that of the tests it
+names: those of a file that are marked with one of its ids, or all of the file; day and commit are those of the oldest
+of these runs. A row of which a test has not run here keeps its old result and is reported.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ PAGE = Path("docs/guarantees.md")
 CACHE_KEY = "sublet/results"
 HEADER = "| what | meanwhile | checkers | last result |"
 RESULT = re.compile(r"\d+ \w+(, \d+ \w+)*, \d{4}-\d\d-\d\d, \S+")
-"""What stands in the column: how many tests ended how, the day, the commit."""
+"""Format of the column: the number of tests by outcome, the day, the commit."""
 
 _CHECKER = re.compile(r"`([\w/]+\.py)`(?: \(([^)]*)\))?")
 
 Results = Mapping[str, Sequence[str]]
-"""Of each test, by pytest's name: outcome, day, commit."""
+"""By pytest's test name: outcome, day, commit."""
 
 
 def rows(page: str) -> Iterator[tuple[int, list[str]]]:
-    """The number of the line, and the cells, of each fault."""
+    """Yield (line number, cells) of each fault."""
     lines = page.splitlines()
     for number in range(lines.index(HEADER) + 2, len(lines)):
         if not lines[number].startswith("| "):
@@ -38,7 +38,7 @@ def rows(page: str) -> Iterator[tuple[int, list[str]]]:
 
 
 def missing_and_result(root: Path, checkers: str, results: Results) -> tuple[list[str], str]:
-    """Which of the tests that the cell `checkers` names have not run, and what became of the others."""
+    """Return which tests named in the cell `checkers` have not run, and the outcome of the others."""
     marked, missing, found = marks(root), list[str](), dict[str, Sequence[str]]()
     for file, ids in _CHECKER.findall(checkers):
         path = f"tests/{file}"
@@ -58,7 +58,7 @@ def _plain(test: str) -> str:
 
 
 def filled(root: Path, page: str, results: Results) -> tuple[str, list[str]]:
-    """The page with the results, and the tests that have not run."""
+    """Return the page with the results, and the tests that have not run."""
     lines, unknown = page.splitlines(), list[str]()
     for number, cells in rows(page):
         missing, result = missing_and_result(root, cells[2], results)
@@ -68,13 +68,13 @@ def filled(root: Path, page: str, results: Results) -> tuple[str, list[str]]:
 
 
 def read_results(root: Path) -> Results:
-    """What the runs of this tree have stored."""
+    """Return the outcomes that test runs of this tree have stored."""
     stored = root / ".pytest_cache" / "v" / CACHE_KEY
     return json.loads(stored.read_text()) if stored.exists() else {}
 
 
 def main(root: Path = Path()) -> int:
-    """The command; exit code 1 if a test has not run."""
+    """Write the results; return 1 if a test has not run."""
     page, unknown = filled(root, (root / PAGE).read_text(encoding="utf-8"), read_results(root))
     (root / PAGE).write_text(page, encoding="utf-8")
     if unknown:

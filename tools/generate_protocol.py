@@ -1,4 +1,4 @@
-"""Generate `protocol/sublet_protocol/v1/sublet_pb2*.py` from `protocol/sublet_protocol/v1/sublet.proto`.
+"""Generates `protocol/sublet_protocol/v1/sublet_pb2*.py` from `protocol/sublet_protocol/v1/sublet.proto`.
 
 The output is checked in, and made by the oldest compiler we support, because generated code refuses to load under a
 runtime older than its compiler: grpcio-tools 1.62 (protobuf 4.25) writes code that every later runtime imports. The
@@ -24,7 +24,7 @@ GENERATED = ("sublet_pb2.py", "sublet_pb2.pyi", "sublet_pb2_grpc.py")
 
 
 def generate(target: Path) -> None:
-    """Write the generated files below `target`, at their place in the package."""
+    """Write the generated files below `target`, at their path in the package."""
     with tempfile.TemporaryDirectory() as scratch:
         venv.create(scratch, with_pip=True)
         python = Path(scratch, "bin", "python")
@@ -35,14 +35,14 @@ def generate(target: Path) -> None:
 
 
 def differences(fresh: Path) -> list[str]:
-    """The generated files whose checked-in text is not what the compiler writes."""
+    """Return the generated files whose checked-in text is not what the compiler writes."""
     places = {name: Path(PROTO).with_name(name) for name in GENERATED}
     pairs = ((name, ROOT / "protocol" / place, fresh / place) for name, place in places.items())
     return [name for name, old, new in pairs if not old.exists() or old.read_bytes() != new.read_bytes()]
 
 
 def main() -> int:
-    """Write the files, or with `--check` compare them; 1 if they differ."""
+    """Write the files, or with `--check` compare them; return 1 if they differ."""
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--check", action="store_true")
     if not arguments.parse_args().check:

@@ -1,4 +1,4 @@
-"""The command of a tool that generates pages: it writes them, or with `--check` says whether they are current."""
+"""Shared command of the page generators: writes pages, or checks with `--check` that they are current."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 def write_or_check(
     description: str | None, texts: Mapping[Path, str | None], tool: str, arguments: list[str] | None = None
 ) -> int:
-    """The exit code: 1 if the files were to be checked and one differs. None for a file that shall not be there."""
+    """Write or check the files; return 1 if a file was to be checked and differs. A text of None means that the file
+    must not exist."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--check", action="store_true")
     is_check = parser.parse_args(arguments).check

@@ -1,7 +1,7 @@
-"""A kind of import contract that import-linter lacks: rules on direct imports, by patterns, with exceptions.
+"""An import-linter contract for direct imports by pattern, with exceptions.
 
-Patterns name a module and all below it; a trailing `*` also names what begins so. Modules that are added later are
-under the rules without being listed.
+Patterns name a module and everything below it; a trailing `*` also matches names with that prefix. Modules that are
+added later are covered without being listed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from importlinter import Contract, ContractCheck, fields, output
 
 
 class DirectImports(Contract):
-    """No module of `importers` but `except_importers` imports any of `imported` but `except_imported`."""
+    """Forbids `importers`, except `except_importers`, to import `imported`, except `except_imported`."""
 
     type_name = "direct"
 
@@ -36,13 +36,13 @@ class DirectImports(Contract):
         return ContractCheck(kept=not broken, metadata={"broken": broken})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
-        """One line per import."""
+        """Print one line per import."""
         for importer, imported, lines in check.metadata["broken"]:
             output.print_error(f"{importer} imports {imported} (line {', '.join(map(str, lines))})")
 
 
 def covered(module: str, patterns: Sequence[str], exceptions: Sequence[str]) -> bool:
-    """Whether the module is named by a pattern and by no exception."""
+    """Return whether a pattern matches the module and no exception does."""
     return _named(module, patterns) and not _named(module, exceptions)
 
 

@@ -1,6 +1,6 @@
-"""`python -m tools.limits_doc`: docs/limits.md, from the constants of `sublet_protocol.domain.limits`.
+"""`python -m tools.limits_doc`: writes docs/limits.md from `sublet_protocol.domain.limits`.
 
-`--check` writes nothing and fails if the page is not what it would write.
+`--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ that nothing is stored that is refused later. What can be split is split by its 
 
 
 def rows() -> Iterator[str]:
-    """A row for each constant, in the order of the module."""
+    """Yield a table row for each constant, in the order of the module."""
     body = ast.parse(inspect.getsource(limits)).body
     for assigned, described in pairwise(body):
         if isinstance(assigned, ast.Assign) and isinstance(described, ast.Expr):
@@ -54,7 +54,7 @@ def rows() -> Iterator[str]:
 
 
 def format_number(value: int | float) -> str:
-    """Return it as people read it: with spaces between thousands, as a power of two where it is a large one."""
+    """Return the number with spaces between thousands, or as a power of two if it is a large one."""
     if isinstance(value, float):
         return f"{value:g}"
     for number, text in ((value, ""), (-value, "-")):
@@ -65,12 +65,12 @@ def format_number(value: int | float) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     return _INTRO + "".join(rows())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it; 1 if it differs."""
+    """Write the page, or with `--check` compare it; return 1 if it differs."""
     return write_or_check(__doc__, {PAGE: page()}, "limits_doc", arguments)
 
 

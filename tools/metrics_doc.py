@@ -1,6 +1,6 @@
-"""`python -m tools.metrics_doc`: docs/metrics.md, from the table that a node's metrics are made of.
+"""`python -m tools.metrics_doc`: writes docs/metrics.md from the metric definitions of a node.
 
-`--check` writes nothing and fails if the page is not what it would write.
+`--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -91,19 +91,19 @@ one, by the node that leads. As text, a node says what concerns the node itself.
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     return _INTRO + "".join(map(line, FAMILIES)) + _REST
 
 
 def line(family: MetricDefinition) -> str:
-    """A line of the table."""
+    """Return a row of the table."""
     names = "<br>".join(f"`{name}`" for name in family.exported_names)
     labels = ", ".join(f"`{label}`" for label in family.labels)
     return f"| {names} | {family.kind} | {labels} | {family.help} |\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it; 1 if it differs."""
+    """Write the page, or with `--check` compare it; return 1 if it differs."""
     return write_or_check(__doc__, {PAGE: page()}, "metrics_doc", arguments)
 
 

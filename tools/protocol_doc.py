@@ -1,8 +1,8 @@
-"""Writes the status tables of `docs/protocol.md` and their drawings from the machines' own tables: none can disagree.
+"""Writes the status tables and drawings of `docs/protocol.md` from the machines' transition tables.
 
     python -m tools.protocol_doc [--check]
 
-What stands between the markers of a section is replaced; the prose around it is written by hand.
+Only the text between the markers of a section is replaced; the rest is written by hand.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEMBER = re.compile(r'^\s+(\w+) = ".*"\s*#\s*(.*)$', re.MULTILINE)
 
 
 def statuses(kind: type[Enum]) -> Iterator[str]:
-    """A line per status with what is true in it, read from the comment beside the member."""
+    """Yield a table row for each status, with its meaning from the comment beside the member."""
     said = dict(_MEMBER.findall(inspect.getsource(kind)))
     yield from ("| status | what is true |", "| --- | --- |")
     for member in kind:
@@ -34,7 +34,7 @@ def statuses(kind: type[Enum]) -> Iterator[str]:
 
 
 def steps(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> Iterator[str]:
-    """A line per (status, event) that changes or says something."""
+    """Yield a table row for each (status, event) that changes the status or has an action."""
     yield from ("| in | on | goes to | and does |", "| --- | --- | --- | --- |")
     for status, row in table.items():
         for kind, (following, action) in row.items():
@@ -43,7 +43,7 @@ def steps(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> Iterator[str]:
 
 
 def answers(table: dict[Any, dict[Any, Any]]) -> Iterator[str]:
-    """A line per status: which event is answered how."""
+    """Yield a table row for each status: how it answers which event."""
     yield from ("| in | on | does |", "| --- | --- | --- |")
     for status, row in table.items():
         for kind, action in row.items():
@@ -52,7 +52,7 @@ def answers(table: dict[Any, dict[Any, Any]]) -> Iterator[str]:
 
 
 def labels(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> drawing.Labels:
-    """{status: {status it moves to: the events on which it does}}."""
+    """Return {status: {next status: the events that cause the transition}}."""
     moves: dict[str, dict[str, list[str]]] = {status.value: {} for status in table}
     for status, row in table.items():
         for kind, (following, _) in row.items():
@@ -62,7 +62,7 @@ def labels(table: dict[Any, dict[Any, tuple[Any, Any]]]) -> drawing.Labels:
 
 
 def unlabelled(moves: dict[Any, Any]) -> drawing.Labels:
-    """The same where the table does not say on which event."""
+    """Return the same for a table that does not name the events."""
     return {status.value: {other.value: () for other in following} for status, following in moves.items()}
 
 
@@ -71,7 +71,7 @@ def _words(action: Enum) -> str:
 
 
 def pictures() -> dict[str, str]:
-    """Machine -> its drawing."""
+    """Return {machine: its drawing}."""
     return {
         "borrower": drawing.states("The statuses of a borrower", unlabelled(borrower_table.ALLOWED_TRANSITIONS)),
         "assignment": drawing.states("The statuses of an assignment", labels(assignment_table.TRANSITIONS)),
@@ -80,7 +80,7 @@ def pictures() -> dict[str, str]:
 
 
 def shown(machine: str) -> list[str]:
-    """The line that shows its drawing."""
+    """Return the lines that embed the machine's drawing."""
     return [f"![the statuses and their moves](pictures/{_picture(machine).name})"]
 
 
@@ -89,7 +89,7 @@ def _picture(machine: str) -> Path:
 
 
 def sections() -> dict[str, list[str]]:
-    """Marker -> lines."""
+    """Return {marker: lines}."""
     a, b, e = assignment_table, borrower_table, election_table
     return {
         "borrower": [*shown("borrower"), "", *statuses(b.BorrowerStatus), "", *answers(b.ACTIONS)],
@@ -100,7 +100,7 @@ def sections() -> dict[str, list[str]]:
 
 
 def render(page: str) -> str:
-    """The page with every section's lines put between its markers."""
+    """Return the page with every section's lines put between its markers."""
     for name, lines in sections().items():
         found = re.search(rf"<!-- begin {name} -->\n(.*?)<!-- end {name} -->", page, re.DOTALL)
         if found is None:
@@ -110,7 +110,7 @@ def render(page: str) -> str:
 
 
 def main() -> int:
-    """Write the page and its drawings, or with `--check` only say whether they are current."""
+    """Write the page and its drawings, or with `--check` only report whether they are current."""
     texts = {PAGE: render(PAGE.read_text()), **{_picture(name): text for name, text in pictures().items()}}
     return write_or_check(__doc__, texts, "protocol_doc")
 

@@ -1,7 +1,7 @@
-"""`python -m tools.screenshots`: the pictures of a node's page in docs/pictures, from a scene that it sets and plays.
+"""`python -m tools.screenshots`: takes the pictures of a node's page in docs/pictures.
 
-An embedded Postgres, two nodes, groups with consumers that come and go, and messages. Needs Debian's packages chromium
-and chromium-driver.
+It starts an embedded Postgres, two nodes, groups with consumers that come and go, and a publisher. Needs Debian's
+packages chromium and chromium-driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ GROUPS = (BILLING, "$share/audit/#", "$share/shipping/orders/+/created", "$queue
 
 
 class Scene:
-    """Processes on one database, as somebody would start them."""
+    """Processes on one database, started by commands as a user would."""
 
     def __init__(self, url: str, directory: Path) -> None:
         self.url, self._directory = url, directory
@@ -47,24 +47,24 @@ class Scene:
         self._publishing = threading.Thread(target=self._publish)
 
     def run(self, *arguments: str) -> None:
-        """A command, to its end."""
+        """Run a command and wait for its end."""
         subprocess.run(self._argv(*arguments), env=self._environment, check=True, capture_output=True)
 
     def start(self, name: str, *arguments: str) -> None:
-        """A command that stays."""
+        """Start a command in the background."""
         with (self._directory / name).open("wb") as output:
             self._running[name] = subprocess.Popen(
                 self._argv(*arguments), env=self._environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL
             )
 
     def end(self, name: str) -> None:
-        """SIGTERM, and wait."""
+        """Send SIGTERM and wait."""
         running = self._running.pop(name)
         running.terminate()
         running.wait(20)
 
     def address(self, name: str) -> str:
-        """Where a node answers."""
+        """Return the HTTP address of a node. Raise `TimeoutError` if it reports none in `WAIT_S`."""
         deadline = time.monotonic() + WAIT_S
         while time.monotonic() < deadline:
             if found := re.search(r"answers at (http://\S+)", (self._directory / name).read_text()):
@@ -73,11 +73,11 @@ class Scene:
         raise TimeoutError((self._directory / name).read_text())
 
     def publish(self) -> None:
-        """Messages, until the end."""
+        """Publish messages until `close`."""
         self._publishing.start()
 
     def close(self) -> None:
-        """End all."""
+        """Stop the publisher and all processes."""
         self._stop.set()
         if self._publishing.is_alive():
             self._publishing.join()
@@ -100,7 +100,7 @@ class Scene:
 
 @contextlib.contextmanager
 def scene() -> Iterator[Scene]:
-    """With nodes, groups and consumers."""
+    """Start nodes, groups and consumers for the `with` block."""
     directory = Path(tempfile.mkdtemp(prefix="sublet-screenshots-"))
     directory.chmod(0o755)
     try:
@@ -125,12 +125,12 @@ def scene() -> Iterator[Scene]:
 
 
 def shoot(driver: Chrome, name: str, where: Path) -> None:
-    """Write the picture of what is shown."""
+    """Write a picture of the page as the browser shows it."""
     (where / name).write_bytes(driver.get_screenshot_as_png())
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Play the scene, and take the pictures."""
+    """Start the scene and take the pictures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--to", type=Path, default=PICTURES)
     parser.add_argument("--minutes", type=float, default=1.5, help="how long the scene is played before")
@@ -151,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _wide(driver: Chrome, address: str, played: Scene, play_s: float, where: Path) -> None:
-    """A group into which somebody has just come, and the list."""
+    """Take pictures of a group that a consumer has just joined, and of the list."""
     driver.get(_group(address))
     _wait(driver, "document.querySelectorAll('.chip').length == 16")
     time.sleep(play_s)
@@ -167,7 +167,7 @@ def _wide(driver: Chrome, address: str, played: Scene, play_s: float, where: Pat
 
 
 def _narrow(driver: Chrome, address: str, where: Path) -> None:
-    """On a phone that prefers the dark."""
+    """Take a picture at the width of a phone, in dark mode."""
     metrics = {"width": 360, "height": 780, "deviceScaleFactor": 1, "mobile": True}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     dark = {"features": [{"name": "prefers-color-scheme", "value": "dark"}]}

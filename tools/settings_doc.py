@@ -1,6 +1,6 @@
-"""`python -m tools.settings_doc`: docs/settings.md, from the settings classes and a table of the other settings.
+"""`python -m tools.settings_doc`: writes docs/settings.md from the settings classes and a table of other settings.
 
-`--check` writes nothing and fails if the page is not what it would write.
+`--check` writes nothing and fails if the page is out of date.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 
 
 class Setting(NamedTuple):
-    """A line of the page."""
+    """A row of the page."""
 
     name: str
     option: str
@@ -285,7 +285,7 @@ Of `df.write` and `df.writeStream`. See [the sink](spark-sink.md).
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the text of the page."""
     general = "".join(f"| `{s.name}` | {s.option} | {s.default} | {s.meaning} |\n" for s in GENERAL)
     leader = _LEADER + times(LeaderSettings) + rules(LeaderSettings)
     borrower = _BORROWER + times(BorrowerSettings) + rules(BorrowerSettings)
@@ -297,7 +297,7 @@ def page() -> str:
 
 
 def options(kind: type[StreamOptions | BatchQueryOptions | WriteOptions]) -> str:
-    """The lines of a format's options."""
+    """Return the table rows of a format's options."""
     reported = sentences(kind)
     return "".join(
         f"| `{to_camel_case(field.name)}` | {_default(field.default)} | {reported[field.name]} |\n"
@@ -314,19 +314,19 @@ def _default(value: object) -> str:
 
 
 def arguments(kind: type, reported: dict[str, str]) -> str:
-    """The section of a class's arguments, with their defaults from its signature."""
+    """Return the section of a class's arguments, with the defaults from its signature."""
     known = inspect.signature(kind).parameters
     lines = (f"| `{name}` | `{known[name].default!r}` | {meaning} |\n" for name, meaning in reported.items())
     return _ARGUMENTS.format(name=kind.__name__) + "".join(lines)
 
 
 def rules(settings: type[SettingsBase]) -> str:
-    """The bounds between the fields of one class."""
+    """Return the constraints between the fields of one class."""
     return _RULES + "".join(f"- `{rule.text}`: {rule.reason}.\n" for rule in settings.RULES)
 
 
 def times(settings: type[SettingsBase]) -> str:
-    """The lines of one class: its fields, their defaults and the sentences below them."""
+    """Return the table rows of one class: its fields, their defaults and the sentences below them."""
     reported = sentences(settings)
     return "".join(
         f"| `{settings.PREFIX}{field.name.upper()}` | {field.default:g} | {reported[field.name]} |\n"
@@ -335,7 +335,7 @@ def times(settings: type[SettingsBase]) -> str:
 
 
 def sentences(settings: type) -> dict[str, str]:
-    """{field: the string that follows it in the source}. Raises `KeyError` later for a field without one."""
+    """Return {field: the string after it in the source}; a field without one has no entry."""
     (body,) = [node for node in ast.parse(inspect.getsource(settings)).body if isinstance(node, ast.ClassDef)]
     found = {}
     for field, text in zip(body.body, body.body[1:], strict=False):
@@ -350,7 +350,7 @@ def sentences(settings: type) -> dict[str, str]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare it; 1 if it differs."""
+    """Write the page, or with `--check` compare it; return 1 if it differs."""
     return write_or_check(__doc__, {PAGE: page()}, "settings_doc", arguments)
 
 

@@ -1,4 +1,4 @@
-"""Where Python finds the packages of a checkout that is not installed."""
+"""PYTHONPATH of a checkout that is not installed."""
 
 from __future__ import annotations
 

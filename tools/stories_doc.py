@@ -1,8 +1,8 @@
-"""Writes `docs/protocol-scenarios.md` and its drawings from the stories that the tests play (`tests/scenarios`).
+"""Writes `docs/protocol-scenarios.md` and its drawings from the scenarios in `tests/scenarios`.
 
     python -m tools.stories_doc [--check]
 
-What is drawn is what the tests check, and the comments beside it.
+The drawings show the messages that the tests check, and the comments beside them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ agent's first borrower, `a/2` the one that succeeded it. Pings are left out wher
 
 
 def pages() -> Iterator[tuple[Path, str]]:
-    """(file, text) of the page and its drawings."""
+    """Yield (file, text) of the page and its drawings."""
     parts = [HEAD]
     for path in sorted(FILES.glob("*.toml")):
         reported = stories.load(path)
@@ -51,21 +51,21 @@ def pages() -> Iterator[tuple[Path, str]]:
 
 
 def _scenes(reported: stories.Story, comments: list[str]) -> Iterator[drawing.Scene]:
-    """Steps where nothing is said and nothing explained are left out."""
+    """Yield the steps that have a message or an explanation."""
     for step, comment in zip(reported.steps, comments, strict=True):
         if step.do or step.then or comment:
             yield drawing.Scene(step.at, comment, step.do, step.then)
 
 
 def _comments(path: Path) -> list[str]:
-    """What stands as a comment before each step."""
+    """Return the comment before each step."""
     before = stories.read(path).split("[[step]]")[:-1]
     explained = (re.findall(r"^# ?(.*)$", part.rsplit("\n\n", 1)[-1], re.MULTILINE) for part in before)
     return [" ".join(lines).replace("`", "") for lines in explained]
 
 
 def _parties(reported: stories.Story) -> list[str]:
-    """Agents and nodes that speak or are spoken to: the first agent, the nodes, the other agents."""
+    """Return the agents and nodes that send or receive: the first agent, the nodes, the other agents."""
     spoken = (re.match(r"(\w+) -> (\w+):", line) for step in reported.steps for line in step.then)
     named = {name for found in spoken if found for name in found.groups()}
     agents = sorted(named - set(reported.nodes))
@@ -73,7 +73,7 @@ def _parties(reported: stories.Story) -> list[str]:
 
 
 def main() -> int:
-    """Write them, or with `--check` only say whether they are current."""
+    """Write the pages, or with `--check` only report whether they are current."""
     former: dict[Path, str | None] = dict.fromkeys(PICTURES.glob("story-*.svg"))
     return write_or_check(__doc__, former | dict(pages()), "stories_doc")
 

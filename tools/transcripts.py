@@ -1,9 +1,9 @@
-"""`python -m tools.transcripts`: runs the commands of docs/operations.md, and puts what they print behind them.
+"""`python -m tools.transcripts`: runs the commands of docs/operations.md and inserts their output.
 
-In a `console` block a line `$ sublet ...` is run, on a Postgres of the page's own; what it answers follows, and its
-exit code if that is not 0. A comment `<!-- scene: NAME -->` makes something happen first: see `SCENES`. `--check`
-writes nothing: it fails where a command ends otherwise than the page says, or where the columns of a table or the
-fields of an object are others. Numbers, ids and times are not compared.
+In a `console` block a line `$ sublet ...` is run, on a Postgres of the page's own; its output follows, and its exit
+code if that is not 0. A comment `<!-- scene: NAME -->` prepares a situation first: see `SCENES`. `--check` writes
+nothing: it fails if a command exits otherwise than the page says, or if the columns of a table or the fields of an
+object differ. Numbers, ids and times are not compared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS = {
     "SUBLET_RECLAIM_GRACE_S": "4",
     "SUBLET_MIN_GRANT_DURATION_S": "0.2",
 }
-"""Short times, for a page is not to take long; the prose tells those that are the defaults."""
+"""Short times, so that the page does not take long; the prose has the defaults."""
 GROUP, AUDIT = "$share/billing/orders/#", "$share/audit/orders/#"
 _PART = re.compile(r"^<!-- scene: (?P<scene>[^>]*?) -->$|^```console\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXIT = re.compile(r"\[exit code (\d+)\]")
@@ -54,7 +54,7 @@ class Stage:
         self.environment = {**clean, **SETTINGS, "SUBLET_DATABASE_URL": url, "PYTHONPATH": source_path(ROOT)}
 
     def run(self, command: str, stdin: bytes = b"") -> str:
-        """What a command line prints, stdout first; with a last line for an exit code other than 0."""
+        """Return what a command line prints, stdout first, with a last line for an exit code other than 0."""
         shell = command.replace("sublet ", f"{sys.executable} -m sublet.cli ")
         done = subprocess.run(
             ["bash", "-c", shell], env=self.environment, input=stdin, capture_output=True, timeout=WAIT_S, check=False
@@ -64,7 +64,7 @@ class Stage:
         return "".join(f"{line.rstrip()}\n" for line in lines + ending)
 
     def start(self, name: str, *arguments: str) -> None:
-        """A process that goes on."""
+        """Start a process in the background."""
         argv = [sys.executable, "-m", "sublet.cli", *arguments]
         nowhere = subprocess.DEVNULL
         self._processes[name] = subprocess.Popen(
@@ -72,25 +72,25 @@ class Stage:
         )
 
     def serve(self, *names: str) -> None:
-        """Nodes, which are listed when this returns."""
+        """Start nodes, and wait until they are registered."""
         for name in names:
             self.start(name, "leader", "--name", name, "--listen", "127.0.0.1:0")
         self.until(f"select count(*) >= {len(names)} from node where expires_at > clock_timestamp()")
         self.until("select exists (select from leadership where leadership_id = 0 and expires_at > clock_timestamp())")
 
     def end(self, *names: str, kill: bool = False) -> None:
-        """End processes, gracefully or not."""
+        """Stop processes with SIGTERM, or with SIGKILL if `kill`."""
         for name in names:
             (self._processes[name].kill if kill else self._processes[name].terminate)()
         for name in names:
             self._processes.pop(name).wait(WAIT_S)
 
     def close(self) -> None:
-        """End whatever is left."""
+        """Stop all processes that are left."""
         self.end(*self._processes, kill=True)
 
     def until(self, question: str) -> None:
-        """Wait until the database answers yes. Raises `TimeoutError`."""
+        """Wait until the query returns true. Raise `TimeoutError` if it does not."""
         deadline = time.monotonic() + WAIT_S
         with connect(self.url) as connection:
             while connection.execute(question).fetchone() != (True,):
@@ -99,7 +99,7 @@ class Stage:
                 time.sleep(0.05)
 
     def settled(self, consumers: int) -> None:
-        """Wait until so many have all of the group's streams, and have consumed them."""
+        """Wait until that number of consumers hold all streams of the group and have consumed them."""
         self.until(
             f"select count(distinct agent) = {consumers} and count(*) = 4 and bool_and(position = head)"
             " from lending join stream using (stream_id) join consumer_group g using (group_id)"
@@ -107,7 +107,7 @@ class Stage:
         )
 
     def publish(self, count: int) -> None:
-        """So many orders, of many customers."""
+        """Publish `count` orders of many customers."""
         records = (json.dumps({"key": f"customer-{n % 97}", "value": {"id": n}}) for n in range(count))
         self.run("sublet publish orders/eu/created --format ndjson", "\n".join(records).encode())
 
@@ -145,7 +145,7 @@ def _leaderless(stage: Stage) -> None:
 
 
 def _block(stage: Stage) -> None:
-    """Let a position lie beyond the end, as after a restore of messages older than it."""
+    """Set a position beyond the end of a stream, as after a restore of an older backup."""
     with connect(stage.url) as connection:
         connection.execute(
             "update lending set position = 100000 where (group_id, stream_id) = (select group_id, min(stream_id)"
@@ -174,7 +174,7 @@ SCENES: dict[str, Callable[[Stage], None]] = {
 
 
 def played(page: str, stage: Stage) -> str:
-    """The page with what its commands have printed now."""
+    """Return the page with the current output of its commands."""
 
     def part(found: re.Match[str]) -> str:
         if found["scene"] is not None:
@@ -187,7 +187,7 @@ def played(page: str, stage: Stage) -> str:
 
 
 def shapes(page: str) -> list[tuple[str, Any]]:
-    """(command, how it ended and the shape of its answer) of each transcript."""
+    """Return (command, its exit code and the shape of its output) of each transcript."""
     found = []
     for block in re.findall(r"^```console\n(.*?)^```$", page, re.DOTALL | re.MULTILINE):
         for text in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
@@ -197,7 +197,7 @@ def shapes(page: str) -> list[tuple[str, Any]]:
 
 
 def _shape(answer: str) -> Any:
-    """The fields of an object, else the words of the first line without what is in numbers."""
+    """Return the fields of an object, else the words of the first line without those that contain digits."""
     first = answer.partition("\n")[0]
     if first.startswith("{"):
         return _fields(json.loads(first))
@@ -213,12 +213,12 @@ def _fields(thing: Any) -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write the page, or with `--check` compare its shapes; 1 if they differ."""
+    """Write the page, or with `--check` compare its shapes; return 1 if they differ."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true")
     check = parser.parse_args(arguments).check
     directory = Path(tempfile.mkdtemp(prefix="sublet-transcripts-"))
-    directory.chmod(0o755)  # a server that root starts runs as somebody else
+    directory.chmod(0o755)  # a server started by root runs as another user
     try:
         from sublet_storage.bootstrap.migrate import migrate
 

@@ -1,11 +1,11 @@
-"""Runs docs/tutorial.md: its programs are written, its commands run, and what they print is put behind them.
+"""Runs docs/tutorial.md: writes its programs, runs its commands and inserts their output.
 
     python -m tools.tutorial [--check]
 
 A block of Python is a file, named by the line above it. In a `console` block a line `$ COMMAND` is run, in one
-directory for the page, and one that ends with `&` goes on in the background. A comment `<!-- until: WORDS -->` waits
-for what the words stand for, `<!-- mark: WORDS -->` puts them into the pictures. `--check` writes nothing. Exit code 1:
-a command has failed.
+directory for the page, and one that ends with `&` runs in the background. A comment `<!-- until: WORDS -->` waits for
+the condition of that name, `<!-- mark: WORDS -->` labels the present time in the pictures. `--check` writes nothing.
+Exit code 1: a command has failed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _PART = re.compile(r"^(?:`(?P<file>\w+\.py)`[^\n]*:\n\n)?```(?P<kind>python|cons
 
 @dataclass
 class Watch:
-    """Looks at the group again and again. `samples`: (seconds, lag, {session or why not: streams})."""
+    """Samples the group periodically. `samples`: (seconds, lag, {session or status: streams})."""
 
     url: str
     begun: float = field(default_factory=time.monotonic)
@@ -57,13 +57,13 @@ class Watch:
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        """Until it is over."""
+        """Sample until `over` is set."""
         with connect(self.url) as connection:
             while not self.over.wait(POLL_INTERVAL_S):
                 self.look(connection)
 
     def look(self, connection: Any) -> None:
-        """Once; at first there is no group, nor a table of groups."""
+        """Take one sample; at first the group and its table do not exist."""
         try:
             found = describe_group(connection, GROUP)
         except (NotFound, UndefinedTable):
@@ -76,18 +76,18 @@ class Watch:
         self.samples.append((time.monotonic() - self.begun, lag, holders))
 
     def changes(self) -> list[tuple[float, dict[str, int]]]:
-        """(seconds, holders) where these changed, and at the end."""
+        """Return (seconds, holders) at each change, and at the beginning and the end."""
         moments = [(at, holders) for at, _, holders in self.samples]
         changed = [new for old, new in pairwise(moments) if old[1] != new[1]]
         return [moments[0], *changed, moments[-1]]
 
     def mark(self, words: str) -> None:
-        """Something happens now."""
+        """Label the present time in the pictures."""
         self.marks.append((time.monotonic() - self.begun, words))
 
 
 class Failed(Exception):
-    """A command has failed, or what was waited for did not come."""
+    """Raised if a command failed, or a condition did not come true in time."""
 
 
 class Tour:
@@ -98,7 +98,7 @@ class Tour:
         self.watch = Watch(url)
 
     def console(self, text: str) -> str:
-        """Run the commands of a block; the block with what they print now."""
+        """Run the commands of a block; return the block with their output."""
         lines = []
         for line in text.splitlines():
             if line.startswith("$ "):
@@ -106,7 +106,7 @@ class Tour:
         return "\n".join(lines) + "\n"
 
     def until(self, words: str) -> None:
-        """Wait for what the words stand for."""
+        """Wait until the condition named `words` is true."""
         deadline = time.monotonic() + WAIT_S
         while not self._is(words):
             if time.monotonic() > deadline:
@@ -114,7 +114,7 @@ class Tour:
             time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
-        # Its output goes to a file, as a command in the background keeps a pipe open.
+        # # Its output goes to a file: a command in the background would keep a pipe open.
         self._commands += 1
         said = self._place / f".said-{self._commands}"
         with said.open("wb") as output:
@@ -128,7 +128,7 @@ class Tour:
         return [line.rstrip() for line in text.rstrip().splitlines()]
 
     def _environment(self) -> dict[str, str]:
-        """What somebody has who has activated the virtual environment."""
+        """Return the environment of a user with the virtual environment activated."""
         found = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
         java = str(java_home(ROOT / ".cache"))
@@ -151,7 +151,7 @@ class Tour:
 
 
 def draw(watch: Watch) -> None:
-    """The page's pictures."""
+    """Draw the page's pictures."""
     import matplotlib as mpl
 
     mpl.use("svg")
@@ -183,8 +183,8 @@ def draw(watch: Watch) -> None:
 
 
 def tour(page: str, place: Path, settings: Mapping[str, str] | None = None) -> tuple[str, Watch]:
-    """Run the page in this directory, with these variables in its environment; the page as it is now, and what was
-    seen of the group. Raises `Failed`."""
+    """Run the page in this directory, with these variables in its environment. Return the page with the new output, and
+    the samples of the group. Raise `Failed` if a command fails."""
     with EmbeddedPostgres(place / ".sublet") as server:
         run = Tour(place, server.url, settings or {})
 
@@ -215,7 +215,7 @@ def tour(page: str, place: Path, settings: Mapping[str, str] | None = None) -> t
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Run the page, and without `--check` write it; return 1 if a command failed."""
     parser = argparse.ArgumentParser(prog="python -m tools.tutorial", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     asked = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""What Postgres alone takes on the same way: the limit of whatever keeps its messages there.
+"""Postgres alone with LISTEN and NOTIFY: the limit of systems that store messages there.
 
-The publisher's thread inserts whatever waits in one statement and says NOTIFY in the same transaction; the consumer
-LISTENs and selects what is new. No group, no acknowledgement, no node; one publisher and one consumer only.
+The publisher's thread inserts all waiting messages in one statement and sends NOTIFY in the same transaction; the
+consumer LISTENs and selects what is new. No group, no acknowledgement, no node; one publisher and one consumer only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bench.peers.load import Load, Recorder, keep_pace
 from bench.peers.system import Role
 
 POLL_INTERVAL_S = 1.0
-"""A consumer that is told of nothing looks all the same."""
+"""Interval at which a consumer polls without a notification."""
 
 _SETUP = "create table message (number bigint generated always as identity primary key, value bytea not null)"
 _INSERT = (
@@ -32,7 +32,7 @@ _SELECT = "select number, value from message where number > %s order by number"
 
 @dataclass(frozen=True, slots=True)
 class PostgresAlone:
-    """As durable as sublet's."""
+    """Postgres alone, as durable as sublet's."""
 
     key = "postgres-alone"
     name = "Postgres alone"
@@ -41,17 +41,17 @@ class PostgresAlone:
     is_durable = True
 
     def missing(self) -> str | None:
-        """Nothing: sublet needs it too."""
+        """Return None: sublet needs it too."""
         return None
 
     @contextlib.contextmanager
     def serve(self, directory: Path) -> Iterator[str]:
-        """The address is the database's URL."""
+        """Yield the database's URL as the address."""
         with postgres.server() as server:
             yield postgres.database(server, 1)
 
     def publish(self, address: str, topic: str, load: Load) -> None:
-        """`topic` is not looked at: of the messages of one rate those of another have been consumed."""
+        """Publish; `topic` is ignored, since messages of other topics have been consumed."""
         with contextlib.closing(_Inserter(address)) as inserter:
             last = keep_pace(load, inserter.add)
             inserter.settle()
@@ -59,7 +59,7 @@ class PostgresAlone:
             inserter.settle()
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
-        """LISTEN, then read whenever something is said."""
+        """LISTEN, then read after every notification."""
         with psycopg.connect(address, autocommit=True) as connection:
             connection.execute("drop table if exists message")
             connection.execute(_SETUP)
@@ -76,7 +76,7 @@ class PostgresAlone:
 
 
 class _Inserter:
-    """Takes from the caller's thread, and commits in its own all that waits together."""
+    """Takes messages from the caller's thread, and commits all waiting ones in its own."""
 
     def __init__(self, address: str) -> None:
         self._connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True)

@@ -1,7 +1,7 @@
-"""A steady load, and what came of it at the other end; both ends read the same clock, CLOCK_MONOTONIC.
+"""A steady load, and its latency at the other end; both ends read CLOCK_MONOTONIC.
 
 A message has 100 bytes: when it was given to `publish`, its number, and whether it counts. Calls come in ticks of a
-millisecond, for everybody: that is as fine as an event loop's timer.
+millisecond for every system: that is the resolution of an event loop's timer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench._report import quantile
 
 MESSAGE_BYTES = 100
 MIN_MEASURED = 2
-"""For as many a load goes on beyond its time: so slow was the publisher."""
+"""Fewest measured messages, for which a load may exceed its time if the publisher is slow."""
 TICKS_PER_S = 1000
 
 _HEAD = struct.Struct("<qqb")
@@ -27,11 +27,11 @@ _REST = b"x" * (MESSAGE_BYTES - _HEAD.size)
 
 
 class Kind(IntEnum):
-    """What a message is for."""
+    """Purpose of a message."""
 
     WARM_UP = 0  # not counted
     MEASURED = 1
-    LAST = 2  # its number is how many there were before it
+    LAST = 2  # its number is the number of messages before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Load:
 
 
 class Pace:
-    """Which message is due when. A publisher that was held up makes up for it, but not beyond the end of its time."""
+    """Schedule of the messages. A publisher that was delayed catches up, but not beyond the end of its time."""
 
     def __init__(self, load: Load, now: float) -> None:
         self._rate, self._begun = load.rate, now
@@ -54,14 +54,14 @@ class Pace:
         self._number = self._measured = 0
 
     def wait_s(self, now: float) -> float | None:
-        """Until the next message is due; 0: it is; None: the time is over."""
+        """Return the seconds until the next message is due, 0 if it is; None if the time is over."""
         if now >= self._over_at and self._measured >= MIN_MEASURED:
             return None
         due = self._begun + self._number // self._tick * self._tick / self._rate
         return max(due - now, 0.0)
 
     def message(self, now: float) -> bytes:
-        """The next one, which is published now."""
+        """Return the next message, to be published now."""
         kind = Kind.MEASURED if now >= self._counts_from else Kind.WARM_UP
         message = _HEAD.pack(round(now * 1e9), self._number, kind) + _REST
         self._number += 1
@@ -69,12 +69,12 @@ class Pace:
         return message
 
     def last(self) -> bytes:
-        """What tells the consumer that it has had them all."""
+        """Return the message that marks the end for the consumer."""
         return _HEAD.pack(0, self._number, Kind.LAST) + _REST
 
 
 def keep_pace(load: Load, send: Callable[[bytes], object]) -> bytes:
-    """Call `send` with each message when it is due; the one that is to follow once all are acknowledged."""
+    """Call `send` with each message when it is due; return the last one, to be sent once all are acknowledged."""
     pace = Pace(load, time.monotonic())
     while (wait_s := pace.wait_s(now := time.monotonic())) is not None:
         if wait_s > 0:
@@ -85,7 +85,7 @@ def keep_pace(load: Load, send: Callable[[bytes], object]) -> bytes:
 
 
 class Recorder:
-    """What a consumer was given, and how long after it was published; a line of JSON for each thing it has to say."""
+    """Records what a consumer received and its latency, as lines of JSON."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -95,11 +95,11 @@ class Recorder:
         self._promised: int | None = None
 
     def ready(self) -> None:
-        """The consumer waits for messages."""
+        """Record that the consumer waits for messages."""
         self._write({"ready": True})
 
     def take(self, values: Iterable[bytes]) -> None:
-        """These messages are in the consumer's hands now."""
+        """Record that the consumer has received these messages."""
         now = time.monotonic_ns()
         for value in values:
             sent, number, kind = _HEAD.unpack_from(value)
@@ -113,15 +113,15 @@ class Recorder:
 
     @property
     def over(self) -> bool:
-        """The last one was there."""
+        """Return whether the last message has been received."""
         return self._promised is not None
 
     def finish(self) -> None:
-        """Say what was measured."""
+        """Write the result."""
         self._write(self.result())
 
     def result(self) -> dict[str, Any]:
-        """Milliseconds, how many were measured, how many of all were lost, and how many came twice."""
+        """Return latencies in milliseconds, and how many messages were measured, lost, and received twice."""
         if self._promised is None or len(self._took) < MIN_MEASURED:
             least = f"at least {MIN_MEASURED} and the last one are needed"
             raise ValueError(f"{len(self._took)} messages were measured: {least}.")

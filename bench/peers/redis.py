@@ -1,7 +1,7 @@
 """Redis Streams: a consumer group, the append-only file synchronised each second or always.
 
-The publisher sends every message at once and takes the acknowledgements in another thread. The consumer acknowledges
-what it has in the round trip that asks for more, a thousand at most.
+The publisher sends every message at once and receives the acknowledgements in another thread. The consumer acknowledges
+its messages in the round trip that fetches more, a thousand at most.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ANSWER_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """With one value of `appendfsync`."""
+    """Redis with one value of `appendfsync`."""
 
     appendfsync: str
     name = "Redis Streams"
@@ -37,21 +37,21 @@ class Redis:
 
     @property
     def key(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         return f"redis-{self.appendfsync}"
 
     @property
     def setting(self) -> str:
-        """As its configuration says it."""
+        """Return the setting as in its configuration."""
         return f"appendfsync {self.appendfsync}"
 
     @property
     def is_durable(self) -> bool:
-        """Each second it acknowledges first, and may lose a second."""
+        """Return whether it syncs always: otherwise it acknowledges first, and may lose a second."""
         return self.appendfsync == "always"
 
     def missing(self) -> str | None:
-        """Server or client."""
+        """Return what is missing: the server or the client."""
         if shutil.which(SERVER) is None:
             return "there is no redis-server on the PATH. Install it: apt-get install redis-server"
         if importlib.util.find_spec("redis") is None or importlib.util.find_spec("hiredis") is None:
@@ -60,7 +60,7 @@ class Redis:
 
     @contextlib.contextmanager
     def serve(self, directory: Path) -> Iterator[str]:
-        """The address is the port."""
+        """Yield the port as the address."""
         port = free_port()
         settings = {
             "port": str(port),
@@ -76,7 +76,7 @@ class Redis:
             yield str(port)
 
     def publish(self, address: str, topic: str, load: Load) -> None:
-        """One XADD per message."""
+        """Publish with one XADD per message."""
         adder = _Adder(int(address), topic)
         last = keep_pace(load, adder.add)
         adder.settle()
@@ -84,7 +84,7 @@ class Redis:
         adder.settle()
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
-        """XREADGROUP BLOCK, and XACK."""
+        """Consume with XREADGROUP BLOCK, and XACK."""
         import redis
 
         client = redis.Redis(host="127.0.0.1", port=int(address), protocol=2, socket_timeout=ANSWER_S)
@@ -99,7 +99,7 @@ class Redis:
 
 
 def _read(client: Any, topic: str, taken: list[bytes]) -> list[tuple[bytes, dict[bytes, bytes]]]:
-    """Acknowledge what was taken, and ask for what follows, in one round trip."""
+    """Acknowledge the messages taken, and fetch what follows, in one round trip."""
     pipeline = client.pipeline(transaction=False)
     if taken:
         pipeline.xack(topic, GROUP, *taken)
@@ -109,7 +109,7 @@ def _read(client: Any, topic: str, taken: list[bytes]) -> list[tuple[bytes, dict
 
 
 class _Adder:
-    """Sends from the caller's thread, and takes the answers in its own."""
+    """Sends from the caller's thread, and receives the replies in its own."""
 
     def __init__(self, port: int, topic: str) -> None:
         import redis
@@ -122,7 +122,7 @@ class _Adder:
         threading.Thread(target=self._take_answers, daemon=True).start()
 
     def add(self, value: bytes) -> None:
-        """Waits only while too many are on their way."""
+        """Send it; wait only while too many are unacknowledged."""
         self._enter()
         self._connection.send_command("XADD", self._topic, "*", FIELD, value, check_health=False)
 

@@ -1,4 +1,4 @@
-"""What a system must offer to be measured."""
+"""Interface of a system that can be measured."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Protocol
 from bench.peers.load import Load, Recorder
 
 MAX_UNACKNOWLEDGED = 4000
-"""So many messages a peer's publisher may have on their way; ours bounds its buffer by itself."""
+"""Messages that a peer's publisher may have unacknowledged; ours bounds its buffer by itself."""
 
 
 class LeftOut(Exception):
-    """This system cannot be measured here; the message says why and what helps."""
+    """Raised if a system cannot be measured here; the message has the reason and the remedy."""
 
 
 class Role(Enum):
-    """What a system stands there for."""
+    """Role of a system in the comparison."""
 
     OURS = "ours"  # it is measured
-    PEER = "peer"  # it is what ours is measured by
-    LIMIT = "limit"  # what ours is made of, without ours
+    PEER = "peer"  # what ours is compared with
+    LIMIT = "limit"  # what ours is built on, used alone
 
 
 class System(Protocol):
@@ -30,35 +30,36 @@ class System(Protocol):
 
     @property
     def key(self) -> str:
-        """Its name on the command line."""
+        """Return its name on the command line."""
         ...
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Return its name on the page."""
         ...
 
     @property
     def setting(self) -> str:
-        """What distinguishes it from others of the same name."""
+        """Return what distinguishes it from others of the same name."""
         ...
 
     @property
     def role(self) -> Role:
-        """What it stands there for."""
+        """Return its role in the comparison."""
         ...
 
     @property
     def is_durable(self) -> bool:
-        """Whether a message that was acknowledged survives a crash of the machine."""
+        """Return whether a message that was acknowledged survives a crash of the machine."""
         ...
 
     def missing(self) -> str | None:
-        """What is not installed, and the remedy; None: nothing."""
+        """Return what is not installed, and the remedy; None if nothing is missing."""
         ...
 
     def serve(self, directory: Path) -> AbstractContextManager[str]:
-        """Run its server, with all its files in `directory`; the address for the two ends. Raises `LeftOut`."""
+        """Run its server, with all its files in `directory`; yield the address for the two ends. Raise `LeftOut` if it
+        fails."""
         ...
 
     def publish(self, address: str, topic: str, load: Load) -> None:

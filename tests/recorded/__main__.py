@@ -1,7 +1,8 @@
 """`python -m tests.recorded --minutes 10 --seed 7`: a run under kills, its check, and a report.
 
-Exit code 1 if a promise was broken, or the groups did not come to rest. `--check DIRECTORY` reads the records of a run
-that was kept."""
+Exit code 1 if a guarantee was broken, or the groups did not come to rest. `--check DIRECTORY` checks the records of an
+earlier run.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from tests.recorded.plan import DEEDS, HABITS, ORDERS, draw
 from tests.recorded.stage import Stage
 
 MAX_SHOWN_CHARS = 5
-"""Anomalies of a kind that are told with their stories."""
+"""Number of anomalies of a kind that are printed in detail."""
 
 
 def main() -> int:
@@ -59,7 +60,7 @@ def main() -> int:
 
 
 def report(history: History) -> int:
-    """Print what was recorded and each broken promise; 1 if there is one."""
+    """Print what was recorded and each broken guarantee; return 1 if there is one."""
     asked = Counter(message.outcome for message in history.messages.values())
     say(
         f"published {len(history.messages)}: {asked[Outcome.OK]} acknowledged, {asked[Outcome.FAILED]} rolled back, "
@@ -87,12 +88,12 @@ def report(history: History) -> int:
 
 
 def faults(stage: Stage) -> str:
-    """Return what befell the processes, and how often."""
+    """Return the faults of the processes, and how often each occurred."""
     return ", ".join(f"{what} {count}" for what, count in sorted(stage.befell.items()))
 
 
 def say(text: str) -> None:
-    """Print it at once."""
+    """Print the text at once."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

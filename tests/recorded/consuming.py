@@ -1,7 +1,7 @@
-"""A process that consumes: `python -m tests.recorded.consuming URL FILE NAME ROLE...`, until SIGTERM, which leaves.
+"""A consumer process: `python -m tests.recorded.consuming URL FILE NAME ROLE...`, until SIGTERM.
 
-A thread with a session for each ROLE, which is JSON: the subscription, where it starts, whether its work is done in
-transactions, and whether it has a stable name.
+It has a thread with a session for each ROLE, which is JSON: the subscription, its starting position, whether its work
+is done in transactions, and whether it has a stable name. SIGTERM lets it leave.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ values (%(group)s, %(call)s, %(stream)s, %(offset)s, %(message)s, %(lane)s,
 
 
 class WorkFailed(Exception):
-    """What a user's function raises by chance."""
+    """Raised at random by the user's function."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """What a thread does. `start`: of its group, if it is the first. `fails`, `breaks`: shares of batches whose work
-    fails, and after which a loop ends. `nodes`: addresses through which it reads, without the database. `in_parts`: a
-    transaction for each half of a batch, by a session that acknowledges by itself."""
+    """What a thread does. `start`: starting position, if it creates the group. `fails`, `breaks`: shares of batches
+    whose work fails, and after which a loop ends. `nodes`: addresses through which it reads, without the database.
+    `in_parts`: a transaction for each half of a batch, with automatic acknowledgement."""
 
     group: str
     start: str = "earliest"
@@ -78,7 +78,7 @@ class Role:
 
 
 class Worker:
-    """One thread: one session after the other."""
+    """One thread that opens one session after another."""
 
     def __init__(self, url: str, record: Record, name: str, role: Role) -> None:
         self._url, self._record, self._role = url, record, role
@@ -91,14 +91,14 @@ class Worker:
         self.over = threading.Event()
 
     def leave(self) -> None:
-        """Finish what is in hand, and end."""
+        """Finish the current batches, and end."""
         self.over.set()
         if self._session is not None:
             with contextlib.suppress(SubletError):
                 self._session.drain()
 
     def run(self) -> None:
-        """Until it has left; a session that ends otherwise is followed by another."""
+        """Consume until it has left; a session that ends otherwise is followed by another."""
         while not self.over.is_set():
             try:
                 self._consume()
@@ -139,8 +139,8 @@ class Worker:
     # --- at least once ----------------------------------------------------------------------------------------------
 
     def _in_loops(self, session: Session) -> None:
-        """Loops over one session, in Python or in C: one that ends with an exception is entered again, and a break ends
-        the session."""
+        """Loop over one session, in Python or in C: a loop that ends with an exception is entered again, and a break
+        ends the session."""
 
         def work(batch: Batch) -> None:
             with self._call(batch):
@@ -158,7 +158,7 @@ class Worker:
                 continue
 
     async def _asynchronous(self, opening: AsyncSession) -> None:
-        """The same on an event loop."""
+        """Do the same on an event loop."""
         async with opening as session:
             self._opened(session)
             while not session.is_closed:
@@ -197,7 +197,8 @@ class Worker:
             self._commit(session, {self._begin(each): each for each in batches})
 
     def _in_parts(self, session: Session) -> None:
-        """The session ends with a part that fails, after another poll, which acknowledges nothing of its batch."""
+        """Process a batch in parts; the session ends with a part that fails, after another poll, which acknowledges
+        nothing of its batch."""
         while (batch := session.poll()) is not None:
             middle = len(batch) // 2
             for part in (batch.slice(0, middle), batch.slice(middle, len(batch) - middle)):
@@ -209,15 +210,15 @@ class Worker:
                     raise WorkFailed
 
     def _commit(self, session: Session, batches: dict[str, Batch]) -> None:
-        """Work on them together until they are done or somebody else's; `batches` by call. What becomes of a commit
-        that nobody knows of is tried in all the ways that a program might."""
+        """Work on them together until they are done or lost; `batches` by call. After an unknown outcome it retries in
+        all the ways that a program might."""
         while batches and not self._is_committed(session, batches):
             if self._unknown:
                 self._unknown = False
                 batches = self._another_try(session, batches)
 
     def _is_committed(self, session: Session, batches: dict[str, Batch]) -> bool:
-        """Try once; what is somebody else's is taken out."""
+        """Try once, and return whether it committed; lost batches are removed."""
         try:
             with session.transaction(*batches.values()) as connection:
                 for call, batch in batches.items():
@@ -245,7 +246,8 @@ class Worker:
         return True
 
     def _another_try(self, session: Session, batches: dict[str, Batch]) -> dict[str, Batch]:
-        """The same, in another order, or with more; fewer, and then the others."""
+        """Return the batches for another try: the same, in reverse, with one more, or without the first, which is
+        committed alone."""
         match self._chance.choice(("same", "more", "fewer", "reversed")):
             case "more" if (more := session.poll(RETRY_INTERVAL_S)) is not None:
                 return {**batches, self._begin(more): more}
@@ -264,7 +266,7 @@ class Worker:
             facts = {"group": self._role.group, "call": call, "stream": batch.stream_id, "offset": offset}
             connection.execute(_APPEND, {**facts, "message": value.decode(), "lane": lane})
 
-    # --- what is written down ---------------------------------------------------------------------------------------
+    # --- records ----------------------------------------------------------------------------------------------------
 
     def _begin(self, batch: Batch) -> str:
         call = f"{self._called}/{next(self._numbers)}"

@@ -1,4 +1,4 @@
-"""One run as all its processes recorded it: plain values, from files that can be kept and read again."""
+"""One run as all its processes recorded it: plain values, read from files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Place = tuple[int, int]
 
 
 class Outcome(StrEnum):
-    """What whoever asked for something was told."""
+    """What the caller of an operation learned."""
 
     OK = "ok"  # it is done, and durable
     FAILED = "failed"  # it is not done, and will not be
-    UNKNOWN = "unknown"  # it may be done, or be done yet; or the process died before it was told
+    UNKNOWN = "unknown"  # it may be done, now or later; or the process died before it got a reply
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message that a publisher was asked to publish.
+    """One message given to a publisher.
 
-    Of one `origin` numbers grow in the order of the calls: a publisher's, those of all lives of a named one, or of
-    whoever publishes by SQL, in transactions one after the other. `together`: the number of its transaction, which is
-    stored whole or not at all. `place`: where it was said to lie. Times are of the wall clock.
+    Within one `origin` numbers grow in the order of the calls: of a publisher, of all processes of a named one, or of a
+    publisher by SQL, in transactions one after the other. `together`: the number of its transaction, which is stored as
+    a whole or not at all. `place`: its reported offset. Times are of the wall clock.
     """
 
     id: str
@@ -45,13 +45,13 @@ class Message:
 
     @property
     def by_sql(self) -> bool:
-        """Whether it came into the log by the outbox, some time after it was acknowledged."""
+        """Return whether it was published through the outbox, and so stored some time after it was acknowledged."""
         return self.together is not None
 
     def precedes(self, other: Message) -> bool:
-        """Whether it must be before the other wherever messages of their lane are in order.
+        """Return whether it must be before the other wherever messages of their lane are in order.
 
-        Transactions of SQL are in order where one began after the other had committed.
+        Transactions of SQL are in order if one began after the other had committed.
         """
         if self.origin != other.origin or self.lane != other.lane or self.number >= other.number:
             return False
@@ -62,8 +62,9 @@ class Message:
 class Call:
     """A batch that was given to a user's program. OK: the work is done (of a transaction: committed).
 
-    `begun` and `ended` are of the monotonic clock, `wall` is when it began by the other. `ended` is None where the
-    process died in it."""
+    `begun` and `ended` are of the monotonic clock, `wall` is its start by the wall clock. `ended` is None if the
+    process died during the call.
+    """
 
     id: str
     group: str
@@ -97,8 +98,8 @@ class Effect:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """What a group was promised: all messages under `roots` (all, if there are none), stored at or after `since`, which
-    lies between two times of the wall clock; None: from the beginning. `exact`: its calls are transactions."""
+    """What a group is guaranteed: all messages under `roots` (all, if there are none), stored at or after `since`,
+    which lies between two times of the wall clock; None: from the beginning. `exact`: its calls are transactions."""
 
     name: str
     roots: tuple[str, ...] = ()
@@ -106,14 +107,14 @@ class Group:
     exact: bool = False
 
     def takes(self, topic: str) -> bool:
-        """Whether its filter matches."""
+        """Return whether its filter matches."""
         return not self.roots or topic.split("/", 1)[0] in self.roots
 
 
 @dataclass
 class History:
-    """A run. `log`: (stream, offset, message id) of all that is stored. `lendings`: {group: its lines of history, in
-    order}. `frozen`: [from, to) of the wall clock in which a process stood still."""
+    """A run. `log`: (stream, offset, message id) of all that is stored. `lendings`: {group: its history records, in
+    order}. `frozen`: [from, to) of the wall clock in which a process was stopped."""
 
     messages: dict[str, Message] = field(default_factory=dict)
     log: list[tuple[int, int, str]] = field(default_factory=list)
@@ -124,16 +125,16 @@ class History:
     frozen: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
 
     def of_group(self, group: Group) -> list[Call]:
-        """Its calls, as they began."""
+        """Return its calls, in the order in which they began."""
         return sorted((call for call in self.calls if call.group == group.name), key=lambda call: call.begun)
 
     @cached_property
     def places(self) -> dict[Place, str]:
-        """{place: message id}; once all is read."""
+        """Return {place: message id}; computed once."""
         return {(stream, offset): found for stream, offset, found in self.log}
 
     def resets(self, group: Group) -> list[HistoryRecord]:
-        """The streams of a group that an operator has set elsewhere, in order."""
+        """Return the history records of an operator's resets of a group, in order."""
         return [line for line in self.lendings.get(group.name, ()) if line.event == "reset"]
 
 
@@ -141,7 +142,7 @@ class History:
 
 
 def read(directory: Path) -> History:
-    """What all processes of a run wrote into a directory."""
+    """Return what all processes of a run wrote into a directory."""
     return _Reader(directory).read()
 
 

@@ -1,8 +1,8 @@
-"""An operator: `python -m tests.recorded.operating URL FILE ORDERS BEGAN`.
+"""An operator process: `python -m tests.recorded.operating URL FILE ORDERS BEGAN`.
 
-Gives the orders of the file ORDERS, a JSON list of [seconds, [word, ...]], on the command line, each no sooner than its
-time after BEGAN (of the monotonic clock), those of one time all at once. Orders whose time is over when it begins are
-not given."""
+It runs the commands of the file ORDERS, a JSON list of [seconds, [word, ...]], each no sooner than its time after BEGAN
+(of the monotonic clock), those of one time in parallel. Commands whose time is over at its start are skipped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens when in a run, drawn from one seed: what is killed, frozen or stopped, and what an operator does."""
+"""Schedule of a run, drawn from one seed: kills, freezes, stops, and operator commands."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ WORKERS = ("worker-1", "worker-2", "worker-3")
 PUBLISHERS = ("publisher-1", "publisher-2")
 OPERATOR = "operator"
 LEADER = "leader"
-"""Whoever it is at that time."""
+"""The node that leads at that time."""
 
 NETWORK = "network"
 PROXIED = ("n1", "worker-1", "publisher-1")
-"""Who reaches the database by a network that can be cut; the others by the server's socket."""
+"""Processes that reach the database through a proxy; the others use the server's socket."""
 
 ENDS = ("kill", "stop", "replace")
-"""What a process does not survive."""
+"""Faults that a process does not survive."""
 
 MOVED = "$share/moved/#"
 """The group that is paused and reset."""
 
 OWN = "a"
-"""A space that is there from the beginning, beside `default`."""
+"""A space that exists from the beginning, besides `default`."""
 
 HABITS = ("work-fails", "loop-breaks")
-"""What consumers do by themselves, now and then."""
+"""Faults that consumers cause by themselves, now and then."""
 
 QUIET_S = 2.0
-"""At the beginning, so that all have something to lose."""
+"""Time without faults at the beginning, so that every process has work in hand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """At `at_s` of the run. `lasts_s`: how long it stands still, or until it is started again."""
+    """A fault at `at_s` of the run. `lasts_s`: how long the process is frozen, or until it is started again."""
 
     at_s: float
     what: str
@@ -55,7 +55,7 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A command of `sublet` that the operator gives at `at_s`."""
+    """A command of `sublet` that the operator runs at `at_s`."""
 
     at_s: float
     command: tuple[str, ...]
@@ -66,8 +66,8 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a run of `seconds`. `notify`: how news of messages reach its nodes. `spared`: processes that live through
-    all of it; what else befalls others befalls them too."""
+    """The schedule of a run of `seconds`. `notify`: the notification driver of its nodes. `spared`: processes that are
+    not killed; all other faults apply to them too."""
 
     seed: int
     seconds: float
@@ -91,7 +91,7 @@ def draw(
     without: Collection[str] = (),
     spared: Collection[str] = (),
 ) -> Plan:
-    """The plan of a seed; `without`: kinds of deeds, orders and habits that are left out, by name."""
+    """Return the plan of a seed; `without`: kinds of deeds, orders and habits that are left out, by name."""
     chance = random.Random(seed)
     deeds = tuple(_drawn(chance, DEEDS, seconds, deed_every_s, without))
     orders = tuple(_drawn(chance, ORDERS, seconds, order_every_s, without))
@@ -110,7 +110,7 @@ def _drawn(
         yield from kinds[name][1](chance, at_s)
 
 
-# --- what befalls processes -------------------------------------------------------------------------------------------
+# --- faults of processes ----------------------------------------------------------------------------------------------
 
 
 def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[random.Random, float], Iterator[Deed]]:
@@ -121,7 +121,7 @@ def _kill(whom: tuple[str, ...], least_s: float, most_s: float) -> Callable[[ran
 
 
 def _all_workers(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """Nobody consumes for a while, and there is much to do when they come back."""
+    """Yield the kills of all consumers, which leave a backlog for when they come back."""
     for worker in WORKERS:
         yield Deed(at_s, "kill", worker, chance.uniform(3, 8))
 
@@ -135,12 +135,12 @@ def _freeze(chance: random.Random, at_s: float) -> Iterator[Deed]:
 
 
 def _replace(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """A publisher is frozen, another of its name begins, and it comes back."""
+    """Yield a freeze of a publisher, the start of another of its name, and its return."""
     yield Deed(at_s, "replace", chance.choice(PUBLISHERS), chance.uniform(0.5, 4))
 
 
 def _leader(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """The node that leads a group at that time."""
+    """Yield a fault of the node that leads a group at that time."""
     yield Deed(at_s, chance.choice(("kill", "freeze")), LEADER, chance.uniform(0.5, 5))
 
 
@@ -152,7 +152,8 @@ def _postmaster(what: str) -> Callable[[random.Random, float], Iterator[Deed]]:
 
 
 def _network(chance: random.Random, at_s: float) -> Iterator[Deed]:
-    """Between the database and those behind the proxy: connections end, or stay open and carry nothing."""
+    """Yield a fault between the database and the processes behind the proxy: connections are closed, or stay open and
+    carry nothing."""
     yield Deed(at_s, chance.choice(("cut", "hold")), NETWORK, chance.uniform(0.3, 6))
 
 
@@ -183,10 +184,10 @@ DEEDS: Kinds[Deed] = {
 }
 
 
-# --- what an operator does --------------------------------------------------------------------------------------------
+# --- operator commands ------------------------------------------------------------------------------------------------
 
 _PASSING = ("b", "c")
-"""Spaces that come and go."""
+"""Spaces that are created and dropped."""
 
 _SPACES = ("default", "default", OWN, OWN, *_PASSING)
 
@@ -196,7 +197,7 @@ def _rollover(chance: random.Random, at_s: float) -> Iterator[Order]:
 
 
 def _empty(chance: random.Random, at_s: float) -> Iterator[Order]:
-    """At one time, so that hardly anything comes between."""
+    """Yield rollovers at one time, so that hardly anything is published between them."""
     space = chance.choice(_SPACES)
     for _ in range(chance.randint(2, 3)):
         yield Order(at_s, ("spaces", "rollover", space))

@@ -1,7 +1,7 @@
-"""A process that publishes: `python -m tests.recorded.publishing URL FILE NAME LIFE KIND...`, until SIGTERM.
+"""A publisher process: `python -m tests.recorded.publishing URL FILE NAME LIFE KIND...`, until SIGTERM.
 
-A thread of each KIND: `plain` and `batch` publish without a name, `named` under one that all its lives have, `sql` in
-transactions of which some are rolled back.
+It has a thread of each KIND: `plain` and `batch` publish without a name, `named` under a name shared by all its
+processes, `sql` in transactions, some of which are rolled back.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ Notified = tuple[int, Outcome, tuple[int, int] | None]
 
 
 class Origin:
-    """Draws messages under growing numbers, and writes down what is asked and told. For one thread.
+    """Draws messages with growing numbers, and records what is published and its outcome. For one thread.
 
-    Numbers begin at the time, so that those of the next publisher of a name are above. Made once the name is
-    registered: of two processes the one that registers last is the next, whichever was started first.
+    Numbers begin at the time, so that those of the next publisher of a name are higher. Created once the name is
+    registered: of two processes the one that registers last is the later one, whichever was started first.
     """
 
     def __init__(self, record: Record, name: str) -> None:
@@ -49,18 +49,18 @@ class Origin:
         self._chance = random.Random(name)
 
     def ask(self, *, together: bool = False) -> list[Ask]:
-        """Messages to be published now."""
+        """Return messages to be published now."""
         asked = [self._message() for _ in range(self._chance.randint(1, LONGEST))]
         number = asked[0][0] if together else None
         self._record.write("publish", origin=self.name, together=number, messages=asked)
         return asked
 
     def reported(self, reported: list[Notified]) -> None:
-        """What became of them."""
+        """Record their outcomes."""
         self._record.write("published", origin=self.name, messages=reported)
 
     def value(self, number: int) -> str:
-        """By which a message is known again."""
+        """Return the value that identifies a message."""
         return f"{self.name}:{number}"
 
     def is_so(self, share: float) -> bool:
@@ -74,7 +74,7 @@ class Origin:
 
 
 def one_by_one(publisher: Publisher, origin: Origin) -> None:
-    """Publish some messages, each with a fate of its own."""
+    """Publish some messages, each with an outcome of its own."""
     waiting = [(number, publisher.publish(topic, origin.value(number), key)) for number, topic, key in origin.ask()]
     reported: list[Notified] = []
     for number, delivery in waiting:
@@ -106,7 +106,7 @@ def by_columns(publisher: Publisher, origin: Origin) -> None:
 
 
 def by_sql(connection: psycopg.Connection[Any], origin: Origin) -> None:
-    """A transaction that publishes some messages, and is rolled back by chance."""
+    """Publish some messages in a transaction, which is rolled back at random."""
     asked, outcome = origin.ask(together=True), Outcome.UNKNOWN
     try:
         with connection.transaction(force_rollback=origin.is_so(0.15)) as transaction:
@@ -127,7 +127,7 @@ class Publishing:
         self.over = threading.Event()
 
     def run(self, kind: str) -> None:
-        """Until it is over; what fails begins anew."""
+        """Publish until it is told to stop; restart after an error."""
         for again in itertools.count():
             try:
                 self._publish(kind, again)

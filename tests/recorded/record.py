@@ -1,4 +1,4 @@
-"""What a process did and saw, a line of JSON each, in a file of its own that survives kill -9 of the process."""
+"""Record of a process: lines of JSON in a file that survives kill -9."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from typing import Any
 
 
 class Record:
-    """Appends to one file. `at` is a time of the monotonic clock, which all processes of a machine share, `wall` one of
-    the wall clock, which Postgres has too. From any thread."""
+    """Appends to one file, from any thread. `at` is a time of the monotonic clock, which all processes of a machine
+    share, `wall` one of the wall clock, which Postgres uses too."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         self._lock = threading.Lock()
 
     def write(self, what: str, **facts: Any) -> None:
-        """One line, in the kernel's hands when this returns."""
+        """Write one line; when this returns it is in the kernel."""
         line = json.dumps({"what": what, "at": time.monotonic(), "wall": time.time(), **facts}, separators=(",", ":"))
         with self._lock:
             os.write(self._file, line.encode() + b"\n")
 
 
 def lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Those that are whole: the last of a process that was killed may be torn."""
+    """Yield the complete lines: the last one of a killed process may be incomplete."""
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):
             yield json.loads(line)

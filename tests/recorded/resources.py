@@ -1,10 +1,10 @@
-"""What processes and tables take while a run lasts, and whether it stays flat.
+"""Resources of processes and tables during a run, and whether they leak.
 
-The first third of a run is for filling caches. Through the samples of the rest two lines are laid, one for each half:
-the median of the slopes between all pairs of them (Theil and Sen), which peaks do not move. What counts is the lesser
-slope, as a step, such as a library that is loaded when it is first needed, is in one half, and a leak is in both. By
-that slope it may grow in all of that time as much as its bound says, however long the run is: the longer it is, the
-slower the leak that it sees. How busy the machine is changes how many samples there are, and not what they are.
+The first third of a run is for filling caches. Through the samples of the rest two lines are fitted, one for each half:
+the median of the slopes between all pairs of them (Theil and Sen), which outliers do not move. The smaller slope
+counts, since a step, such as a library that is loaded when it is first needed, is in one half, and a leak is in both.
+With that slope it may grow over the whole window as much as its bound allows, however long the run is: the longer it
+is, the slower the leaks that it detects. The machine's load changes the number of samples, not their values.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from sublet_storage.db.connect import connect
 
 SAMPLE_INTERVAL_S = 3.0
 WARM_UP = 1 / 3
-"""Share of a run before what is judged."""
+"""Share of a run before the window that is checked."""
 
 LEAST_SAMPLES = 5
-"""In each half."""
+"""Fewest samples in each half."""
 
 PAIRS_OF = 200
-"""Samples that slopes are taken between; of more, as many, evenly spread."""
+"""Largest number of samples for slopes; if there are more, as many are taken at equal distances."""
 
 Sample = tuple[float, float]
 """(seconds of the run, value)."""
@@ -40,7 +40,7 @@ Sample = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """How much a measure may grow in what is judged: `floor`, or that share of its median, whichever is more."""
+    """How much a measure may grow in the window: `floor`, or that share of its median, whichever is more."""
 
     unit: str
     floor: float
@@ -60,10 +60,11 @@ BOUNDS = {
 
 OF_MESSAGES = "block"
 OF_LIVES = ("session_epoch", "producer")
-"""A row of each name that a session or publisher has had, kept for days: judged by how many processes were started."""
+"""Tables with a row for each name of a session or publisher, kept for days: checked by the number of started
+processes."""
 
 UNJUDGED = ("lending_history",)
-"""A row of each move of a stream, kept for days."""
+"""Tables with a row for each move of a stream, kept for days."""
 
 _TABLES = """
 select c.relname, pg_total_relation_size(c.oid) / 1048576.0 from pg_class c
@@ -76,7 +77,7 @@ select (select coalesce(sum(pg_total_relation_size(inhrelid)), 0) from pg_inheri
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measure of one process or table over a run. `growth`: by the slope that counts; None: too few samples."""
+    """One measure of one process or table over a run. `growth`: by the smaller slope; None: too few samples."""
 
     whose: str
     measure: str
@@ -87,7 +88,7 @@ class Figure:
 
     @property
     def is_flat(self) -> bool:
-        """Whether it was judged, and grew no more than it may."""
+        """Return whether it was checked, and grew no more than allowed."""
         return self.growth is not None and self.growth <= self.bound
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ HEADING = f"{'':<22} {'':<19} {'median':>10} {'peak':>10} {'growth':>9} {'at mos
 
 
 def judge(whose: str, measure: str, samples: Iterable[Sample], seconds: float) -> Figure:
-    """Return the figure of what was sampled in a run of so many seconds."""
+    """Return the figure of the samples of a run of that many seconds."""
     late = [sample for sample in samples if sample[0] >= seconds * WARM_UP]
     values = [value for _, value in late] or [0.0]
     median = statistics.median(values)
@@ -139,8 +140,8 @@ def slope(samples: list[Sample]) -> float:
 
 @dataclass
 class Resources:
-    """Samples in a thread of its own: a look at a database that is held up delays nothing else. `processes`: returns
-    {name: process id}; `lives`: how many have been started."""
+    """Samples in a thread of its own, so that a slow database delays nothing else. `processes`: returns {name: process
+    id}; `lives`: returns how many have been started."""
 
     url: str
     processes: Callable[[], Mapping[str, int]]
@@ -162,11 +163,11 @@ class Resources:
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """Return the seconds since it was started."""
         return time.monotonic() - self._began
 
     def figures(self, seconds: float) -> list[Figure]:
-        """Return those of a run of so many seconds, in the order in which they were first seen."""
+        """Return the figures of a run of that many seconds, in the order in which they were first sampled."""
         return [judge(whose, measure, samples, seconds) for (whose, measure), samples in list(self.samples.items())]
 
     def _run(self) -> None:

@@ -1,9 +1,8 @@
-"""`python -m tests.recorded.soak --minutes 60`: a run under faults of every kind, during which nothing may leak.
+"""`python -m tests.recorded.soak --minutes 60`: a run under all faults, in which nothing may leak.
 
-A node, a consumer and a publisher live through it: they are frozen and cut off, and all around them is killed. Their
-memory, descriptors and threads, the database's connections, and all tables but those that grow with the messages must
-stay flat (`resources` says what that is); then the records are checked as of every run. Exit code 1 where one of it
-fails.
+A node, a consumer and a publisher run through it: they are frozen and cut off, while all other processes are killed.
+Their memory, descriptors and threads, the database's connections, and all tables but those that grow with the messages
+must not grow (see `resources`); then the records are checked as after every run. Exit code 1 if a check fails.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ def main() -> int:
 
 
 def soak(directory: Path, seed: int, seconds: float, say: Callable[[str], None]) -> bool:
-    """Return whether all was flat, came to rest, and broke no promise."""
+    """Return whether nothing leaked, the groups came to rest, and no guarantee was broken."""
     say(f"again: python -m tests.recorded.soak --minutes {seconds / 60:g} --seed {seed}")
     plan = draw(seed, seconds, DEED_EVERY_S, ORDER_EVERY_S, without=NEW_STREAMS, spared=PROXIED)
     resources: list[Resources] = []

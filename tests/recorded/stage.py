@@ -1,4 +1,4 @@
-"""A run: starts a Postgres and all processes, does to them what the plan says, and collects what is left in the end."""
+"""Runs a plan: starts a Postgres and all processes, applies the faults, and collects the results."""
 
 from __future__ import annotations
 
@@ -72,18 +72,18 @@ KINDS = {"publisher-1": ("plain", "sql"), "publisher-2": ("named", "batch")}
 LED = "select node from leadership where leadership_id <> 0 and expires_at > clock_timestamp() limit 1"
 STREAMS = 3
 LATER_AT, SINCE_AT = 0.4, 0.2
-"""Shares of the run: when the late groups come, and the time from which one of them begins."""
+"""Shares of the run: when the late groups are created, and the time at which one of them starts."""
 
 WAIT_S = 60.0
 REST_S = 240.0
 POLL_INTERVAL_S = 1.0
 SETTLED = 3
-"""Looks in a row in which nothing is left to consume."""
+"""Number of consecutive checks without anything left to consume."""
 
 
 class Stage:
-    """One run in a directory. `records` is where processes write what they do; `say` is told what befalls them.
-    `began`, `ended`: called before the first deed and after the last one."""
+    """One run in a directory. `records` has the files of the processes; `say` is called with each fault. `began`,
+    `ended`: called before the first deed and after the last one."""
 
     def __init__(
         self,
@@ -117,17 +117,17 @@ class Stage:
         self._network: PostgresProxy | None = None
 
     def processes(self) -> dict[str, int]:
-        """{life: process id} of those started last; from any thread."""
+        """Return {life: process id} of those started last; from any thread."""
         return {self._life(name): process.pid for name, process in list(self._processes.items())}
 
     def lives(self) -> int:
-        """How many processes have been started."""
+        """Return how many processes have been started."""
         return sum(self._lives.values())
 
     # --- the run ----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """All of it. Raises AssertionError if the groups do not come to rest afterwards."""
+        """Run all of it. Raise AssertionError if the groups do not come to rest afterwards."""
         try:
             self._begin()
             self._call_began(self)
@@ -175,7 +175,7 @@ class Stage:
             time.sleep(max(min(following, end) - time.monotonic(), 0.0))
 
     def _calm(self) -> None:
-        """Nothing befalls anybody any more: what is frozen goes on, what is dead is started, nobody publishes."""
+        """End all faults: frozen processes continue, dead ones are started, publishers stop."""
         self._agenda = []
         self._mend()
         for pid in list(self._frozen):
@@ -216,7 +216,7 @@ class Stage:
             self._processes[name].stop(WAIT_S)
 
     def _left(self) -> dict[str, str]:
-        """{group: what of it is left}."""
+        """Return {group: what it has not consumed}."""
         found = {}
         try:
             with connect(self.url) as connection:
@@ -234,7 +234,7 @@ class Stage:
     # --- deeds ------------------------------------------------------------------------------------------------------
 
     def _do(self, deed: Deed) -> None:
-        """As far as whom it is done to is there."""
+        """Apply a deed if its process exists."""
         if deed.whom == LEADER:
             deed = replace(deed, whom=self._leader())
         if deed.whom.startswith("backend"):
@@ -260,8 +260,8 @@ class Stage:
         return process is not None and process.alive and process.pid not in self._frozen
 
     def _leader(self) -> str:
-        """The node that leads a group; empty where none is known. Not asked of the database while one of its backends
-        is frozen: the thread that would wait for it is the one that thaws it."""
+        """Return the node that leads a group; empty if none is known. The database is not queried while one of its
+        backends is frozen: the thread that would wait for it is the one that thaws it."""
         if "" in (life for life, _ in self._frozen.values()):
             return ""
         with contextlib.suppress(psycopg.Error, SubletError), connect(self.url) as connection:
@@ -325,7 +325,7 @@ class Stage:
             self._record.write("frozen", process=life, **{"from": since, "to": time.time()})
 
     def _see_out(self, name: str, process: Process, since: float) -> None:
-        """Start it again when it has ended; it is killed if it does not."""
+        """Start it again when it has ended; kill it if it does not."""
         if process.alive and time.monotonic() < since + WAIT_S:
             self._in(0.5, partial(self._see_out, name, process, since))
             return
@@ -339,7 +339,7 @@ class Stage:
             self._start(name)
 
     def _kill_orders(self) -> None:
-        """The operator's command that is under way, and the operator."""
+        """Kill the operator and its current commands."""
         operator = self._processes[OPERATOR]
         with contextlib.suppress(psutil.NoSuchProcess):
             for child in psutil.Process(operator.pid).children() if operator.alive else []:
@@ -347,7 +347,7 @@ class Stage:
         operator.kill()
 
     def _postmaster(self) -> int:
-        """Its process id; 0: there is none."""
+        """Return the postmaster's process id; 0 if there is none."""
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int((self._server.data_dir / "pg" / "postmaster.pid").read_text().split()[0])
             return pid if psutil.pid_exists(pid) else 0
@@ -366,7 +366,7 @@ class Stage:
         self._since = time.time()
 
     def _come_later(self) -> None:
-        """One begins with what comes from now on, one with what has been stored since a time that is past."""
+        """Create a group that starts with what is published from now on, and one that starts at a past time."""
         try:
             asked_at = time.time()
             self._command("groups", "create", NEWEST)
@@ -424,7 +424,7 @@ class Stage:
         return f"{name}.{self._lives[name]}"
 
     def _command(self, *words: str, check: bool = True) -> str:
-        """A command of `sublet`; what it said."""
+        """Run a command of `sublet`; return its output."""
         done = subprocess.run(
             [sys.executable, "-m", "sublet.cli", *words],
             env={**os.environ, "SUBLET_DATABASE_URL": self.url},
@@ -451,14 +451,14 @@ class Stage:
             self._network.__exit__(None, None, None)
         self._server.stop()
 
-    # --- what is left -----------------------------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------------------------
 
     def _group(self, group: Group) -> None:
         self._groups.append(group.name)
         self._record.write("group", **asdict(group))
 
     def _collect(self) -> None:
-        """The log, the user's table and the histories of lendings, from the tables."""
+        """Collect the log, the user's table and the histories of lendings from the tables."""
         record = Record(self.records / "collected.jsonl")
         with connect(self.url) as connection:
             for stream, messages in _stored(connection):
@@ -477,7 +477,7 @@ class Stage:
 
 
 def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tuple[int, str]]]]:
-    """Pages of all streams: (stream, [(offset, message id)])."""
+    """Yield pages of all streams: (stream, [(offset, message id)])."""
     heads = connection.execute("select stream_id, head from stream order by stream_id").fetchall()
     for stream, head in heads:
         position = 0
@@ -490,7 +490,7 @@ def _stored(connection: psycopg.Connection[Any]) -> Iterator[tuple[int, list[tup
 
 
 def _free_addresses(count: int) -> list[str]:
-    """Of this machine, that nobody listens at."""
+    """Return addresses of this machine that are free."""
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:
@@ -499,7 +499,7 @@ def _free_addresses(count: int) -> list[str]:
 
 
 def _is_backend(process: psutil.Process) -> bool:
-    """Of a client."""
+    """Return whether it is the backend of a client."""
     with contextlib.suppress(psutil.NoSuchProcess):
         return "[local]" in " ".join(process.cmdline())
     return False

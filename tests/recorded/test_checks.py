@@ -1,4 +1,4 @@
-"""The checker on histories made by hand: a sound one has no anomaly, and each kind of broken promise is named."""
+"""Tests of the checks on handmade histories, sound ones and broken ones."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def effect(number: int, made_by: Call) -> Effect:
 
 
 def sound() -> History:
-    """Four messages, two in a stream and two in its child. Of the loops the holder of the parent dies in the second
-    call; of the transactions each is done once."""
+    """Return four messages, two in a stream and two in its child. Of the loops the holder of the parent dies in the
+    second call; of the transactions each is done once."""
     log = [(PARENT, 0, "p:1"), (PARENT, 1, "p:2"), (CHILD, 0, "p:3"), (CHILD, 1, "p:4")]
     loops = [
         call(LOOPS, PARENT, 10, 0, "p:1", 20),
@@ -99,13 +99,13 @@ def _effects_out_of_order(history: History) -> None:
 
 
 def _back(history: History, **facts: object) -> None:
-    """The next line of the child's lendings is of an earlier place, grant or term."""
+    """Add a record of the child's lendings with an earlier offset, grant or term."""
     history.lendings[LOOPS.name].append(line(CHILD, "release", 12, 2, 50))
     history.lendings[LOOPS.name].append(replace(line(CHILD, "grant", 13, 2, 51), **facts))  # type: ignore[arg-type]
 
 
 def _reset(history: History) -> None:
-    """To offset 1 of the parent and 0 of the child, which are worked on again."""
+    """Add a reset to offset 1 of the parent and 0 of the child, which are consumed again."""
     at = {"reason": "reset to the earliest; was at 2"}
     history.lendings[LOOPS.name] += [
         line(PARENT, "reset", 11, 1, 60, **at),

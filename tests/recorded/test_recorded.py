@@ -1,4 +1,4 @@
-"""Half a minute of the long run (`python -m tests.recorded`): real processes, killed, frozen and cut off at random."""
+"""Half a minute of the long run (`python -m tests.recorded`): real processes under random faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the long run under faults (`python -m tests.recorded.soak`) takes for flat, and three minutes of it."""
+"""Tests of the leak check of `python -m tests.recorded.soak`, and three minutes of that run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOUR_S, SHORT_S = 3600.0, 180.0
 
 
 def figure(measure: str, value: Callable[[float], float], seconds: float = HOUR_S, every_s: float = 3.0) -> Figure:
-    """Of a measure that has this value after so many seconds."""
+    """Return the figure of a measure with this value after that many seconds."""
     times = [number * every_s for number in range(int(seconds / every_s))]
     return judge("n1", measure, [(at_s, value(at_s)) for at_s in times], seconds)
 
@@ -49,7 +49,7 @@ def test_what_settles_or_swings_is_flat(measure: str, value: Callable[[float], f
 
 @pytest.mark.parametrize(("measure", "value", "seconds"), LEAKS.values(), ids=LEAKS)
 def test_a_leak_is_seen(measure: str, value: Callable[[float], float], seconds: float) -> None:
-    """Also by a machine that is too busy for two samples of three."""
+    """Also on a machine that is too busy for two samples of three."""
     for every_s in (SAMPLE_INTERVAL_S, 2 * SAMPLE_INTERVAL_S):
         found = figure(measure, value, seconds, every_s)
         assert found.growth is not None

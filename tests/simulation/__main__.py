@@ -1,4 +1,7 @@
-"""Long runs, and one run told line by line. Exit code 1 if a seed fails; it is named, with how to repeat it."""
+"""Long runs of many seeds, and one run printed line by line.
+
+Exit code 1 if a seed fails; it is printed with the command that repeats it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def main() -> int:
 
 
 def notify(seed: int, about: str = "", lines: int = SHOWN_LINES) -> int:
-    """Run one seed and print its trace: who, when, what."""
+    """Run one seed and print its trace: process, time, event."""
     simulation = Simulation(seed, trace=True)
     wrong = ""
     try:

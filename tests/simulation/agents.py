@@ -1,4 +1,4 @@
-"""An agent's shell in the simulator: one process with the product's `Agent`, and the subscriptions of its user."""
+"""Shell of an agent: one process with the product's `Agent`, and its user's subscriptions."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Wish:
-    """A subscription that its user wants. `group_id`: of which group it has been a member."""
+    """A subscription that its user has open. `group_id`: the group of which it has been a member."""
 
     handle: int
     subscription: Subscription
@@ -51,8 +51,8 @@ class Wish:
 
 
 class SimulatedAgent(Process):
-    """One process. With a `session` it goes by that stable name, and each of its subscriptions draws an epoch. With a
-    `checkpoint` it is a life of that query, and goes by its name."""
+    """One process. With a `session` it has that stable name, and each of its subscriptions draws an epoch. With a
+    `checkpoint` it runs that query, and has its name."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class SimulatedAgent(Process):
         return (WritingSession if self.simulation.users.is_used_by(self) else Session)(self, handle)
 
     def leave(self, handle: int) -> None:
-        """End a subscription gracefully; some say it twice."""
+        """End a subscription gracefully; some users do so twice."""
         if self.alive and handle in self.wishes:
             self._leaving[handle] = self.wishes.pop(handle)
             self.world.say(self.name, f"leaves {handle}")
@@ -101,27 +101,27 @@ class SimulatedAgent(Process):
                 self.world.after(self.world.random.uniform(0.0, 0.5), lambda: self._happens(CloseSubscription(handle)))
 
     def crash(self) -> None:
-        """Gone, in the middle of whatever it did."""
+        """Stop at once, in the middle of anything."""
         if self.alive:
             self.alive = False
             self.wishes.clear()
             self.world.say(self.name, "CRASHES")
 
     def may_read(self, grant_id: int) -> bool:
-        """As whoever reads a granted stream asks of the database that it is connected to."""
+        """Return whether a reader of the grant may read from the connected database."""
         return not is_of_former_timeline(grant_id, self.simulation.store.timeline * TIMELINE_US)
 
     def receive(self, node: str, message: ToBorrower) -> None:
         self._happens(NodeMessageReceived(node, message))
 
     def receive_strays(self, node: str) -> None:
-        """Words out of turn, under a term that nobody leads by, as only a node with a fault would say them."""
+        """Deliver messages under a term without a leader, as only a faulty node would send them."""
         for borrower in tuple(self.machine.borrowers.values()):
             self.receive(node, PingResponse(borrower.borrower_id, 1, self.now, 60.0))
             self.receive(node, ProgressSaved(borrower.borrower_id, 1, stream_id=1, grant_id=1, position=1))
 
     def deny(self, node: str) -> None:
-        """Say that it never had what it has and nobody works on, as only a process with a fault would."""
+        """Report idle streams as not held although they are, as only a faulty process would."""
         for handle, borrower in self.machine.borrowers.items():
             for stream in borrower.streams:
                 if borrower.node == node and stream.is_settled and self.sessions[handle].is_idle(stream.stream_id):
@@ -132,7 +132,7 @@ class SimulatedAgent(Process):
         self._happens(NodeLost(node))
 
     def report(self, handle: int, work: CountedWork, final: bool, until: int = 0) -> None:
-        """The session says how far it is, and up to where it gives up what its user had in hand."""
+        """Report the session's progress, and the end of what an aborting user had in hand."""
         lag = self.simulation.streams.streams[work.stream_id].head - work.position
         size = 100 * (1 + work.stream_id % 3) * (work.position - work.begun)  # the messages of some streams are larger
         reported = ProgressReported(
@@ -153,7 +153,7 @@ class SimulatedAgent(Process):
         self.handle(SubscriptionProgressed(handle, reported))
 
     def _happens(self, event: AgentEvent) -> None:
-        """Unless it is dead, once it is awake."""
+        """Handle the event once the process is awake, unless it is dead."""
 
         def if_alive() -> None:
             if self.alive:
@@ -162,7 +162,7 @@ class SimulatedAgent(Process):
         self.awake(if_alive)
 
     def handle(self, event: AgentEvent) -> None:
-        """Give one event to the machine and do what it says."""
+        """Pass one event to the machine and execute the outcome."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         if isinstance(event, NodeMessageReceived):
@@ -198,8 +198,7 @@ class SimulatedAgent(Process):
         self.sessions[reported.handle].reported(reported.update, wish.group_id if wish is not None else None)
 
     def _closed(self, closed: SubscriptionClosed, wish: Wish | None) -> None:
-        """Over for good. A user whose group was deleted under it mostly asks for the new one; a query
-        fails."""
+        """End a closed subscription. If its group was deleted the user mostly subscribes again; a query fails."""
         self.world.say(self.name, closed)
         self.simulation.checkers.names.closed(self, closed, wish, left=closed.handle in self._leaving)
         self.sessions.pop(closed.handle).close()

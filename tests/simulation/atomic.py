@@ -1,4 +1,4 @@
-"""What consumes streams of an atomic group: whole epochs in several calls, with the product's own plan of them."""
+"""Consumption of an atomic group's streams: whole epochs in several calls, with the product's planner."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
 
 _MAX_BYTES = (1, 5, 20, 1000)
-"""Of a step; here a message is one byte."""
+"""Bounds of a step; here a message is one byte."""
 _ROWS = pa.schema([("offset", pa.int64()), ("epoch", pa.list_(pa.int64()))])
 
 
@@ -34,7 +34,7 @@ class AtomicWork(Work):
 
     @classmethod
     def of(cls, group_id: int, grant: Grant) -> AtomicWork:
-        """What begins with that grant."""
+        """Return the work that begins with that grant."""
         assert grant.consumed is not None
         plan = EpochStepPlanner(grant.position, grant.consumed)
         filter = TopicFilter.parse(grant.filter)
@@ -51,8 +51,8 @@ class AtomicWork(Work):
 
 
 class AtomicReading:
-    """The part of a session that goes through such streams: it looks at marks, reads a step page by page, and gives
-    pieces of it to the user. `later` lets its process do something after a while, if it is still there."""
+    """Consumes such streams for a session: it reads summaries, fetches a step page by page, and gives parts of it to
+    the user. `later` calls a function of its process after a while, if it is still alive."""
 
     def __init__(
         self, agent: SimulatedAgent, handle: int, whims: Random, later: Callable[[float, Callable[[], None]], None]
@@ -61,13 +61,13 @@ class AtomicReading:
         self._simulation, self._world = agent.simulation, agent.world
 
     def go_on(self, work: AtomicWork) -> None:
-        """Begin a user call if there is something to do and it is allowed, else look again later."""
+        """Begin a user call if there is something to do and it is allowed, else retry later."""
         over = work.over or work.busy or (work.granted.is_stopping and work.granted.is_quiescent)
         if self._agent.alive and not over and not self._begin_call(work):
             self._later(self._world.random.uniform(0.1, 0.8), lambda: self.go_on(work))
 
     def stop(self, work: AtomicWork) -> None:
-        """Finish the step that has begun. Some users break off in the middle of a call, others behind it."""
+        """Finish the current step. Some users abort in the middle of a call, others after it."""
         work.granted.is_stopping = True
         whim = self._whims.random()
         if work.granted.is_mid_step or work.busy:
@@ -81,7 +81,7 @@ class AtomicReading:
             self._report(work)
 
     def note(self, work: AtomicWork, reported: Sequence[GroupFrontier]) -> None:
-        """More may be completed by now."""
+        """Record that more epochs may be completed."""
         work.granted.has_new_frontier = work.granted.has_new_frontier or bool(reported)
 
     def _give_up(self, work: AtomicWork) -> None:
@@ -101,13 +101,13 @@ class AtomicReading:
         return True
 
     def _may(self, work: AtomicWork) -> bool:
-        """A step that has begun is finished also while the stream is handed over."""
+        """Return whether a call may begin; a step that has begun is finished also during a revoke."""
         machine, agent = self._agent.machine, self._agent
         ask = machine.may_continue if work.granted.is_mid_step else machine.may_start_call
         return ask(self._handle, work.stream_id, work.grant_id, agent.now)
 
     def _read(self, work: AtomicWork) -> bool:
-        """A page of the step, or a look at what follows; False if there is nothing to be had for now."""
+        """Read a page of the step, or plan the next; return False if there is nothing to read for now."""
         granted, stream = work.granted, self._simulation.streams.streams[work.stream_id]
         if stream.generation.gone:
             granted.is_unreadable = True
@@ -127,7 +127,8 @@ class AtomicReading:
         return True
 
     def _look(self, work: AtomicWork) -> bool:
-        """At some of the marks, when somebody says that there is news, and now and then."""
+        """Plan from some of the block summaries, after a hint of new data and now and then; return whether it was
+        tried."""
         granted, rnd = work.granted, self._world.random
         if not (granted.may_have_more or self._world.chance(0.3)):
             return False

@@ -1,7 +1,7 @@
-"""How many seeds are run, which tests there are then, and the runs that they look at.
+"""Numbers of seeds, the tests for them, and the runs that they check.
 
-`SIM_SEEDS` says how many seeds of those that are the same each time, `SIM_START` from where. With `SEED=n` there is
-nothing but that one seed's test.
+`SIM_SEEDS` is the number of the seeds that are the same each time, `SIM_START` the first. With `SEED=n` there is only
+the test of that seed.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ collect_ignore = ["test_seeds.py" if "SEED" in os.environ else "test_one_seed.py
 
 @pytest.fixture(scope="session", params=["fixed", pytest.param("today", marks=pytest.mark.long)])
 def figures(request: pytest.FixtureRequest) -> Figures:
-    """What all the seeds together amounted to, which is also shown at the end: those that are the same each time, and
-    those of the day."""
+    """Return the figures of all seeds, which are also printed at the end: the fixed ones, and those of the day."""
     start, count = (START, SEEDS) if request.param == "fixed" else (first_seed_of_today(), SEEDS_OF_TODAY)
     found = run_seeds(range(start, start + count))
     request.config.stash.setdefault(REMARKS, []).append(f"simulation, seeds [{start}, {start + count}): {found}")

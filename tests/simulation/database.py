@@ -1,4 +1,4 @@
-"""The database: the product's in-memory twin under the checkers' eyes, and each node's unreliable way to it."""
+"""The database: the product's in-memory twin with checkers, and each node's unreliable connection to it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from tests.simulation.checkers import Checkers
 
 NO_ANSWER_S = 0.8
-"""After which a statement without an answer is given up: the defaults' timeouts."""
+"""Timeout of a statement without a reply, as by the default settings."""
 _GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class WatchedGroups(MemoryGroupStore):
-    """The twin, which tells the checkers what it was asked and what it answered."""
+    """The twin, which passes requests and answers to the checkers."""
 
     def __init__(self, streams: MemoryCatalogue, world: World) -> None:
         super().__init__(streams, world.clock_us)
@@ -54,11 +54,12 @@ class WatchedGroups(MemoryGroupStore):
 
     @property
     def lines(self) -> Sequence[HistoryRecord]:
-        """All of history, oldest first."""
+        """Return all of the history, oldest first."""
         return self._history
 
     def is_led(self, group_id: int, incarnation: str, term: int) -> bool:
-        """Whether that is the claim in force, and its lease runs: `look` for those who ask at every turn."""
+        """Return whether that leadership is current and its lease valid; cheaper than reading it, for frequent
+        checks."""
         held = self._leaderships[group_id]
         in_force = held.node.incarnation == incarnation and held.term == term
         return in_force and held.expires_us > self._world.clock_us()
@@ -114,22 +115,22 @@ class WatchedGroups(MemoryGroupStore):
     # --- failovers --------------------------------------------------------------------------------------------------
 
     def saved(self) -> tuple[Any, ...]:
-        """What a standby has of it."""
+        """Return a copy of what a standby has."""
         lives = {group_id: _copied(life) for group_id, life in self._lives.items()}
         leaderships = {i: replace(row) for i, row in self._leaderships.items()}
         return lives, leaderships, list(self._history), dict(self._timelines)
 
     def restore(self, saved: tuple[Any, ...], fenced: bool) -> None:
-        """A standby that had that is the database from now on; `fenced`: terms end with their timeline."""
+        """Continue from that copy, as after a failover; `fenced`: terms end with their timeline."""
         lives, self._leaderships, self._history, self._timelines = saved
-        # Of those that it lacks the ids are given to no other, as with a sequence that is ahead of its rows.
+        # # The ids of groups that it lacks are not reused, as with a sequence that is ahead of its rows.
         lost = {i: replace(life, deleted=True, rows={}) for i, life in self._lives.items() if i not in lives}
         self._lives = lives | lost
         self.timeline += fenced
         self.locked.clear()
 
     def is_older(self, leadership_id: int) -> bool:
-        """Whether it was elected on another timeline."""
+        """Return whether it was elected on another timeline."""
         return self._timelines.get(leadership_id, 0) != self.timeline
 
     def _deposed(self, leadership_id: int, term: int, now: int) -> bool:
@@ -139,7 +140,7 @@ class WatchedGroups(MemoryGroupStore):
         return [i for i in super()._own(node, terms) if not self.is_older(i)]
 
     def _seize_all(self, group_id: int, term: int) -> None:
-        """What was lent on the timeline before is over, and what was not may have been."""
+        """End all grants of the previous timeline; streams that were free may have been granted on it."""
         now, rows = self._clock(), self._lives[group_id].rows
         if not self._lives[group_id].deleted:
             self._add_rows(self._lives[group_id])
@@ -169,12 +170,12 @@ class WatchedGroups(MemoryGroupStore):
             if (event := failover_event(after, self._facts(row.stream_id))) is not None:
                 self._history.append(to_history_record(after, event, term, now))
 
-    # --- what operators do, which the twin has no door for ----------------------------------------------------------
+    # --- operators' actions that the twin does not have -------------------------------------------------------------
 
     def reset(self, group_id: int, moves: Mapping[int, int], target: str, force: bool) -> bool:
-        """Set these streams to these positions, take back what follows on one that is unfinished again, and end the
-        term of whoever leads; False where some of these are lent. As
-        `sublet_storage.groups.admin.reset_transaction.execute_reset`, whose rule for a row it asks."""
+        """Set these streams to these positions, reopen finished ones that have messages again, and end the leader's
+        term; return False if some of these are held. Does what
+        `sublet_storage.groups.admin.reset_transaction.execute_reset` does, with its rule for a row."""
         life, now = self._lives[group_id], self._clock()
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
@@ -204,20 +205,20 @@ class WatchedGroups(MemoryGroupStore):
         return True
 
     def advance(self, group_id: int, stream_id: int, grant_id: int, position: int) -> None:
-        """A user's transaction has moved the progress under that grant."""
+        """Move the progress under that grant, as a user's transaction does."""
         rows = self._lives[group_id].rows
         rows[stream_id] = replace(rows[stream_id], position=position, lost_position=None)
 
     def export(self, group_id: int) -> GroupProgress:
-        """Where the group is, as `sublet_storage.groups.admin.progress_transfer.read_progress` says it."""
+        """Return the group's progress, as `sublet_storage.groups.admin.progress_transfer.read_progress` does."""
         life = self._lives[group_id]
         places = [ExportedPosition(r.stream_id, r.position, r.status, r.consumed) for r in life.rows.values()]
         frontiers = tuple(life.frontiers.items())
         return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 
     def begin_with(self, before: Group, progress: GroupProgress) -> Group:
-        """A new group that goes on from where that one was, as
-        `sublet_storage.groups.admin.progress_transfer.create_from_progress` makes it."""
+        """Create a group that continues from that progress, as
+        `sublet_storage.groups.admin.progress_transfer.create_from_progress` does."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)
         life = _Life(group, progress.after_generation)
         for place in progress.to_initial.positions:
@@ -238,17 +239,17 @@ class WatchedGroups(MemoryGroupStore):
 
 
 class Fate(Enum):
-    """What becomes of a statement."""
+    """Outcome of a statement."""
 
     ANSWERED = "answered"
-    REFUSED = "refused"  # not executed, and the node knows
-    LOST = "lost"  # not executed, and the node does not know
-    SILENT = "silent"  # executed, and the node does not know
+    REFUSED = "refused"  # not executed, and the node knows it
+    LOST = "lost"  # not executed, and the node does not know it
+    SILENT = "silent"  # executed, and the node does not know it
 
 
 class Way:
-    """One node's way to the database. Statements are executed in order, each after the other; what is on its way is
-    executed even if the node dies meanwhile, as a real one would be."""
+    """One node's connection to the database. Statements are executed in order, one at a time; those already sent are
+    executed even if the node dies meanwhile, as a real connection's would be."""
 
     def __init__(self, world: World, store: WatchedGroups) -> None:
         self._world, self._store = world, store
@@ -258,13 +259,13 @@ class Way:
         self._cut = Fate.LOST
 
     def begin_life(self) -> None:
-        """A new connection waits for nothing."""
+        """Begin a new connection, which waits for nothing."""
         self._free_at = self._world.now
 
     def ask(
         self, request: DatabaseRequest, ref: NodeRef, lease_s: float, answer: Callable[[NodeEvent], object]
     ) -> None:
-        """`answer` is called with what the node is to hear, if it still can."""
+        """Execute the request; `answer` is called with what the node receives, if it still runs."""
         world = self._world
         there = max(world.now, self._free_at) + world.random.uniform(0.001, 0.004)
         back = there + self._slowness() + world.random.uniform(0.0005, 0.002)
@@ -280,28 +281,28 @@ class Way:
         world.after(there - world.now, lambda: replies.append(self._execute(request, ref, lease_s, fate)))
         world.after(back - world.now, lambda: answer(replies[0]))
 
-    # --- troubles ---------------------------------------------------------------------------------------------------
+    # --- faults -----------------------------------------------------------------------------------------------------
 
     def trouble(self, duration_s: float) -> None:
-        """For so long it is slow and unreliable."""
+        """Be slow and unreliable for that long."""
         self._bad_until = self._world.now + duration_s
 
     def hang(self, deaf_s: float, dumb_s: float) -> None:
-        """For so long no answer comes, and then for so long no request gets there: who counts its lease from the late
-        answer trusts it for too long."""
+        """Send no reply for `deaf_s`, then receive no request for `dumb_s`: a node that counts its lease from the late
+        reply would trust it for too long."""
         self._deaf_until = self._world.now + deaf_s
         self._dumb_until = self._deaf_until + dumb_s
 
     def cut(self, fate: Fate, duration_s: float) -> None:
-        """For so long no statement gets there (`LOST`), or no answer back (`SILENT`)."""
+        """For that long, lose all statements (`LOST`), or all replies (`SILENT`)."""
         self._cut, self._cut_until = fate, self._world.now + duration_s
 
     def down(self, duration_s: float) -> None:
-        """For so long nothing is executed, and mostly that is plain to see."""
+        """For that long execute nothing, mostly with an error that says so."""
         self._down_until = self._world.now + duration_s
 
     def is_open(self) -> bool:
-        """Whether another connection than that of statements works."""
+        """Return whether a connection other than that of statements works."""
         world = self._world
         return world.calm or world.now >= max(self._cut_until, self._down_until, self._deaf_until, self._dumb_until)
 
@@ -309,7 +310,7 @@ class Way:
         return self._world.now < self._bad_until and not self._world.calm
 
     def _slowness(self) -> float:
-        """Now and then some seconds; rarely so many that a lease is over before the answer comes."""
+        """Return a delay: now and then some seconds, rarely longer than a lease."""
         world = self._world
         if world.chance(0.35 if self._is_bad() else world.weather.stalled_database):
             return world.random.uniform(3.0, 14.0)
@@ -336,10 +337,10 @@ class Way:
 
 
 def _copied(life: _Life) -> _Life:
-    """A group with its rows, none of which changes in place."""
+    """Return a copy of a group with its rows, none of which changes in place."""
     return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers))
 
 
 def _start_of(target: str) -> StartingPosition:
-    """For the epochs of a group that goes on from there, as `reset_plan` has it."""
+    """Return the starting position for the epochs of a group that was reset to the target."""
     return StartingPosition.LATEST if target == "latest" else StartingPosition.EARLIEST

@@ -1,8 +1,8 @@
-"""The (status, event) pairs that no simulated run need bring about, each with its reason.
+"""The (status, event) pairs that no simulated run brings about, each with its reason.
 
 Everything else in the machines' tables occurs within a thousand seeds, or `test_seeds` fails. Each pair listed here has
-a unit test instead, as has every pair of every table: `test_group_leader_table.py` (a story for each) and
-`test_election_table.py` (each pair leads where the table says), both in `tests/unit`.
+a unit test instead, as has every pair of every table: `test_group_leader_table.py` (a scenario for each) and
+`test_election_table.py` (the target of each pair), both in `tests/unit`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""A failover to a standby that is some moments behind: what was written last is lost, and the database is on another
-timeline, by a clock that may be behind by more than that. Nodes and consumers live on with what they remember. By
-chances of its own, in runs without queries.
+"""Failovers to a standby that is slightly behind: the last writes are lost.
 
-That a term of another timeline is over, and with it what was lent, is told here (`FENCED`) as the database's functions
-have it, which the twin has not. Streams that were opened in the moments lost are left out: then it happens later.
+The database is on another timeline, by a clock that may be behind by more than that. Nodes and consumers continue with
+what they remember. It has its own random generator, and runs without queries.
+
+That a term of another timeline is over, and its grants with it, is implemented here (`FENCED`) as in the database's
+functions, which the twin does not have. If streams were opened in the moments that would be lost, the failover is
+postponed.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ class Standby:
 
 
 class Failover:
-    """Once in a run, if at all."""
+    """At most one failover per run."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation.faults`: plant each fault in a copy of the tree; which seed notices first, and how?
+"""`python -m tests.simulation.faults`: plants each fault in a copy of the tree and reports the first seed that fails.
 
 What it prints belongs into `caught` of `faults.toml`. Exit code 1 if a fault is not noticed.
 """
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def _first(tree: Path, mutant: Mutant, seeds: int) -> str | None:
-    """`seed 17: what the checker says`; None if no seed fails."""
+    """Return `seed 17: the checker's message`; None if no seed fails."""
     file = tree / mutant.file
     source = file.read_text(encoding="utf-8")
     file.write_text(planted(mutant, source), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The groups of a run: what is subscribed to, with which options, and who deletes and declares them."""
+"""The groups of a run: their subscriptions and options, how they are declared and deleted."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 EXPIRY_S = 12.0
-"""For how long a group that waits for named sessions keeps their streams."""
+"""How long a group that waits for named sessions reserves their streams."""
 _NAMES = ("$share/sim/#", "$share/second/#", "$queue/third/#")
 
 
 @dataclass(slots=True)
 class Wanted:
-    """A subscription of the run and the options that its next life has."""
+    """A subscription of the run and the options of its next group."""
 
     subscription: Subscription
     options: GroupOptions
 
 
 class Groups:
-    """One group in most runs, seldom three; each life is declared with options of its own, or made by whoever
-    subscribes first. About one in three is atomic."""
+    """One group in most runs, seldom three. Each is declared with options of its own, or created by its first
+    subscriber. About one in three is atomic."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -43,27 +43,27 @@ class Groups:
         return tuple(self._wanted)
 
     def start_of(self, subscription: Subscription) -> StartingPosition:
-        """What a subscriber asks for; it counts where the group is not declared."""
+        """Return the starting position that subscribers request, which counts if the group is not declared."""
         return self._wanted[subscription].options.starting_position
 
     def live(self, subscription: Subscription) -> Group | None:
-        """Its present life."""
+        """Return its present group; None if there is none."""
         return next((g for g in self._simulation.checkers.live_groups() if g.subscription == subscription), None)
 
     def declare(self, subscription: Subscription) -> None:
-        """With its options, unless it lives."""
+        """Declare the group with its options, unless it exists."""
         if self.live(subscription) is None:
             group = self._simulation.store.declare_group(subscription, self._wanted[subscription].options)
             self._world.say("operator", f"declares {group}")
 
     def begin(self) -> None:
-        """Most are declared before anybody comes."""
+        """Declare most groups before any member joins."""
         for subscription in self._wanted:
             if subscription.kind == "queue" or self._world.chance(0.8):
                 self.declare(subscription)
 
     def delete(self, subscription: Subscription) -> None:
-        """An operator deletes it, and mostly declares it anew at once, with other options."""
+        """Delete the group as an operator, and mostly declare it anew at once, with other options."""
         group_id = self._simulation.store.delete_group(subscription)
         self._world.say("operator", f"deletes {subscription}, group {group_id}")
         if group_id is None:
@@ -75,7 +75,7 @@ class Groups:
             self._world.after(delay_s, lambda: self.declare(subscription))
 
     def move(self, group: Group, delay_s: float) -> None:
-        """An operator exports the group, deletes it, and makes it anew from what he has exported, at once or later."""
+        """Export the group as an operator, delete it, and create it from the export, at once or later."""
         subscription, options = group.subscription, group.options
         progress = self._simulation.store.export(group.group_id)
         self._simulation.store.delete_group(subscription)
@@ -107,7 +107,7 @@ class Groups:
         )
 
     def _another_start(self, start: StartingPosition) -> StartingPosition:
-        """Some begin at a time, or at an offset."""
+        """Return the position, or for some groups a time or an offset."""
         kind, since_s = self._starts.random(), self._starts.uniform(0.0, self._simulation.publishing.past_s + 20.0)
         since_s += self._starts.choice((0.0, self._world.hours_s))
         if kind < 0.2:

@@ -1,7 +1,7 @@
-"""What publishers know of what they published: of each message its key, and in which order those of one key came.
+"""What publishers published: the key of each message, and the order of messages of a key.
 
-A key is a topic and a place on the ring of hashes; all messages of one key are one publisher's. Whose turn a stream is
-for a key is what publishers see when they append, nothing else: who came from whom is not known here.
+A key is a topic and a position on the hash ring; all messages of one key come from one publisher. It records in which
+streams publishers append a key, nothing else: parents of streams are not recorded.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Part:
-    """Of one key what lies in one stream: the offset of its last message there."""
+    """Messages of one key in one stream: the offset of the last one."""
 
     stream_id: int
     last: int
 
 
 class Journal:
-    """With chances of its own. `keys`: {stream: of each message its key}; `parts`: {key: where it lies, in the order in
-    which it was published}; `appended`: {stream: (end offset, when) of each block}."""
+    """Has its own random generator. `keys`: {stream: the key of each message}; `parts`: {key: its parts in the order in
+    which they were published}; `appended`: {stream: (end offset, time) of each block}."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._streams = simulation.streams
@@ -40,7 +40,7 @@ class Journal:
         self.appended: dict[int, list[tuple[int, int]]] = defaultdict(list)
 
     def append(self, stream_id: int, count: int, at_us: int) -> None:
-        """A block of so many messages came, at that time."""
+        """Record a block of `count` messages, appended at that time."""
         own, keys = self._may_have(stream_id), self.keys[stream_id]
         for _ in range(count):
             key = own[int(self._random.random() * len(own))]
@@ -53,7 +53,7 @@ class Journal:
         self.appended[stream_id].append((len(keys), at_us))
 
     def lower_head(self, stream_id: int, head: int) -> None:
-        """What the stream had from there on is lost."""
+        """Forget the messages from that offset on, which are lost."""
         keys = self.keys[stream_id]
         del keys[head:]
         last = {key: offset for offset, key in enumerate(keys)}
@@ -64,7 +64,7 @@ class Journal:
                 part.last = last[key] if part.stream_id == stream_id else part.last
 
     def since(self, stream_id: int, at_us: int) -> int:
-        """The offset of the first message that was appended then or later; the head, if there is none."""
+        """Return the offset of the first message appended at or after that time; the head, if there is none."""
         begin = 0
         for end, when in self.appended[stream_id]:
             if when >= at_us:
@@ -73,7 +73,7 @@ class Journal:
         return begin
 
     def _may_have(self, stream_id: int) -> list[Key]:
-        """The keys that publishers would write into that stream now."""
+        """Return the keys that publishers would now append to that stream."""
         stream, spaces = self._streams.streams[stream_id], self._streams.live_spaces()
         apart = any(space.filter.text.startswith("other/") for space in spaces)
         of_space = {space.space_id: space.filter.text for space in spaces}[stream.generation.space_id]

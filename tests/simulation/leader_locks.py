@@ -1,8 +1,8 @@
-"""Advisory locks of leaders in the simulated database, and each node's connection that holds one and looks at others.
+"""Advisory locks of leaders in the simulated database, and each node's connection for them.
 
-As `sublet_leader.jobs.leader_lock` has it: the connection of a process that dies is closed, mostly at once and now and
-then late; that of a living one is cut, or dead to the node alone, and it begins another; a restart of the database
-closes all. By chances of their own, in most runs.
+A connection holds one lock and checks others, as in `sublet_leader.jobs.leader_lock`: that of a process that dies is
+closed, mostly at once and now and then late; that of a running process is cut, or dead only for the node, which opens
+another; a restart of the database closes all. It has its own random generator, and is part of most runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Session:
 
 @dataclass(slots=True)
 class AdvisoryLocks:
-    """The server: who holds which key, and since when each was free for the first time after it was taken."""
+    """The server: the holder of each key, and the time at which each was first free after it was taken."""
 
     held: set[int]
     first_freed_at: dict[int, float] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class AdvisoryLocks:
         return True
 
     def close(self, session: Session, now: float) -> None:
-        """The server has noticed that it is over."""
+        """Close a session, once the server has noticed that its client is gone."""
         if session.is_open and session.key is not None:
             self.held.discard(session.key)
             self.first_freed_at.setdefault(session.key, now)
@@ -66,7 +66,7 @@ class AdvisoryLocks:
 
 
 class NodeLock:
-    """A node's thread with its connection, in each of its lives; nothing, if a pooler is in the way."""
+    """A node's thread with its connection, in each of its incarnations; it does nothing if a pooler is between."""
 
     def __init__(self, node: SimulatedNode, locks: AdvisoryLocks, random: Random) -> None:
         self._node, self._locks, self._random, self._world = node, locks, random, node.world
@@ -85,7 +85,7 @@ class NodeLock:
             self._after(self._random.uniform(0.002, 0.05), self._connect)
 
     def end_life(self, *, killed: bool) -> None:
-        """The server notices when the process is dead, or later if its machine is."""
+        """End the process's connection: the server notices at once, or later if the machine is dead."""
         self._turn = next(self._turns)
         session, self._session = self._session, None
         if session is not None:
@@ -93,13 +93,13 @@ class NodeLock:
             self._close_after(session, self._random.uniform(1.0, 12.0) if late else self._random.uniform(0.001, 0.02))
 
     def cut(self) -> None:
-        """The server ends the connection; the node sees that at once, unless it is paused."""
+        """Close the connection by the server; the node notices at once, unless it is paused."""
         if self._session is not None:
             self._locks.close(self._session, self._world.now)
             self._lose(self._random.uniform(0.0005, 0.01))
 
     def break_off(self) -> None:
-        """The connection is dead to the node, and the server does not know it yet."""
+        """Break the connection for the node only; the server does not notice yet."""
         if self._session is not None:
             self._close_after(self._session, self._random.uniform(1.0, 8.0))
             self._lose(self._random.uniform(0.0005, 0.01))
@@ -128,7 +128,7 @@ class NodeLock:
         self._use(frozenset())
 
     def _use(self, before: frozenset[int]) -> None:
-        """One turn of the loop: take the lock, look at those of others, wait."""
+        """Run one turn of the loop: acquire the lock, check those of others, wait."""
         session = self._session
         if session is None:
             return
@@ -172,7 +172,8 @@ class NodeLock:
         self._node.handle(event)
 
     def _after(self, delay_s: float, happening: object) -> None:
-        """By the node's clock, when it is not paused, in this life and as long as nothing else has begun since."""
+        """Call it after a delay by the node's clock, unless the process has ended or something else was scheduled
+        since."""
         self._turn = turn = next(self._turns)
 
         def if_due() -> None:
@@ -183,7 +184,7 @@ class NodeLock:
 
 
 class LockTroubles:
-    """What happens to these connections while the safety phase lasts."""
+    """Faults of these connections during the safety phase."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -195,7 +196,7 @@ class LockTroubles:
             self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
 
     def restart(self) -> None:
-        """The database has: all connections are over."""
+        """Close all connections, as a restart of the database does."""
         self._simulation.locks.restart(self._world.now)
         for node in self._simulation.nodes:
             node.lock.cut()

@@ -1,10 +1,11 @@
-"""A stream loses its last blocks under holders that live and are quiet, on the same timeline: all that it had was
-consumed, and nobody is told. By chances of its own, in runs without failover and users' transactions, and while there
-are no atomic groups and no queries.
+"""Streams that lose their last blocks under idle holders, on the same timeline.
 
-Nothing is published into the stream before a leader of each group has looked at its streams: what nobody could see
-nobody can report. What is published then are other messages, and none may be passed over. Some holders see it, and hand
-the stream back; others never look.
+All that the stream had was consumed, and no process is notified. It has its own random generator, and is part of runs
+without failover and users' transactions, while there are no atomic groups and no queries.
+
+Nothing is published into the stream before a leader of each group has synced its streams: a loss that no process could
+see cannot be reported. What is published then are other messages, and none may be skipped. Some holders notice, and
+release the stream; others never check.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _AT_REST = (LendingStatus.BLOCKED, LendingStatus.FINISHED)
 
 
 class LoweredHeads:
-    """Of a part of all runs. `happened`: how often."""
+    """Lowers heads in a part of all runs. `happened`: how often."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -39,7 +40,7 @@ class LoweredHeads:
             self._later()
 
     def holds(self, stream_id: int) -> bool:
-        """Whether nothing may be published there yet."""
+        """Return whether nothing may be published there yet."""
         if not self._unseen.get(stream_id):
             return False
         head = self._simulation.streams.streams[stream_id].head
@@ -47,13 +48,13 @@ class LoweredHeads:
         return bool(beyond & self._unseen[stream_id])
 
     def synced(self, group_id: int) -> None:
-        """A leader has looked at the streams of its group, but for rows that others had locked."""
+        """Record that a leader has synced its group's streams, except rows locked by others."""
         for stream_id, groups in self._unseen.items():
             if (group_id, stream_id) not in self._simulation.store.locked:
                 groups.discard(group_id)
 
     def concerns(self, group_id: int) -> bool:
-        """Whether a stream of the group is where it cannot be exported from."""
+        """Return whether a stream of the group is in a state that cannot be exported."""
         rows = self._simulation.store.rows(group_id)
         heads = self._simulation.streams.streams
         return any(
@@ -84,7 +85,7 @@ class LoweredHeads:
         return bool(held) and consumed and not stream.closed and bool(stream.block_summaries)
 
     def _rows(self, stream_id: int) -> list[LendingRow]:
-        """Those of all groups that live."""
+        """Return the stream's rows of all existing groups."""
         rows = (self._simulation.store.rows(group.group_id) for group in self._simulation.checkers.live_groups())
         return [own[stream_id] for own in rows if stream_id in own]
 

@@ -1,8 +1,10 @@
-"""What the maintenance leader does by the wall clock: it rolls a space over when its generation is old, takes what is
-older than the retention unless a group holds it back, and merges small blocks while others read them. By chances of its
-own; in some runs hours pass between one thing and the next.
+"""What the maintenance leader does by the wall clock: rollover, retention and compaction.
 
-Which blocks are merged, and what a merged one knows of when its pieces were appended, are the product's own rules.
+It rolls a space over when its generation is old, deletes what is older than the retention unless a group holds it back,
+and merges small blocks while others read them. It has its own random generator; in some runs hours pass between one
+step and the next.
+
+Which blocks are merged, and what a merged one stores about when its pieces were appended, are the product's own rules.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _MAX_STREAMS = 28
 
 
 class Maintenance:
-    """Of a part of all runs. `merged`, `taken`: so many blocks and generations are no more."""
+    """Runs in a part of all runs. `merged`, `taken`: numbers of blocks and generations removed."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
@@ -50,12 +52,12 @@ class Maintenance:
                 self._compact(stream_id)
 
     def _age_s(self, generation_id: int, closed: bool) -> float:
-        """For how long it is known to be open, or closed."""
+        """Return for how long it is known to be open, or closed."""
         now_us = self._world.wall_us()
         return (now_us - self._since.setdefault((generation_id, closed), now_us)) / 1_000_000
 
     def _roll_over(self) -> None:
-        """Every hour, where there are messages."""
+        """Roll over every hour, if there are messages."""
         for generation in tuple(self._streams.generations.values()):
             if generation.closed or len(self._streams.streams) >= _MAX_STREAMS:
                 continue
@@ -79,12 +81,13 @@ class Maintenance:
                 self.taken += 1
 
     def _is_atomic_behind(self, generation_id: int) -> bool:
-        """Atomic groups are waited for here: they would have to be reset as a whole."""
+        """Return whether an atomic group is behind: here retention waits for it, as it would have to be reset as a
+        whole."""
         checkers = self._simulation.checkers
         return any(life.group.options.atomic and checkers.unread(life, generation_id) for life in checkers.lives.live())
 
     def _compact(self, stream_id: int) -> None:
-        """Into blocks of a few messages or of many."""
+        """Merge blocks into blocks of a few messages or of many."""
         stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
         if stream.generation.gone:
             return
@@ -105,7 +108,7 @@ class Maintenance:
 
     @staticmethod
     def _appended(blocks: list[tuple[int, int]], mark: BlockEpochSummary) -> tuple[int, list[int], list[int]]:
-        """When it was, and of a merged one where its pieces begin and when they were."""
+        """Return when a block was appended; for a merged one where its pieces begin and when they were appended."""
         own = [(end, at_us) for end, at_us in blocks if mark.first < end <= mark.end]
         starts = [0, *(end - mark.first for end, _ in own[:-1])]
         return own[-1][1], starts, [at_us for _, at_us in own]

@@ -1,7 +1,7 @@
-"""The network between agents and nodes: it loses, delays, repeats, reorders, and parts them, one way or both.
+"""The network between agents and nodes: it loses, delays, duplicates, reorders, and partitions.
 
-This is worse than what the product's session layer lets through, which delivers each message once and in order within
-a life of both sides: the machines are proven on less than they are given.
+This is worse than what the product's pub/sub layer lets through, which delivers each message once and in order within
+an incarnation of both sides: the machines are tested on weaker guarantees than they get.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Network:
         self._parted: dict[tuple[str, str, str], float] = {}
 
     def to_node(self, agent: SimulatedAgent, address: str, message: ToLeader) -> None:
-        """A connection breaks once: what is sent after that to where nobody lives is lost silently."""
+        """Send to a node. To a dead node the connection breaks once; later messages are lost silently."""
         if self._is_parted(agent.name, address, "there"):
             return
         node = self._nodes[address]
@@ -44,14 +44,14 @@ class Network:
         self._transmit(deliver)
 
     def to_agent(self, address: str, agent_id: str, message: ToBorrower) -> None:
-        """To somebody who died it is lost."""
+        """Send to an agent; a message to a dead one is lost."""
         self._world.say(address, "->", message)
         agent = self._agents.get(agent_id)
         if agent is not None and not self._is_parted(agent_id, address, "back"):
             self._transmit(lambda: agent.receive(address, message))
 
     def part(self, agent_id: str, address: str, paths: tuple[str, ...], duration_s: float) -> None:
-        """For so long nothing gets from the agent (`there`) to the node, or from it (`back`)."""
+        """For that long, lose all messages from the agent to the node (`there`), or from it (`back`)."""
         self._world.say("network", f"{agent_id} and {address} are parted ({', '.join(paths)}) for {duration_s:.1f} s")
         for way in paths:
             self._parted[agent_id, address, way] = self._world.now + duration_s
@@ -60,7 +60,7 @@ class Network:
         self._parted.clear()
 
     def node_gone(self, address: str) -> None:
-        """Most agents notice a broken connection; the others have their timers."""
+        """Let most agents notice the broken connection; the others have their timers."""
         for agent in self._agents.values():
             if self._world.chance(0.8):
                 self._world.after(self._world.random.uniform(0.001, 0.1), partial(agent.lose, address))
@@ -69,7 +69,7 @@ class Network:
         return bool(self._parted) and self._world.now < self._parted.get((agent_id, address, way), 0.0)
 
     def _transmit(self, deliver: Callable[[], None]) -> None:
-        """Usually within milliseconds, sometimes late, lost or twice."""
+        """Deliver usually within milliseconds, sometimes late, never or twice."""
         world, weather = self._world, self._world.weather
         if world.chance(weather.lost):
             return

@@ -1,4 +1,4 @@
-"""A node's shell in the simulator: the product's `Node`, its way to the database, crashes and new lives."""
+"""Shell of a node: the product's `Node`, its database connection, crashes and restarts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class SimulatedNode(Process):
-    """One address; each life has its own incarnation and machine."""
+    """One address; each start has its own incarnation and machine."""
 
     def __init__(self, simulation: Simulation, name: str, settings: LeaderSettings, drift: float) -> None:
         super().__init__(simulation.world, name, drift)
@@ -46,7 +46,7 @@ class SimulatedNode(Process):
         return Node(NodeRef(self.name, f"{self.name}#{self.lives}", self.address), self.settings)
 
     def start(self) -> None:
-        """A new life; if the present one is ending, as soon as it has ended."""
+        """Start a new incarnation; if the present one is ending, as soon as it has ended."""
         self._again = self.alive and self.stopping
         if not self.alive:
             self.machine, self.alive, self.stopping = self._new_machine(), True, False
@@ -56,7 +56,7 @@ class SimulatedNode(Process):
             self.handle(NodeStarted())
 
     def crash(self) -> None:
-        """Gone, with everything it remembered."""
+        """Stop at once, with the loss of all memory."""
         if self.alive:
             self.alive = False
             self.world.say(self.name, "CRASHES")
@@ -64,7 +64,7 @@ class SimulatedNode(Process):
             self.simulation.network.node_gone(self.address)
 
     def shut_down(self) -> None:
-        """Leave gracefully, and stay away."""
+        """Shut down gracefully, and stay away."""
         self._again = False
         if self.alive and not self.stopping:
             self.stopping = True
@@ -72,31 +72,31 @@ class SimulatedNode(Process):
             self._in_this_life(lambda: self.handle(ShutdownRequested(self.now + 5.0)))
 
     def restart(self) -> None:
-        """Leave gracefully and come back."""
+        """Shut down gracefully and start again."""
         self.shut_down()
         self.start()
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
-        """An operator takes streams back."""
+        """Revoke streams for an operator."""
         self._in_this_life(lambda: self.handle(ForcedRevokeRequested(group_id, streams, "operator")))
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
-        """An operator wants it to lead nothing any more, or no longer under these terms."""
+        """Deliver an operator's desired state: to lead nothing, or not under these terms."""
         self._in_this_life(lambda: self.handle(NodeDesiredStateRead(draining, step_down)))
 
     def learn_of_streams(self) -> None:
-        """Somebody announced that streams were opened or closed."""
+        """Deliver a notification that streams were opened or closed."""
         self._in_this_life(lambda: self.handle(StreamsChanged()))
 
     def learn_of_desired_state(self, group_id: int) -> None:
-        """Somebody announced that an operator wants something else of a group."""
+        """Deliver a notification that a group's desired state has changed."""
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
 
     def receive(self, agent: str, message: ToLeader) -> None:
         self._in_this_life(lambda: self.handle(AgentMessageReceived(agent, message)))
 
     def handle(self, event: NodeEvent) -> None:
-        """Give one event to the machine and do what it says."""
+        """Pass one event to the machine and execute the outcome."""
         outcome = self.machine.decide(event, self.now)
         self.world.say(self.name, event)
         self.simulation.checkers.node_acted(self, outcome)
@@ -120,7 +120,7 @@ class SimulatedNode(Process):
             self.handle(Tick())
 
     def _answers(self) -> Callable[[NodeEvent], None]:
-        """What takes the database's answer: in this life, or nobody."""
+        """Return a function that handles the database's answer in this incarnation only."""
         life = self.lives
         return lambda answer: self._in_this_life(lambda: self.handle(answer), life)
 

@@ -1,8 +1,7 @@
-"""What operators do to groups that are at work: pause them, resume them, set them to other positions, make them anew
-from an export, take streams back from holders that have fallen silent. By chances of its own.
+"""Operators' actions on groups at work: pause, resume, reset, export and import, forced revokes.
 
-A live reset is told here as the command does it: pause, wait until nothing is lent, set, resume. What it does to the
-rows is the product's own rule.
+It has its own random generator. A live reset is implemented here as the command does it: pause, wait until nothing is
+held, reset, resume. What it does to the rows is the product's own rule.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _GRANTED = (LendingStatus.HELD, LendingStatus.RESERVED)
 
 
 class Operators:
-    """Of a part of all runs."""
+    """Acts in a part of all runs."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -47,7 +46,7 @@ class Operators:
             self._later()
 
     def mend(self) -> None:
-        """What was paused goes on, and what is blocked is set to where it can go on."""
+        """Resume paused groups, and reset blocked streams to where they can continue."""
         for group in self._simulation.checkers.live_groups():
             if group.group_id in self._paused:
                 self._resume(group)
@@ -108,7 +107,7 @@ class Operators:
     # --- resets -----------------------------------------------------------------------------------------------------
 
     def _reset_one(self, group: Group) -> None:
-        """One stream, also one that is blocked; or one that was consumed long ago, once more."""
+        """Reset one stream, also a blocked one; or one that was consumed long ago."""
         rows = self._store.rows(group.group_id)
         consumed = [s for s in sorted(rows) if self._is_closed(s) and rows[s].status is LendingStatus.FINISHED]
         if consumed and self._random.random() < 0.5:
@@ -117,7 +116,7 @@ class Operators:
             self.reset(group, self._random.choice(_TARGETS), (self._random.choice(sorted(rows)),))
 
     def _unblock(self) -> None:
-        """Streams that retention has taken from a group that would rather stand still."""
+        """Reset streams that are blocked because retention deleted unread messages."""
         for group in self._simulation.checkers.live_groups():
             rows = self._store.rows(group.group_id).values()
             blocked = tuple(row.stream_id for row in rows if row.status is LendingStatus.BLOCKED)
@@ -127,7 +126,7 @@ class Operators:
                 self.reset(group, "latest", blocked)
 
     def reset(self, group: Group, target: str, streams: tuple[int, ...] = ()) -> None:
-        """Pause it if it is not, wait, set it, and let it go on if it was paused for that."""
+        """Pause the group if it is not, wait, reset it, and resume it if it was paused for that."""
         if group.group_id in self._resetting:
             return
         self._resetting.add(group.group_id)
@@ -170,7 +169,7 @@ class Operators:
                 return 0
 
     def _moves(self, group: Group, target: str, value: int, streams: tuple[int, ...]) -> dict[int, int]:
-        """{stream: where it goes on}, of all streams that the group has or may have, or of these."""
+        """Return {stream: new position}, of all streams that the group has or may have, or of these."""
         rows, life, moves = self._store.rows(group.group_id), self._simulation.checkers.lives[group.group_id], {}
         for stream_id in self._streams.streams:
             row = rows.get(stream_id)
@@ -212,11 +211,10 @@ class Operators:
     def _is_closed(self, stream_id: int) -> bool:
         return self._streams.streams[stream_id].closed
 
-    # --- holders and messages that are gone -------------------------------------------------------------------------
+    # --- silent holders and expired messages ------------------------------------------------------------------------
 
     def _revoke_in_silence(self, group: Group) -> None:
-        """A stream is taken back by force from a holder who takes his time, and about when that is due hears of
-        nobody."""
+        """Force the revoke of a stream from a slow holder, which is cut off at about the deadline."""
         rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
         if not rows:
             return
@@ -242,7 +240,7 @@ class Operators:
         self._world.after(slow_s + later_s, fall_silent)
 
     def _make_anew(self, group: Group) -> None:
-        """A group is deleted, and mostly declared anew, while a holder hears of nobody."""
+        """Delete a group, and mostly declare it anew, while a holder is cut off."""
         rows = [row for row in self._store.rows(group.group_id).values() if row.status is LendingStatus.HELD]
         if rows:
             holder = self._random.choice(sorted(rows, key=lambda row: row.stream_id)).agent or ""
@@ -253,7 +251,7 @@ class Operators:
             self._simulation.groups.delete(group.subscription)
 
     def _start_twin(self) -> None:
-        """A process is started anew under its name while the one before hears of nobody, and is at work."""
+        """Start a process under the name of one that is at work and cut off."""
         named = [one for one in self._simulation.living() if one.session is not None and one.checkpoint is None]
         if named and len(self._simulation.living()) < _MAX_AGENTS:
             before, paths = self._random.choice(named), self._random.choice((BOTH_DIRECTIONS, ("back",)))
@@ -263,8 +261,8 @@ class Operators:
             self._world.after(later_s, partial(self._simulation.join, before))
 
     def _retire(self) -> None:
-        """Retention takes what a group that waits for nobody has not read. `$queue` groups are waited for; so are
-        atomic ones here, which would have to be reset as a whole."""
+        """Let retention delete what groups have not read, except `$queue` groups and, here, atomic ones, which would
+        have to be reset as a whole."""
         oldest = next((g for g in self._streams.generations.values() if g.closed and not g.gone), None)
         if oldest is None:
             return

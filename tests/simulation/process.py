@@ -1,4 +1,4 @@
-"""A process: it has a clock of its own, and can be stopped for a while as by SIGSTOP."""
+"""A process with a clock of its own, which can be paused as by SIGSTOP."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 from tests.simulation.world import World
 
 MAX_DRIFT = 0.08
-"""How far a clock's rate may be off: a margin of 1 s in a lease of 10 s bears a little less than a tenth."""
+"""How far a clock's rate may be off: a margin of 1 s in a lease of 10 s tolerates a little less than a tenth."""
 
 
 class Process:
-    """What befalls it while it is stopped waits in order.
+    """Base of simulated processes; events during a pause wait in order.
 
-    Its clock is monotonic, begins anywhere and runs a little too fast or too slow, in all its lives alike: whoever
-    compares the times of two processes is wrong at once. There is no wall clock that could jump, since no machine has
-    one; the only dates there are the database's own, whose clock may jump.
+    Its clock is monotonic, begins anywhere and runs a little too fast or too slow, the same in all incarnations:
+    comparing the times of two processes fails at once. There is no wall clock that could jump, since no machine uses
+    one; the only dates are the database's own, whose clock may jump.
     """
 
     def __init__(self, world: World, name: str, drift: float) -> None:
@@ -28,11 +28,11 @@ class Process:
 
     @property
     def now(self) -> float:
-        """Seconds, by its own clock."""
+        """Return the seconds of its own clock."""
         return self._begun_at + self.world.now * self.rate
 
     def until(self, moment: float) -> float:
-        """Real seconds until its clock says that, a little more than none."""
+        """Return the real seconds until its clock has that time, always a little more than none."""
         return max((moment - self.now) / self.rate, 0.0005)
 
     def pause(self, duration_s: float) -> None:
@@ -42,7 +42,7 @@ class Process:
             self.world.after(duration_s, self._resume)
 
     def awake(self, happening: Callable[[], object]) -> None:
-        """Now, or as soon as it is not paused any more."""
+        """Call it now, or as soon as the process is not paused."""
         if self._backlog is None:
             happening()
         else:
@@ -52,12 +52,12 @@ class Process:
         raise NotImplementedError
 
     def tick_at(self, moment: float) -> None:
-        """Let it tick when its clock says that, and not when it was to before."""
+        """Let it tick at that time of its clock, instead of the previously set one."""
         self._tick_at = self.world.now + self.until(moment)
         self._set_alarm()
 
     def _set_alarm(self) -> None:
-        """One that rings too early sets the next."""
+        """Set an alarm; one that fires too early sets the next."""
         if self._tick_at < self._alarm_at:
             self._alarm_at = at = self._tick_at
             self.world.at(at, lambda: self._ring(at))

@@ -1,4 +1,4 @@
-"""Who publishes: in epochs mostly, several at a time, each with a capability of its own, which comes and goes."""
+"""The publishers of a space, mostly in epochs, each with its own capability."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 _MOST = 3
 _LEASE_S = (2.0, 10.0)
-"""How long it takes until the capability of a dead one is taken away."""
+"""Bounds of the time until the capability of a dead publisher expires."""
 
 
 @dataclass(slots=True, eq=False)
 class Publisher:
-    """It may publish at or after what it holds. A dead one publishes nothing more, and holds it all the same."""
+    """A publisher that may publish at or after what it holds. A dead one publishes nothing more, and still holds it."""
 
     held: LowerFrontier
     alive: bool = True
@@ -31,7 +31,7 @@ Held = tuple[Publisher, LowerFrontier]
 
 
 class Publishers:
-    """Those of one space. `epochs`: {stream: of each message its epoch}, which grows."""
+    """The publishers of one space. `epochs`: {stream: the epoch of each message}, which grows."""
 
     def __init__(self, simulation: Simulation, space_id: int, epochs: dict[int, list[Epoch | None]]) -> None:
         self._world, self._streams, self._space_id, self._epochs = (
@@ -50,7 +50,7 @@ class Publishers:
         return [(one, one.held) for one in self._holding]
 
     def failed_over(self, saved: Sequence[Held]) -> None:
-        """They hold that again; who is dead does so until its lease is over."""
+        """Restore what publishers held; a dead one's capability expires after its lease again."""
         self._holding = [one for one, _ in saved]
         for one, held in saved:
             one.held = held
@@ -58,13 +58,13 @@ class Publishers:
                 self._world.after(self._random.uniform(*_LEASE_S), partial(self._expire, one))
 
     def publish(self, stream_id: int, count: int) -> None:
-        """A block comes, of one of those that live, or of somebody who knows nothing of epochs."""
+        """Append a block of a running publisher, or of one that does not use epochs."""
         living = [one for one in self._holding if one.alive]
         one = self._random.choice([None, *living, *living])
         self._append(stream_id, [self._epoch(one) for _ in range(count)])
 
     def turn(self) -> None:
-        """They come, go on, leave and die."""
+        """Let publishers join, advance, leave and die."""
         if not self._numbers:
             return
         for one in tuple(self._holding):
@@ -74,7 +74,7 @@ class Publishers:
         self._settle()
 
     def hurry(self) -> None:
-        """One uses an epoch, and has finished with one."""
+        """Let one publisher use an epoch, and complete one."""
         living = [one for one in self._holding if one.alive]
         open_streams = self._streams.open_streams(self._space_id)
         if living and open_streams:
@@ -84,8 +84,8 @@ class Publishers:
             self._settle()
 
     def end(self, for_good: bool = False) -> None:
-        """All leave. In some runs one comes who stays, and whose last epochs are never completed, unless it is for
-        good."""
+        """Remove all publishers. In some runs a new one stays, and its last epochs are never completed, unless
+        `for_good`."""
         self._holding.clear()
         if not self._numbers:
             return
@@ -112,7 +112,7 @@ class Publishers:
         self._world.say("publish", f"stream {stream_id}, to {len(self._epochs[stream_id])}:", epochs)
 
     def _epoch(self, one: Publisher | None) -> Epoch | None:
-        """Of the next message: mostly of one that it is about to finish, seldom of one far ahead."""
+        """Return the epoch of the next message: mostly one that is about to be completed, seldom one far ahead."""
         rnd = self._random
         if one is None or not one.held.least or rnd.random() < 0.1:
             return None
@@ -134,7 +134,7 @@ class Publishers:
             self._advance(one)
 
     def _advance(self, one: Publisher) -> None:
-        """It has finished with one epoch, or skips some that follow."""
+        """Let the publisher complete an epoch, or skip some after it."""
         rnd = self._random
         if not one.held.least:
             return
@@ -144,7 +144,7 @@ class Publishers:
         one.held = LowerFrontier.from_epochs(rnd.sample(beyond, min(len(beyond), rnd.randint(1, 3))))
 
     def _join(self) -> None:
-        """A new one begins with anything that may still come."""
+        """Add a publisher at the current frontier."""
         lower = self._streams.lowers.get(self._space_id) or LowerFrontier.from_epochs([(0,) * self._numbers])
         self._holding.append(one := Publisher(lower))
         if self._random.random() < 0.2:
@@ -156,7 +156,7 @@ class Publishers:
             self._settle()
 
     def _settle(self) -> None:
-        """The space's lower frontier is the meet of all that is held; of nothing, it is beyond all that has begun."""
+        """Set the space's lower frontier to the meet of all that is held; if nothing is, beyond all that has begun."""
         before = self._streams.lowers.get(self._space_id)
         if self._holding:
             lower = LowerFrontier().meet(*(one.held for one in self._holding))

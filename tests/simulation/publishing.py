@@ -1,4 +1,4 @@
-"""All that is published in a run, in one space or two, each with publishers of its own."""
+"""Everything that is published in a run, in one or two spaces with publishers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Publishing:
-    """With chances of its own, so that all else befalls a run as if there were no epochs.
+    """Has its own random generator, so that all else in a run is the same as without epochs.
 
-    `epochs`: {stream: of each message its epoch}.
+    `epochs`: {stream: the epoch of each message}.
     """
 
     def __init__(self, simulation: Simulation) -> None:
@@ -29,8 +29,8 @@ class Publishing:
         self.past_s = self._past.choice((0.0, 3_600.0, 100 * 3_600.0))
 
     def begin(self) -> None:
-        """In some runs there is a second space; in some a past, of which groups may want to know nothing, and retention
-        may have taken some."""
+        """Begin, in some runs with a second space, and in some with a past, some of which retention may have
+        deleted."""
         if self._random.random() < 0.25:
             self._streams.add_space("other", "other/#", self._random.randint(1, 2))
         self._of = {space_id: Publishers(self._simulation, space_id, self.epochs) for space_id in self._streams.spaces}
@@ -52,18 +52,18 @@ class Publishing:
         self._of[space_id] = Publishers(self._simulation, space_id, self.epochs)
 
     def dropped(self, space_id: int) -> None:
-        """A space is no more, and nobody publishes into it."""
+        """Stop publishing into a dropped space."""
         self._of.pop(space_id).end(for_good=True)
 
     def any_space(self) -> int:
-        """The id of one."""
+        """Return the id of a space."""
         return self._random.choice(list(self._of))
 
     def saved(self) -> dict[int, list[Held]]:
         return {space_id: publishers.saved() for space_id, publishers in self._of.items()}
 
     def failed_over(self, saved: dict[int, list[Held]]) -> None:
-        """They hold what they held then; the ends of the streams are lost."""
+        """Restore what publishers held then; the ends of the streams are lost."""
         for stream_id, stream in self._streams.streams.items():
             del self.epochs[stream_id][stream.head :]
         for space_id, held in saved.items():
@@ -74,18 +74,18 @@ class Publishing:
         self._of[self._streams.streams[stream_id].generation.space_id].publish(stream_id, count)
 
     def turn(self) -> None:
-        """Publishers come, go on, leave and die."""
+        """Let publishers join, advance, leave and die."""
         for publishers in self._of.values():
             publishers.turn()
 
     def intrude(self) -> None:
-        """Between two statements of a leader's transaction an epoch may be used, and completed."""
+        """Use, and perhaps complete, an epoch between two statements of a leader's transaction."""
         for publishers in self._of.values():
             if not self._simulation.world.calm and self._random.random() < self._intruding:
                 publishers.hurry()
 
     def end(self) -> None:
-        """All leave. In some runs one comes who stays, and whose last epochs are never completed."""
+        """Remove all publishers. In some runs a new one stays, and its last epochs are never completed."""
         for publishers in self._of.values():
             publishers.end()
 
@@ -99,7 +99,7 @@ class Publishing:
             self._let_time_pass()
 
     def _let_time_pass(self) -> None:
-        """Some hours perhaps, in which streams may roll over though nobody has published anything."""
+        """Let hours pass now and then, in which streams may roll over although nothing was published."""
         passed_s = self._past.uniform(0.0, self._left_s / 3)
         self._left_s -= passed_s
         self._simulation.world.shift_clock(passed_s)

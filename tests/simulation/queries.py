@@ -1,10 +1,10 @@
-"""A streaming query: it plans ahead with the product's own planning, and has a checkpoint and a sink that outlive it.
+"""A streaming query with the product's own planner; its checkpoint and its sink survive it.
 
-What Spark does between its calls is told here in a few lines: a micro-batch is written into the log of offsets before
-it begins, and into the log of commits when it is in the sink; the sink takes a batch once, by its number. A process
-that comes after another begins with what the checkpoint says. One process at a time.
+Spark's part between its calls is implemented here in a few lines: a micro-batch is written into the offset log before
+it begins, and into the commit log when it is in the sink; the sink accepts a batch once, by its number. A new process
+begins from the checkpoint. One process at a time.
 
-Streams of atomic groups it consumes as any other session.
+It consumes streams of atomic groups as any other session does.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 _HOLDS_S = (1.0, 6.0, 20.0, 20.0)
 _RUNS = 0.4
 _DIES = 0.06
-"""Chances: that a run has a query, and that this dies between two of its steps."""
+"""Probabilities that a run has a query, and that it dies between two of its steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the log of offsets says of one: its ranges, and what was done before and may not be written down yet."""
+    """An entry of the offset log: its ranges, and ranges done before that may not be saved yet."""
 
     group_id: int
     ranges: tuple[PlannedRange, ...]
@@ -57,7 +57,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """Of a query by this name: its batches, how many of them are committed, how many the sink has."""
+    """Checkpoint of the query of that name: its batches, the number of committed ones, the number in the sink."""
 
     name: str
     hold_s: float
@@ -67,7 +67,7 @@ class Checkpoint:
 
 
 class Query(Session):
-    """One life of the query."""
+    """One process of the query."""
 
     def __init__(self, agent: SimulatedAgent, handle: int, checkpoint: Checkpoint) -> None:
         super().__init__(agent, handle)
@@ -99,7 +99,7 @@ class Query(Session):
         return stream_id not in self._streams and super().is_idle(stream_id)
 
     def leave(self) -> None:
-        """The query is stopped, in the middle of whatever it did."""
+        """Stop the query, in the middle of anything."""
         self._over = True
         self._planning.abandon()
 
@@ -110,7 +110,7 @@ class Query(Session):
     # --- batch by batch ---------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """The first call says how the last life ended: between two batches, or in the middle of one."""
+        """Begin from the checkpoint: after a complete batch, or in the middle of one."""
         batches, committed = self._checkpoint.batches, self._checkpoint.committed
         if len(batches) == committed:
             done = (*batches[-1].done, *batches[-1].ranges) if batches else ()
@@ -123,7 +123,7 @@ class Query(Session):
         self._resume(set(batch.ranges), [])
 
     def _resume(self, open: set[PlannedRange], again: list[StartableRange]) -> None:
-        """Find out what of the batch is to be done again; what is lost is left out of it."""
+        """Resolve which ranges of the batch are to be repeated; lost ones are left out of it."""
         for planned in tuple(open):
             if (found := self._planning.restart(planned)) is not None:
                 again.append(found)
@@ -138,7 +138,7 @@ class Query(Session):
             self._run(again)
 
     def _fate(self, group_id: int, planned: PlannedRange) -> PlannedRangeStatus:
-        """By what the function `read_planned_ranges` of the database would say."""
+        """Return the status of a range, as the database's function `read_planned_ranges` would."""
         row = self._simulation.store.rows(group_id).get(planned.stream_id)
         if row is None or row.in_doubt is None:
             return resolve_outcome(planned, None)
@@ -153,7 +153,7 @@ class Query(Session):
         return self._planning.unsaved_ranges()
 
     def _plan(self) -> None:
-        """What the last batch had is done; the next has something of each stream that goes on."""
+        """Finish the last batch, and plan the next from streams with messages."""
         planning, batches = self._planning, self._checkpoint.batches
         if batches:
             planning.acknowledge(batches[-1].ranges)
@@ -166,7 +166,7 @@ class Query(Session):
         self._await_written()
 
     def _ends(self, waiting: Sequence[PlannerStream]) -> Iterator[tuple[int, int]]:
-        """Of some of the streams that go on a part; in the end, of all of them all."""
+        """Yield (stream, end): for some streams a part of what they have, at the end of the run all of it."""
         for granted in waiting:
             if self._world.calm:
                 yield granted.grant.stream_id, granted.plannable_end
@@ -235,7 +235,7 @@ class Query(Session):
 
 
 class Queries:
-    """Some runs have a query. It dies again and again, and mostly comes back; by chances of its own."""
+    """Runs a query in some runs. It dies again and again, and mostly restarts; it has its own random generator."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -243,7 +243,7 @@ class Queries:
         self._life: SimulatedAgent | None = None
 
     def begin(self, until: float) -> None:
-        """Let it live, until then with troubles of its own."""
+        """Start it, with faults of its own until that time."""
         if self._whims.random() < _RUNS:
             self._until = until
             checkpoint = Checkpoint("query", self._whims.choice(_HOLDS_S))

@@ -1,5 +1,7 @@
-"""What becomes of streams while nobody publishes: empty generations, several in a row, wider and narrower ones; a space
-that comes and goes, whose topics move with it. By chances of its own."""
+"""Rollovers without messages, also several in a row and with other widths, and moving topics.
+
+A space comes and goes, and its topics move with it. It has its own random generator.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ _MAX_STREAMS = 28
 
 
 class Turnover:
-    """Of a part of all runs."""
+    """Acts in a part of all runs."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
@@ -39,7 +41,7 @@ class Turnover:
         self._later()
 
     def _roll_again(self, space_id: int, times: int) -> None:
-        """At once, or before somebody publishes again."""
+        """Roll over several times, before anything is published again."""
         over = self._world.now >= self._until or space_id in self._streams.dropped
         if len(self._streams.streams) < _MAX_STREAMS and not over:
             self._world.say("operator", f"rolls space {space_id} over, and {times - 1} times more")
@@ -50,7 +52,7 @@ class Turnover:
                 self._world.after(self._random.uniform(0.01, 1.5), lambda: self._roll_again(space_id, times - 1))
 
     def _move_topics(self) -> None:
-        """A space is created for topics that another had, or dropped, so that they go back."""
+        """Create a space for topics of another, or drop it, so that they move back."""
         other = next((space for space in self._streams.live_spaces() if space.name != "default"), None)
         if len(self._streams.streams) >= _MAX_STREAMS:
             return

@@ -1,4 +1,4 @@
-"""Many seeds over a few processes, and what they amounted to."""
+"""Runs many seeds in a few processes, and sums up their figures."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.simulation.tally import TABLES, Pair, counting
 CHUNK = 20
 SEEDS_A_DAY = 1_000_000
 ENOUGH_FAILURES = 20
-"""So many wrong runs say that the world is broken; the rest would say nothing new."""
+"""Number of failures after which the remaining seeds are not run."""
 
 
 @dataclass(slots=True)
 class Figures:
-    """What some seeds amounted to. `counts`: what happened in them, by name; `still`: seeds in which no stream moved;
-    `failures`: (seed, what went wrong)."""
+    """Figures of some seeds. `counts`: events by name; `still`: seeds in which no stream moved; `failures`: (seed,
+    error)."""
 
     seeds: int = 0
     virtual_s: float = 0.0
@@ -34,7 +34,7 @@ class Figures:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, other: Figures) -> None:
-        """Both together; the time taken is not added, for they may have run side by side."""
+        """Return the sum, without the time taken, as they may have run in parallel."""
         self.seeds += other.seeds
         self.virtual_s += other.virtual_s
         self.counts.update(other.counts)
@@ -51,13 +51,12 @@ class Figures:
 
 
 def all_pairs() -> set[Pair]:
-    """Every (machine, status, kind) there is."""
+    """Return every (machine, status, kind)."""
     return {(name, status, kind) for name, table in TABLES.items() for status, row in table.items() for kind in row}
 
 
 def first_seed_of_today() -> int:
-    """Return where the long runs of today begin: a million seeds further than yesterday's, and never among those that
-    are the same each time."""
+    """Return the first seed of today's long runs: a million above yesterday's, and never one of the fixed seeds."""
     return datetime.now(UTC).date().toordinal() * SEEDS_A_DAY
 
 
@@ -90,7 +89,7 @@ def _results(chunks: Sequence[tuple[int, ...]], processes: int) -> Iterator[Figu
 
 def _run_some(seeds: Sequence[int]) -> Figures:
     figures = Figures()
-    gc.disable()  # a run makes no garbage in cycles worth looking for
+    gc.disable()  # a run creates almost no garbage in cycles
     with counting() as pairs:
         for seed in seeds:
             _run_one(seed, figures)

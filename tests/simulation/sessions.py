@@ -1,6 +1,6 @@
-"""What consumes: a session that works on all its streams at once, call by call, and reports how far it is.
+"""A session that works on all its streams concurrently, call by call, and reports progress.
 
-Streams of atomic groups are consumed in whole epochs (`entire`), all others message by message.
+Streams of atomic groups are consumed in whole epochs (`atomic`), all others message by message.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class CountedWork(Work):
-    """A stream that is consumed message by message. `begun`: where; `in_hand`: so many are in the call that runs.
-    `beyond_head`: the stream was found to end before."""
+    """A stream that is consumed message by message. `begun`: its first position; `in_hand`: messages in the current
+    call; `beyond_head`: the stream was found to end before its position."""
 
     begun: int
     in_hand: int = 0
@@ -38,19 +38,19 @@ class CountedWork(Work):
 
 
 class Session:
-    """The counterpart of one subscription."""
+    """The session of one subscription."""
 
     def __init__(self, agent: SimulatedAgent, handle: int) -> None:
         self._agent, self._handle = agent, handle
         self._simulation, self._world = agent.simulation, agent.world
         self._work: dict[int, CountedWork | AtomicWork] = {}
-        # Chances of its own, so that all else is as if no user gave anything up.
+        # # A generator of its own, so that all else is the same as if no user aborted.
         self._whims = Random(f"{agent.simulation.seed} {agent.name} {handle}")
         self._sees_lower_heads = Random(f"{agent.simulation.seed} {agent.name} sees lower heads").random() < 0.5
         self._complete = AtomicReading(agent, handle, self._whims, self._later)
 
     def reported(self, notify: AssignmentUpdate, group_id: int | None) -> None:
-        """By the borrower, in order."""
+        """Handle an update from the borrower, in order."""
         match notify:
             case StreamGranted(grant):
                 assert group_id is not None
@@ -71,15 +71,15 @@ class Session:
                 pass
 
     def is_idle(self, stream_id: int) -> bool:
-        """Nothing is being done on the stream."""
+        """Return whether no call runs on the stream."""
         work = self._work[stream_id]
         return not (work.busy or (isinstance(work, AtomicWork) and work.granted.is_mid_step))
 
     def leave(self) -> None:
-        """Its user leaves: whatever it does is finished, as it is told to stop."""
+        """Do nothing: current calls are finished when the revokes arrive."""
 
     def close(self) -> None:
-        """The subscription is over, whatever it was doing."""
+        """End the session, in the middle of anything."""
         for work in self._work.values():
             work.over = True
 
@@ -104,13 +104,13 @@ class Session:
             self._give_up(work)
 
     def _give_up(self, work: CountedWork) -> None:
-        """The user breaks off in the middle of a call, which may happen whenever he is told to stop."""
+        """Abort in the middle of a call, as a user may when the stream is revoked."""
         self._world.say(self._agent.name, f"gives up {work}")
         work.busy, work.over = False, True
         self._agent.report(self._handle, work, final=True, until=work.position + work.in_hand)
 
     def _next(self, work: CountedWork) -> None:
-        """Begin a user call if there is something to do and it is allowed, else look again later."""
+        """Begin a user call if there is something to do and it is allowed, else retry later."""
         agent, rnd = self._agent, self._world.random
         if not agent.alive or work.over or work.stopping:
             return

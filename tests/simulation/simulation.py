@@ -1,4 +1,4 @@
-"""One run: who is there, in which order the phases come, what must be true at the end."""
+"""One run: its processes, the order of its phases, what must be true at the end."""
 
 from __future__ import annotations
 
@@ -33,15 +33,16 @@ from tests.support.memory_store.catalogue import MemoryCatalogue
 SAFETY_S = 48.0
 LIVENESS_S = 150.0
 STILL_S = 7.0
-"""Longer than a stream that was just granted is left where it is."""
+"""Longer than the minimal duration of a grant."""
 LOSSES_HERE = 1_000
-"""In such weather five holders in a row may be lost at one offset by accident, about once in two thousand runs. Then
-the stream is rightly blocked for an operator to look at; there is none here who would, so no loss blocks a stream."""
+"""Limit of losses before a stream is blocked. With these faults five holders in a row may be lost at one offset by
+accident, about once in two thousand runs. Then the product rightly blocks the stream for an operator, whom a run does
+not have."""
 _NAMES = ("red", "blue")
 
 
 class Simulation:
-    """Three nodes, a few agents, a group or three. `run` raises `Violation` if anything was wrong."""
+    """Three nodes, a few agents, one to three groups. `run` raises `Violation` if a check failed."""
 
     def __init__(self, seed: int, trace: bool = False) -> None:
         self.seed = seed
@@ -80,18 +81,18 @@ class Simulation:
         self.operators = Operators(self)
         self._named = self.world.chance(0.5)
 
-    # --- what the others ask ----------------------------------------------------------------------------------------
+    # --- used by other modules --------------------------------------------------------------------------------------
 
     def live_addresses(self) -> tuple[str, ...]:
-        """What the node directory would say: a crashed node stays in it for a while."""
+        """Return the addresses in the node directory: a crashed node stays in it for a while."""
         return tuple(n.address for n in self.nodes if n.alive or self.world.chance(0.3))
 
     def living(self) -> list[SimulatedAgent]:
-        """The agents that have not crashed."""
+        """Return the agents that have not crashed."""
         return [agent for agent in self.agents.values() if agent.alive]
 
     def join(self, like: SimulatedAgent | None = None) -> SimulatedAgent:
-        """A process comes, perhaps under a name; `like`: under the name of another."""
+        """Start a process, perhaps a named one; `like`: under the name of that one."""
         self._made += 1
         name = like.session if like is not None else self._new_name()
         agent = SimulatedAgent(self, f"a{self._made}", self._borrower, self._drift, name)
@@ -105,7 +106,7 @@ class Simulation:
         return agent
 
     def start_query(self, checkpoint: Checkpoint) -> SimulatedAgent:
-        """A process comes that goes on with this query."""
+        """Start a process that continues this query."""
         self._made += 1
         agent = SimulatedAgent(self, f"a{self._made}", self._borrower, self._drift, None, checkpoint)
         self.agents[agent.name] = agent
@@ -114,7 +115,7 @@ class Simulation:
         return agent
 
     def _new_name(self) -> str | None:
-        """A free one mostly: of two processes of one name the first is soon over."""
+        """Return a name, mostly a free one: of two processes of one name the first is soon fenced."""
         if not self._named or self.world.chance(0.4):
             return None
         free = [name for name in _NAMES if all(a.session != name for a in self.living())]
@@ -125,7 +126,7 @@ class Simulation:
     @mock.patch("sublet_storage.groups.model.lending_rules.MAX_LOSSES", LOSSES_HERE)
     @mock.patch("sublet_storage.db.reconnecting_connection.IDLE_S", math.inf)  # of this machine's clock
     def run(self) -> None:
-        """Safety phase, then liveness phase, then the final checks."""
+        """Run the safety phase, then the liveness phase, then the final checks."""
         with self.users.in_place():
             self._run()
 
@@ -156,7 +157,7 @@ class Simulation:
         self._stay_at_rest()
 
     def _end_faults(self) -> None:
-        """Whatever is broken by now is mended, but for a node that may stay dead; of the others not all still leave."""
+        """End all faults, except that a node may stay dead; not all users that are leaving stay."""
         self.world.weather = Weather.calm()
         self.network.heal()
         self.store.locked.clear()
@@ -170,13 +171,13 @@ class Simulation:
         self._fill()
 
     def _fill(self) -> None:
-        """Somebody for every group."""
+        """Start a member for every group that has none."""
         for subscription in self.groups.subscriptions:
             if not any(w.subscription == subscription for a in self.living() for w in a.wishes.values()):
                 self.join().subscribe(subscription)
 
     def _come_to_rest(self) -> None:
-        """Go on until everything is as it must be at the end, or for so long that it will never be."""
+        """Continue until the run is at rest; fail after a time that is more than enough."""
         end = self.world.now + LIVENESS_S
         while self.world.now < end:
             self.world.run_until(self.world.now + 2.0)
@@ -187,7 +188,7 @@ class Simulation:
         check_rest(self)
 
     def _stay_at_rest(self) -> None:
-        """The last streams find their place, also for who came late, then nothing moves any more."""
+        """Wait until the last streams are balanced, and check that nothing moves afterwards."""
         for _ in range(6):
             moved = self.checkers.authority.moves
             self.world.run_until(self.world.now + STILL_S)
@@ -205,7 +206,7 @@ class Simulation:
         return True
 
     def _relieve_a_holder(self) -> None:
-        """Somebody comes and somebody who holds streams goes, so that streams move in every run."""
+        """Start a member and stop one that holds streams, so that streams move in every run."""
         self.join()
         rows = [row for group in self.checkers.live_groups() for row in self.store.rows(group.group_id).values()]
         leaver = self.agents[self.world.random.choice(sorted({row.agent for row in rows if row.agent}))]

@@ -1,4 +1,4 @@
-"""Which (status, event) pairs of the machines' tables occurred, counted from outside while simulations run."""
+"""Counts which (status, event) pairs of the machines' tables occur while simulations run."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _READ_BY = {
     "election": "sublet_leader.election.machine.TRANSITIONS",
     "assignment": "sublet_leader.group.assignments.TRANSITIONS",
 }
-"""Where each machine looks its table up."""
+"""Name of each machine's table where the machine reads it."""
 
 
 class _Row(dict[Any, Any]):
-    """A row that tells what is looked up in it."""
+    """A row that reports its look-ups."""
 
     def __init__(self, row: Mapping[Any, Any], note: Callable[[Any], None]) -> None:
         super().__init__(row)

@@ -1,4 +1,4 @@
-"""One seed again, with its trace: `SEED=n pytest tests/simulation`."""
+"""Runs one seed again, with its trace: `SEED=n pytest tests/simulation`."""
 
 from __future__ import annotations
 

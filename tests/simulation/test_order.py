@@ -1,4 +1,4 @@
-"""The checker of order itself: it looks at all that comes before, however far back."""
+"""Tests of the order checker, which checks all preceding streams, not only the parents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHECKS: list[Callable[[Order], None]] = [
 
 
 def order(unfinished: int | None) -> Order:
-    """Of a key with a message in each of three streams, one after the other; one of them is not over."""
+    """Return the order of a key with a message in each of three streams, of which one may be unfinished."""
     journal = SimpleNamespace(keys={3: [KEY]}, parts={KEY: [Part(stream, 0) for stream in (1, 2, 3)]})
     simulation: Any = SimpleNamespace(journal=journal)
     lives: Any = {1: SimpleNamespace(start=lambda _: 0)}

@@ -1,4 +1,4 @@
-"""Whole worlds from seeds, with everything in them that goes wrong in the real one."""
+"""Simulated runs from seeds, with all the faults of a real cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.simulation.exceptions import EXCEPTIONS
 from tests.simulation.runs import Figures, all_pairs
 
 ENOUGH_FOR_ALL_PAIRS = 1000
-"""Seeds; with fewer the rare pairs may not occur."""
+"""Number of seeds; with fewer the rare pairs may not occur."""
 
 
 @pytest.mark.timeout(1800)
@@ -45,7 +45,7 @@ def test_the_seeds_were_worth_running(figures: Figures) -> None:
         "messages written in transactions": 10,
         "commits not answered": 1 / 10,
         "messages in queries' sinks": 10,
-        "repeats, all in windows of forced moves": 0,  # without any, no forced move was in the middle of anything
+        "repeats, all in windows of forced moves": 0,  # with none, no forced move interrupted anything
     }
     seldom = {
         what: figures.counts[what] for what, a_seed in least.items() if figures.counts[what] <= a_seed * figures.seeds

@@ -1,4 +1,4 @@
-"""What befalls a run leaves what its liveness phase asks for: a node."""
+"""Tests that the faults leave what the liveness phase needs: a node."""
 
 from __future__ import annotations
 

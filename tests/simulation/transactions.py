@@ -1,10 +1,10 @@
-"""Users who write their output and their progress in one transaction, on a database that does not always answer.
+"""Users that write output and progress in one transaction, on an unreliable database.
 
-What decides is the product's own: `sublet_borrower.consumer.session.Session.transaction`,
+The code under test is the product's own: `sublet_borrower.consumer.session.Session.transaction`,
 `sublet_borrower.consumer.transaction.ProgressTransactions`, `sublet_borrower.streams.batch.Batch` and
-`sublet_borrower.streams.granted_stream.GrantedStream`. The connection is told here: it does what the database's
-functions do to the rows of the twin, and a commit may be refused, lost, or done without an answer. Then the user tries
-again, with the same batches, with more, with fewer or with others, as he likes.
+`sublet_borrower.streams.granted_stream.GrantedStream`. The connection is simulated: it does to the twin's rows what the
+database's functions do, and a commit may be rejected, lost, or executed without a reply. Then the user retries with the
+same batches, with more, with fewer or with others.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class _Answer:
 @dataclass(slots=True)
 class _Transaction:
     number: int
-    mark: str = field(default="", repr=False)  # drawn by the product: not the same each time
+    mark: str = field(default="", repr=False)  # drawn by the product: different each time
     advances: list[tuple[int, int, int, int]] = field(default_factory=list)
     stored: list[tuple[int, int, range]] = field(default_factory=list)
 
 
 class UsersDatabase:
-    """The messages' database as users' transactions see it. `stored`: (group, stream, offset) that are in their
-    output; `committed`: numbers of transactions."""
+    """The database as users' transactions see it. `stored`: (group, stream, offset) in their output; `committed`:
+    numbers of transactions."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -81,7 +81,7 @@ class UsersDatabase:
         self.tries = self.unknown = 0
 
     def is_used_by(self, agent: SimulatedAgent) -> bool:
-        """Whether the sessions of that process write in transactions."""
+        """Return whether the sessions of that process write in transactions."""
         return self.runs and Random(f"{self._simulation.seed} {agent.name} writes").random() < _OF_AGENTS
 
     @property
@@ -89,15 +89,15 @@ class UsersDatabase:
         return f"{self._simulation.store.timeline + 1:08X}"
 
     def has_no_leader_here(self, group_id: int) -> bool:
-        """As the database's function `advance` asks."""
+        """Return whether the group has no leader on this timeline, as the database's function `advance` checks."""
         return self._simulation.store.is_older(group_id)
 
     def in_place(self) -> Any:
-        """A context in which the product's transactions are on it."""
+        """Return a context in which the product's transactions use this database."""
         return mock.patch("sublet_borrower.consumer.transaction.connect", self.connect)
 
     def connect(self, *_: object, **__: object) -> _Connection:
-        """A new connection, if it is to be had."""
+        """Return a new connection, or raise if the database is unreachable."""
         if self._world.now < self._away_until:
             raise DatabaseUnreachable("the database cannot be reached")
         return _Connection(self)
@@ -107,16 +107,16 @@ class UsersDatabase:
         return _Transaction(self._numbers)
 
     def fails(self) -> bool:
-        """Whether a connection breaks now."""
+        """Return whether a connection breaks now."""
         return not self._world.calm and self._random.random() < 0.04
 
     def advance(self, key: bytes, group_id: int, stream_id: int, grant_id: int, position: int) -> bool:
-        """As the database's function of that name."""
+        """Do what the database's function of that name does."""
         row = self._held(group_id, stream_id, grant_id, key)
         return row is not None and row.position < position <= self._head(stream_id)
 
     def progress(self, group_id: int, stream_id: int, grant_id: int, key: bytes) -> int | None:
-        """As the database's function `read_progress`."""
+        """Do what the database's function `read_progress` does."""
         row = self._held(group_id, stream_id, grant_id, key)
         if row is not None:
             return row.position
@@ -134,7 +134,8 @@ class UsersDatabase:
         return row if (row.grant_id, row.grant_key) == (grant_id, GrantKey(key)) else None
 
     def commit(self, transaction: _Transaction) -> bool:
-        """Whether the client hears of it. Mostly it does; else it may have happened or not."""
+        """Return whether the client gets the reply, as it mostly does; otherwise the commit may have happened or
+        not."""
         self.tries += 1
         silent = not self._world.calm and self._random.random() < 0.15
         if not silent or self._random.random() < 0.7:
@@ -154,7 +155,7 @@ class UsersDatabase:
 
 
 class _Connection:
-    """What the product does with a connection of psycopg in such a transaction."""
+    """What the product calls of a psycopg connection in such a transaction."""
 
     def __init__(self, database: UsersDatabase) -> None:
         self._database = database
@@ -183,7 +184,7 @@ class _Connection:
             self._break()
 
     def store(self, group_id: int, stream_id: int, offsets: range) -> None:
-        """The user's own statement."""
+        """Execute the user's own statement."""
         assert self._transaction is not None
         self._transaction.stored.append((group_id, stream_id, offsets))
 
@@ -222,7 +223,7 @@ class _Connection:
 
 
 class _Shell(sublet_borrower.consumer.session.Session):
-    """A session's part in transactions without the rest of it."""
+    """The part of a session that transactions use."""
 
     def __init__(self, group_id: int, acknowledged: Callable[[GrantedStream, int], None]) -> None:
         self.group_id, self.subscription = group_id, "its subscription"
@@ -231,7 +232,7 @@ class _Shell(sublet_borrower.consumer.session.Session):
         self._transactions = ProgressTransactions("", lambda: group_id, 60.0)
 
     def __del__(self) -> None:
-        """There is nothing to end."""
+        """Do nothing: there is nothing to close."""
 
 
 @dataclass(slots=True)
@@ -242,7 +243,7 @@ class GrantedWork(Work):
 
 
 class WritingSession(Session):
-    """It takes some batches of one stream or of several, and writes them in one transaction, again and again."""
+    """Writes some batches of one or several streams in one transaction, again and again."""
 
     def __init__(self, agent: SimulatedAgent, handle: int) -> None:
         super().__init__(agent, handle)
@@ -291,7 +292,7 @@ class WritingSession(Session):
     # --- transaction by transaction -----------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        """What is lost is somebody else's; with what is left, and perhaps more, it is tried."""
+        """Drop lost batches, and try to commit the others, perhaps with more."""
         self._in_hand = [
             (batch, granted)
             for batch, granted in self._in_hand
@@ -304,7 +305,7 @@ class WritingSession(Session):
         self._soon(self._turn)
 
     def _some(self) -> list[Batch]:
-        """All of them, or only the first ones of each stream."""
+        """Return all batches, or only the first ones."""
         some = [batch for batch, _ in self._in_hand]
         if len(some) > 1 and self._whims.random() < 0.3:
             del some[self._whims.randrange(1, len(some)) :]

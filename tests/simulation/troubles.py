@@ -1,4 +1,4 @@
-"""What goes wrong, and who comes and goes, while the safety phase lasts."""
+"""Faults, and processes that come and go, during the safety phase."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _MAX_AGENTS = 5
 
 
 class Troubles:
-    """Each run has its own mixture: a third of the kinds never comes, so that what is left comes more often."""
+    """Each run has its own mixture: a third of the kinds never comes, so that the others come more often."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._random = simulation, simulation.world, simulation.world.random
@@ -61,7 +61,7 @@ class Troubles:
             self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _order(self, operator: Random) -> None:
-        """Nodes are drained, and others asked to step down; by chances of its own. In the end none drains."""
+        """Drain nodes, and ask others to step down, with a generator of its own. In the end none drains."""
         nodes = self._simulation.nodes
         if self._world.now >= self._until:
             for node in nodes:
@@ -76,13 +76,13 @@ class Troubles:
         self._world.after(operator.expovariate(1 / _ORDER_EVERY_S), lambda: self._order(operator))
 
     def _set_clock_back(self, clock: Random) -> None:
-        """By chances of its own, so that all else befalls a run as if its clock was right."""
+        """Set the clock back, with a generator of its own, so that all else in a run is the same."""
         if self._world.now < self._until:
             self._world.set_clock_back(clock.uniform(0.0, _MAX_BACK_S))
             self._world.after(clock.expovariate(1 / _BACK_EVERY_S), lambda: self._set_clock_back(clock))
 
     def asked(self, node: SimulatedNode, request: object) -> None:
-        """A node has asked its database for something, which is on its way there."""
+        """Handle a request that a node has just sent to its database."""
         if not self._snatching or not isinstance(request, CommitWrites):
             return
         streams = self._simulation.streams.streams
@@ -120,7 +120,7 @@ class Troubles:
     # --- nodes and their database -----------------------------------------------------------------------------------
 
     def befall_node(self, node: SimulatedNode, kind: str) -> None:
-        """Let this befall a node, now or a little later."""
+        """Apply this fault to a node, now or a little later."""
         rnd = self._random
         match kind:
             case "crash":
@@ -150,7 +150,8 @@ class Troubles:
                 node.way.cut(Fate.LOST if kind == "cut" else Fate.SILENT, rnd.uniform(1.0, 15.0))
 
     def _shut_down_later(self, node: SimulatedNode, later_s: float) -> None:
-        """Once the faults are over the last node stays: without any, nothing is promised to be consumed."""
+        """Shut a node down later, unless it is the last one after the faults: without a node nothing can be
+        consumed."""
 
         def unless_last() -> None:
             others = (other for other in self._simulation.nodes if other is not node)
@@ -176,14 +177,14 @@ class Troubles:
                     self._world.after(turn * rnd.uniform(0.5, 3.0), node.restart)
 
     def _hang_database(self, deaf_s: float) -> None:
-        """Nobody hears of it, then it hears of nobody."""
+        """Let the database send nothing for a while, then receive nothing."""
         dumb_s = self._random.uniform(3.0, 9.0)
         self._world.say("database", f"says nothing for {deaf_s:.1f} s, then hears nothing for {dumb_s:.1f} s")
         for node in self._simulation.nodes:
             node.way.hang(deaf_s, dumb_s)
 
     def _start_in_vain(self) -> None:
-        """The first claims are answered when their leases are all but over, and nobody waited for that."""
+        """Answer the first claims when their leases have almost expired, and let some nodes shut down meanwhile."""
         self._hang_database(self._random.uniform(9.5, 13.0))
         for node in self._simulation.nodes:
             self._shut_down_later(node, self._random.uniform(1.0, 9.0))
@@ -229,13 +230,13 @@ class Troubles:
                     self._announce()
 
     def _announce(self) -> None:
-        """Those whom the news reach, hear that streams have changed."""
+        """Notify some of the nodes that streams have changed."""
         for node in self._simulation.nodes:
             if self._world.chance(0.7):
                 self._world.after(self._random.uniform(0.0, 0.3), node.learn_of_streams)
 
     def _retire(self) -> None:
-        """Retention takes the oldest closed generation, if it costs nobody anything, or only groups that skip it."""
+        """Delete the oldest closed generation, if no group loses messages but those that skip them."""
         generations = self._simulation.streams.generations.values()
         oldest = next((g for g in generations if g.closed and not g.gone), None)
         if oldest is None:
@@ -249,7 +250,7 @@ class Troubles:
         self._simulation.streams.expire_generation(oldest.generation_id)
 
     def _lock_row(self, group_id: int, stream_id: int) -> float:
-        """A user's transaction holds a lending row for a while."""
+        """Lock a lending row for a while, as a user's transaction does."""
         duration_s = self._random.uniform(0.2, 4.0)
         locked = self._simulation.store.locked
         locked.add((group_id, stream_id))
@@ -257,8 +258,8 @@ class Troubles:
         return duration_s
 
     def _take_stream(self, group_id: int, stream_id: int) -> None:
-        """An operator wants a stream back, and in the end takes it by hand, in a transaction that its leader knows
-        nothing of. Meanwhile its holder may lose its leader."""
+        """Let an operator revoke a stream, and in the end take it by hand, in a transaction that its leader does not
+        know of. Meanwhile its holder may lose its leader."""
         nodes, row = self._simulation.nodes, self._simulation.store.rows(group_id)[stream_id]
         if self._world.chance(0.5):
             for node in nodes:
@@ -269,7 +270,7 @@ class Troubles:
         self._world.after(self._lock_row(group_id, stream_id), lambda: self._seize(group_id, stream_id))
 
     def _seize(self, group_id: int, stream_id: int) -> None:
-        """Only a stream that somebody reads and reports: a leader finds out at the next progress."""
+        """Take a stream that is being consumed: its leader notices at the next progress."""
         row: LendingRow | None = self._simulation.store.rows(group_id).get(stream_id)
         claim = self._simulation.store.read_leaderships([group_id]).get(group_id)
         if claim is None or row is None or row.status is not LendingStatus.HELD:
@@ -312,7 +313,7 @@ class Troubles:
                 agent.lose(node.address)
 
     def _befall_user(self, agent: SimulatedAgent, kind: str) -> None:
-        """Its user leaves, or changes its mind; a named process comes back, or is started twice."""
+        """Let a user leave or resubscribe, a named process return, or be started twice."""
         simulation = self._simulation
         if kind in ("leave", "again"):
             for handle, wish in tuple(agent.wishes.items()):

@@ -1,17 +1,17 @@
-"""A stream in the hands of a session."""
+"""A stream held by a session."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 BEYOND_HEAD = "beyond the head"
-"""What a holder says that has found a stream to end before what it had read."""
+"""The read error of a holder that finds a stream to end before its position."""
 
 
 @dataclass(slots=True)
 class Work:
-    """A stream installed in a session: everything before `position` is done. `busy`: a call runs. `since`:
-    what follows from there on is in calls that run. `read_at`: when it was last read; None: whenever a call begins."""
+    """A stream installed in a session: everything before `position` is done. `busy`: a call runs. `since`: the offset
+    from which messages are in running calls. `read_at`: when it was last read; None: whenever a call begins."""
 
     group_id: int
     stream_id: int

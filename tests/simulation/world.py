@@ -1,4 +1,4 @@
-"""Virtual time, chance, the weather and the trace: what everything else in a run stands on."""
+"""Virtual time, the random generator, the weather and the trace of a run."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 EPOCH_US = 1_700_000_000_000_000
-"""What the database's clock says at virtual time 0."""
+"""The database's clock at virtual time 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Weather:
-    """What the network and the database do to messages. Chances are per message, times in seconds."""
+    """Reliability of the network and the database. Probabilities are per message, times in seconds."""
 
     lost: float = 0.02
     repeated: float = 0.02
@@ -24,7 +24,7 @@ class Weather:
 
     @classmethod
     def calm(cls) -> Weather:
-        """Nothing goes wrong."""
+        """Return weather without faults."""
         return _CALM
 
 
@@ -32,7 +32,7 @@ _CALM = Weather(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class World:
-    """A heap of things to happen; everything random comes from one generator."""
+    """A heap of scheduled events; everything random comes from one generator."""
 
     def __init__(self, seed: int, trace: bool = False) -> None:
         self.random = random.Random(seed)
@@ -45,28 +45,28 @@ class World:
 
     @property
     def calm(self) -> bool:
-        """True once the faults are over."""
+        """Return whether the faults are over."""
         return self.weather is _CALM
 
     def clock_us(self) -> int:
-        """The database's clock, which is the measure of all others."""
+        """Return the database's clock, by which all leases are checked."""
         return EPOCH_US + round(self.now * 1_000_000) + self._clock_off_us
 
     def wall_us(self) -> int:
-        """What it says of when messages are appended: between two of them hours may pass, which leases do not see."""
+        """Return the time of appended messages: between two of them hours may pass that leases do not see."""
         return self.clock_us() + self._hours_us
 
     def let_hours_pass(self, hours: float) -> None:
-        """So many, at once, in which nobody does anything."""
+        """Let hours pass at once, without any event."""
         self._hours_us += round(hours * 3_600_000_000)
 
     @property
     def hours_s(self) -> float:
-        """So long the hours were that have passed so."""
+        """Return the seconds that have passed in this way."""
         return self._hours_us / 1_000_000
 
     def shift_clock(self, seconds: float) -> None:
-        """Let the database's clock say another time: what is told of the past happens then."""
+        """Shift the database's clock, to record events of the past."""
         self._clock_off_us += round(seconds * 1_000_000)
 
     def set_clock_back(self, seconds: float) -> None:
@@ -87,7 +87,7 @@ class World:
         self.now = end
 
     def chance(self, probability: float) -> bool:
-        """True as often as that."""
+        """Return True with this probability."""
         return self.random.random() < probability
 
     def say(self, who: str, *what: object) -> None:

@@ -1,8 +1,7 @@
-"""`python -m tools.mutations`: plant faults one at a time, those of the lists and some drawn at random, and see which
-tests notice.
+"""`python -m tools.mutations`: plants faults one at a time and reports which tests notice.
 
-Exit code 0: every listed fault was killed, and of those drawn nine in ten; 1: not so; 2: the lists or the tests cannot
-be used as they are.
+The faults are those of the lists, and some drawn at random. Exit code 0: every listed fault was killed, and of those
+drawn nine in ten; 1: not so; 2: the lists or the tests cannot be used as they are.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from tools.mutations.sample import TOLERATED, Nearness, draw, try_fault
 from tools.mutations.trial import Copy, Trial, Verdict
 
 SAMPLE = 30
-"""Faults drawn where nobody says how many."""
+"""Number of faults drawn by default."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background, and all of its, would ignore it
+    """Run the command; return its exit code."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job and its children would ignore it
     options = _options(arguments)
     try:
         mutants = select(load(options.root), options.only)
@@ -62,7 +61,7 @@ def _show_list(mutants: Sequence[Mutant]) -> None:
 
 
 def _run(mutants: Sequence[Mutant], options: argparse.Namespace) -> int:
-    """The listed, then the drawn, each on whichever copy is free."""
+    """Try the listed faults, then the drawn ones, each on a free copy; return the exit code."""
     copies: SimpleQueue[Copy] = SimpleQueue()
     with ExitStack() as stack:
         for _ in range(max(1, options.jobs)):
@@ -83,7 +82,7 @@ def _listed(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: SimpleQ
 
 
 def _sample(options: argparse.Namespace, pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> int:
-    """Draw, try, and show what has survived and the score."""
+    """Draw faults, try them, and print the survivors and the score."""
     faults = draw(options.root, SAMPLE if options.sample is None else options.sample, options.seed)
     nearness = Nearness(options.root)
     trials = _try_all(
@@ -105,7 +104,7 @@ def _sample(options: argparse.Namespace, pool: ThreadPoolExecutor, copies: Simpl
 
 
 def _baseline(mutants: Sequence[Mutant], pool: ThreadPoolExecutor, copies: SimpleQueue[Copy]) -> None:
-    """Every selector must pass without a fault, or its turning red would mean nothing."""
+    """Check that every selector passes without a fault: only then does a failure mean anything."""
     selectors = sorted({selector for mutant in mutants for selector in mutant.tests})
     trials = pool.map(lambda selector: _on_a_copy(copies, lambda copy: copy.try_tests([selector])), selectors)
     for selector, trial in zip(selectors, trials, strict=True):
@@ -139,7 +138,7 @@ def _on_a_copy(copies: SimpleQueue[Copy], work: Callable[[Copy], Trial]) -> Tria
 
 
 def _report(mutants: Sequence[Mutant], trials: dict[str, Trial]) -> int:
-    """The table, and the exit code."""
+    """Print the table; return the exit code."""
     width = max((len(mutant.name) for mutant in mutants), default=0)
     print(f"\n{'verdict':8}  {'ids':12}  {'mutant':{width}}  noticed by")
     for mutant in mutants:

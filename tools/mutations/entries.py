@@ -1,4 +1,4 @@
-"""The lists of planted faults: reading them, and refusing what cannot work before anything runs."""
+"""Lists of planted faults: reads them, and rejects entries that cannot work before anything runs."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Any
 
 LISTS = Path("tools/mutations/lists")
-"""Where the lists are, seen from the root of the tree."""
+"""Folder of the lists, relative to the root of the tree."""
 
 SIMULATED = Path("tests/simulation/faults.toml")
-"""The list of those that the simulator finds by itself."""
+"""List of the faults that the simulator finds by itself."""
 
 EQUIVALENT = Path("tools/mutations/equivalent.toml")
-"""The list of changes that nobody could see, each with the reason: they are not drawn."""
+"""List of changes that no test can detect, each with the reason: they are not drawn."""
 
 _KEYS = {"name", "ids", "file", "find", "replace", "tests"}
 _EQUIVALENT_KEYS = {"file", "find", "replace", "because"}
 _REMARK = "caught"
-"""May be there as well: who noticed, for people."""
+"""Optional key: which test noticed, for readers."""
 
 
 class InvalidList(Exception):
-    """An entry that cannot be planted: says which, what is wrong and what to do."""
+    """Error in an entry; the message names the entry, the mistake and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Mutant:
 
 
 def load(root: Path) -> list[Mutant]:
-    """All entries of all lists, in the order of the file names. Raises `InvalidList`."""
+    """Return all entries of all lists, in the order of the file names. Raise `InvalidList` if one cannot be read."""
     paths = [*sorted((root / LISTS).glob("*.toml")), *([root / SIMULATED] if (root / SIMULATED).is_file() else [])]
     mutants = [mutant for path in paths for mutant in _read(path)]
     seen: set[str] = set()
@@ -55,7 +55,7 @@ def load(root: Path) -> list[Mutant]:
 
 
 def load_equivalent(root: Path) -> list[Mutant]:
-    """Return the changes that nobody could see, named by their reasons. Raises `InvalidList`."""
+    """Return the changes that no test can detect, named by their reasons. Raise `InvalidList` if one cannot be read."""
     path = root / EQUIVALENT
     found = _parse(path).get("equivalent", ()) if path.is_file() else ()
     for number, raw in enumerate(found, start=1):
@@ -67,7 +67,8 @@ def load_equivalent(root: Path) -> list[Mutant]:
 
 
 def select(mutants: Iterable[Mutant], wanted: Collection[str]) -> list[Mutant]:
-    """Those that bear one of the wanted ids or names; all where nothing is wanted. Raises `InvalidList`."""
+    """Return the mutants with one of the wanted ids or names, or all if `wanted` is empty. Raise `InvalidList` if an id
+    or name is unknown."""
     known = list(mutants)
     names = {word for mutant in known for word in (mutant.name, *mutant.ids)}
     if unknown := sorted(set(wanted) - names):
@@ -76,7 +77,7 @@ def select(mutants: Iterable[Mutant], wanted: Collection[str]) -> list[Mutant]:
 
 
 def planted(mutant: Mutant, source: str) -> str:
-    """The source with the fault in it. Raises `InvalidList` unless `find` occurs exactly once."""
+    """Return the source with the fault in it. Raise `InvalidList` unless `find` occurs exactly once."""
     times = source.count(mutant.find)
     if times != 1:
         raise InvalidList(
@@ -87,7 +88,7 @@ def planted(mutant: Mutant, source: str) -> str:
 
 
 def check(mutants: Iterable[Mutant], root: Path) -> None:
-    """Raise `InvalidList` for the first entry whose file, text or tests are not there."""
+    """Raise `InvalidList` for the first entry whose file, text or tests do not exist."""
     for mutant in mutants:
         if not (root / mutant.file).is_file():
             raise InvalidList(f"{mutant.name!r}: there is no file {mutant.file}.")

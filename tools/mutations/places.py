@@ -1,7 +1,7 @@
-"""Where a text of the product can be made wrong in a small way that its authors might have got wrong themselves.
+"""Small faults that can be planted in a source text, such as authors make.
 
-Left out is what no test can be asked to see: messages and logs, assertions, `__repr__`, a comparison with a clock that
-is read on the spot, tables and indexes of the schema (their conditions repeat what functions do).
+Left out is what no test can be expected to check: messages and logs, assertions, `__repr__`, a comparison with a clock
+that is read on the spot, tables and indexes of the schema (their conditions repeat those of functions).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 KINDS = ("lock", "conjunct", "comparison", "order", "guard")
-"""A row lock dropped, a part of an `and` dropped, a boundary moved, two reads swapped, an early way out deleted."""
+"""Removes a row lock, removes an operand of an `and`, moves a boundary, swaps two reads, removes an early return."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -31,13 +31,13 @@ class Fault:
         return source[: self.start] + self.replace + source[self.end :]
 
     def shown(self, source: str) -> str:
-        """Return where it is and what it changes, on one line."""
+        """Return its location and what it changes, on one line."""
         old, new = (" ".join(text.split()) or "nothing" for text in (source[self.start : self.end], self.replace))
         return f"{self.file}:{source.count(chr(10), 0, self.start) + 1} {self.kind}: {old} -> {new}"
 
 
 def find_faults(file: str, source: str) -> list[Fault]:
-    """Return all faults that this text of Python or SQL could have, in its order."""
+    """Return all faults that this text of Python or SQL could have, in order."""
     found = _in_python(source) if file.endswith(".py") else _in_script(source)
     return sorted({Fault(file, *place) for place in found})
 
@@ -75,7 +75,7 @@ _ENDS = {
     "window",
 } | {*("for", "using", "join", "left", "cross", ")", ",", ";")}
 _BOUNDARY = re.compile(r'"\s+f?"')
-"""Between two literals of Python that make one string."""
+"""The text between two adjacent string literals of Python."""
 
 
 def _in_script(source: str) -> Iterator[_Place]:
@@ -102,8 +102,8 @@ def _in_sql(source: str, start: int, end: int) -> Iterator[_Place]:
 
 
 def _conjunctions(tokens: list[tuple[str, int, int]], end: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the places of the operands of each `and` chain; a chain belongs to its depth of parentheses."""
-    chains: list[list[int]] = [[]]  # at each depth where the chain begins, and where each `and` begins and ends
+    """Yield the spans of the operands of each `and` chain; a chain belongs to its depth of parentheses."""
+    chains: list[list[int]] = [[]]  # at each depth the start of the chain, and the span of each `and`
     between = False
     for word, start, after in [*tokens, (";", end, end)]:
         if word == "between" or (word == "and" and between):
@@ -158,7 +158,7 @@ class _Python:
         self._starts = list(accumulate(map(len, self._lines), initial=0))
 
     def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
-        """Return where the text of a node begins and ends, in characters."""
+        """Return the start and end of the text of a node, in characters."""
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
@@ -167,7 +167,7 @@ class _Python:
         return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column_bytes].decode())
 
     def conjuncts(self, node: ast.BoolOp) -> Iterator[_Place]:
-        """Yield each operand that can be left out: not one that gives a name to what the others read."""
+        """Yield each operand that can be left out, except those that bind a name for the others."""
         for value in node.values:
             if not _gives_names(value):
                 rest = [other for other in node.values if other is not value]
@@ -175,7 +175,7 @@ class _Python:
                 yield (*self.span(node), f"({text})", "conjunct")
 
     def comparisons(self, node: ast.Compare) -> Iterator[_Place]:
-        """Yield each operator that has a boundary."""
+        """Yield each comparison operator that has a boundary."""
         operands = [self.span(operand) for operand in (node.left, *node.comparators)]
         for (_, begin), (end, _) in () if _CLOCK.search(ast.unparse(node)) else pairwise(operands):
             between = self._source[begin:end]
@@ -183,7 +183,7 @@ class _Python:
                 yield (begin, end, between.replace(sign, _SWAPPED[sign]), "comparison")
 
     def guards(self, node: ast.If) -> Iterator[_Place]:
-        """Yield an `if` that does little and then leaves; not an `elif`, or one that finds a mistake of our own."""
+        """Yield each short `if` that returns, continues, breaks or raises; not an `elif` or an internal assertion."""
         last = node.body[-1]
         leaves = isinstance(last, ast.Return | ast.Continue | ast.Break | ast.Raise) and len(node.body) <= 3
         is_assertion = isinstance(last, ast.Raise) and "AssertionError" in ast.unparse(last)
@@ -192,7 +192,7 @@ class _Python:
             yield (begin, end, "pass", "guard")
 
     def reads(self, block: Sequence[ast.stmt]) -> Iterator[_Place]:
-        """Yield neighbours that each read what others change, and do not build on one another."""
+        """Yield adjacent statements that read shared state and do not depend on each other."""
         for first, second in pairwise(block):
             if _is_read(first) and _is_read(second) and _are_independent(first, second):
                 (begin, between), (after, end) = self.span(first), self.span(second)
@@ -201,7 +201,8 @@ class _Python:
 
 
 def _seen(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield what is below a node, without what nobody can be asked to see, and the inside of texts."""
+    """Yield the nodes below this one, without those that tests cannot be expected to check or the parts of
+    f-strings."""
     yield node
     for child in () if isinstance(node, ast.JoinedStr) else ast.iter_child_nodes(node):
         match child:
@@ -221,7 +222,7 @@ def _gives_names(node: ast.AST) -> bool:
 
 
 def _is_read(node: ast.stmt) -> bool:
-    """Whether it is a simple statement that waits, or calls (not only constructs) with what others may change."""
+    """Return whether it is a simple statement that awaits, or calls (not only constructs) with shared state."""
     calls = (inner for inner in ast.walk(node) if isinstance(inner, ast.Call | ast.Await))
     texts = [ast.unparse(call) for call in calls]
     is_simple = isinstance(node, ast.Assign | ast.AnnAssign | ast.Expr)

@@ -1,8 +1,8 @@
-"""Faults that nobody has thought of: some of all places, by a seed, and the tests that could see each.
+"""Faults drawn at random by a seed, and the tests that could notice each.
 
 Each kind has the same share of a sample. The nearest tests are run first, then the others that are near, each time from
-the cheap to the dear until one is red. What is red with the fault must be so twice, and green without it, or it proves
-nothing.
+the fastest to the slowest until one fails. A failure counts only if it occurs twice with the fault and never without
+it.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
 FOLDERS = ("unit", "scenarios", "contract", "property", "integration", "interleavings", "simulation", "spark")
-"""Of tests, from the cheap to the dear; a lock is a matter of interleavings first. Those of Spark are near to what is
-called so."""
+"""Folders of tests from the fastest to the slowest, with interleavings first for a lock. Tests of Spark are near only
+to files with that name."""
 RUN_S = 600.0
-"""No test of a run begins later."""
+"""No further test of a run starts after this time."""
 HANG_S = 900.0
-"""A run that has not ended by then is stuck."""
+"""A run that takes longer counts as hung."""
 NEAREST = 6
-"""So many files of tests come first."""
+"""Number of test files in the first run."""
 MOST_FILES = 40
-"""And so many are near."""
+"""Number of test files that count as near."""
 SIMULATED = 6
-"""So many imports away the simulator is near too: it names little of what it runs."""
+"""Distance in imports within which the simulator counts as near, although it names little of what it runs."""
 SEEDS = "100"
-"""Of the simulator, fewer than in `make test`."""
+"""Number of seeds of the simulator, fewer than in `make test`."""
 TOLERATED = 0.1
-"""Such a share of a sample may survive: some faults change nothing that anybody could see."""
+"""Share of a sample that may survive: some faults change nothing that a test can detect."""
 
 UNSEEN = Trial(Verdict.SURVIVED, "no test is red")
 
 
 def draw(root: Path, count: int, seed: int) -> list[Fault]:
-    """Return so many faults of the product that somebody could see, each kind in turn, the same for the same seed and
-    sources. Raises `InvalidList`."""
+    """Return `count` faults of the product, each kind in turn, the same for the same seed and sources. Changes listed
+    as equivalent are left out. Raise `InvalidList` if their list cannot be read."""
     unseen = {(each.file, planted(each, (root / each.file).read_text("utf-8"))) for each in load_equivalent(root)}
     texts: dict[str, str] = {}
     by_kind: dict[str, list[Fault]] = defaultdict(list)
@@ -65,7 +65,7 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
 
 
 def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
-    """Run the tests with the fault planted, until one is red: it must be so again, and not without."""
+    """Run the tests with the fault planted until one fails; it must fail again, and pass without the fault."""
     source = (copy.root / fault.file).read_text(encoding="utf-8")
     limits = ("-m", "not long", f"--session-timeout={RUN_S}")
 
@@ -84,8 +84,8 @@ def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
 
 
 class Nearness:
-    """Which tests are near to a fault: what they have in common with the function, of the words that few tests have and
-    above all in their names, and how many imports away they are."""
+    """Ranks tests by their distance to a fault: rare words in common with the function, mainly in names, and the number
+    of imports between them."""
 
     def __init__(self, root: Path) -> None:
         paths = _sources(root, (*PRODUCT, "tests"))
@@ -101,7 +101,7 @@ class Nearness:
         self._weights = {word: math.log(1 + len(tests) / count) for word, count in frequency.items()}
 
     def runs(self, fault: Fault) -> list[list[str]]:
-        """Return files of tests: the nearest, then the others, each from the cheap to the dear."""
+        """Return two lists of test files: the nearest, then the others, each from the fastest to the slowest."""
         text = self._texts[fault.file]
         function, definition = _enclosing(text, fault.start)
         distances = self._distances(fault.file, function)
@@ -121,7 +121,7 @@ class Nearness:
         return [sorted(tests, key=lambda name: costs[_folder(name)]) for tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
-        """How many imports lead from each file to this one; to a script of SQL, to what calls its function."""
+        """Return the number of imports from each file to this one; for a SQL script, to the callers of its function."""
         border = {file} if file.endswith(".py") else self._callers(function)
         found = dict.fromkeys(border, 0)
         while border:
@@ -130,7 +130,7 @@ class Nearness:
         return found
 
     def _callers(self, function: str) -> set[str]:
-        """The files that call it, or a function of SQL that calls it, and so on."""
+        """Return the files that call it, directly or through other SQL functions."""
         bodies = [match for text in self._texts.values() for match in _FUNCTION.finditer(text)]
         functions, count = {function}, 0
         while len(functions) > count:
@@ -158,17 +158,17 @@ def _folder(name: str) -> str:
 
 
 def _inside(name: str) -> str:
-    """The path below the folder of the package, or of the tests."""
+    """Return the path below the folder of the package, or of the tests."""
     return "/".join(name.split("/")[2:])
 
 
 def _words(text: str) -> set[str]:
-    """What names are made of, without their plural."""
+    """Return the words that names consist of, without plurals."""
     return {word.lower().removesuffix("s") for word in re.findall(r"[A-Z]?[a-z]{2,}|[A-Z]{3,}", text)} - {"test", "sql"}
 
 
 def _imported(name: str, text: str) -> set[str]:
-    """What a file imports, by whatever way: modules, names in them, and texts that might be modules or are not."""
+    """Return what a file imports: modules, names in them, and string literals, which may be modules."""
     package = _module(name.rpartition("/")[0])
     found = {f"{package}.conftest"} if "/test_" in name else set()
     for node in ast.walk(ast.parse(text)) if name.endswith(".py") else ():
@@ -182,7 +182,7 @@ def _imported(name: str, text: str) -> set[str]:
 
 
 def _enclosing(text: str, place: int) -> tuple[str, str]:
-    """The function, class or name of the module that is being defined at a place of a text, and its definition."""
+    """Return the function, class or module variable defined at this offset of a text, and its definition."""
     definitions = list(_DEFINITION.finditer(text))
     begun = [match for match in definitions if match.start() <= place]
     end = next((match.start() for match in definitions if match.start() > place), len(text))

@@ -1,4 +1,4 @@
-"""One copy of the tree and what pytest says in it."""
+"""One copy of the tree, and the results of pytest in it."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ PACKAGES = {
     "sublet_leader": "leader/sublet_leader",
     "sublet_borrower": "borrower/sublet_borrower",
 }
-"""Packages of ours by import name, and their folder in a checkout."""
+"""Our packages by import name, with their folder in a checkout."""
 LIMIT_S = 900.0
-"""A run of tests that takes longer is stopped and counts as broken."""
+"""A test run that takes longer is stopped and counts as broken."""
 
 _LEFT_OUT = shutil.ignore_patterns(
     ".venv", ".git", ".sublet", ".hypothesis", "__pycache__", ".*_cache", "*.egg-info", "build", "dist"
@@ -42,23 +42,23 @@ _MISHAP = re.compile(
 
 
 class Verdict(Enum):
-    """What a run of tests has shown."""
+    """Result of a test run."""
 
     KILLED = "killed"  # a test failed in its body: it notices the fault
     SURVIVED = "survived"  # all tests passed: nothing notices the fault
-    BROKEN = "broken"  # no test got as far as to judge
+    BROKEN = "broken"  # no test got as far as an assertion
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """`detail` is the test that failed, as pytest takes it, or what went wrong."""
+    """Result with `detail`: the test that failed, as pytest takes it, or what went wrong."""
 
     verdict: Verdict
     detail: str
 
 
 class Copy:
-    """A copy of the tree that faults are planted in, one at a time; removed on leaving the `with` block."""
+    """Copy of the tree for planting one fault at a time; removed at the end of the `with` block."""
 
     def __init__(self, root: Path) -> None:
         self._scratch = Path(tempfile.mkdtemp(prefix="sublet-mutations-"))
@@ -81,7 +81,8 @@ class Copy:
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def foreign_packages(self) -> list[str]:
-        """Packages of ours that Python would not take from this copy: faults planted here would prove nothing."""
+        """Return those of our packages that Python would not import from this copy: faults planted here would not
+        run."""
         script = (
             "import importlib.util as u, json, sys\n"
             "specs = {name: u.find_spec(name) for name in sys.argv[1:]}\n"
@@ -99,8 +100,8 @@ class Copy:
         is_red_enough: bool = False,
         **environment: str,
     ) -> Trial:
-        """Run these tests on the copy as it is. `is_red_enough`: a hang and an error in a fixture are red as well, and
-        tests that pytest stopped for want of time are not."""
+        """Run these tests on the copy as it is. With `is_red_enough` a hang and an error in a fixture count as
+        failures, and tests that pytest stopped at its time limit do not."""
         report = self._scratch / "report.xml"
         report.unlink(missing_ok=True)
         command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options]
@@ -120,9 +121,10 @@ class Copy:
 
     @contextmanager
     def changed(self, name: str, text: str) -> Iterator[None]:
-        """A file of the copy has this text meanwhile, and then its own again.
+        """Give a file of the copy this text for the `with` block, and then its own again.
 
-        Python takes bytecode for that of a file by its size and the second of its change: each text has its own."""
+        Python recognises stale bytecode by size and modification second, so each text gets its own second.
+        """
         file = self.root / name
         source, changed_ns = file.read_bytes(), file.stat().st_mtime_ns
         file.write_text(text, encoding="utf-8")
@@ -149,13 +151,13 @@ class Copy:
             try:
                 out, err = process.communicate(timeout=limit_s)
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # what the tests have started as well
+                os.killpg(process.pid, signal.SIGKILL)  # also the processes that the tests have started
                 raise
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def judge(code: int, report: Path, output: str, *, is_red_enough: bool = False) -> Trial:
-    """What pytest's exit code and its report together mean."""
+    """Return the result from pytest's exit code and its report."""
     if code == 0 or (code == 5 and is_red_enough):
         return Trial(Verdict.SURVIVED, "all tests passed")
     if code != 1 or not report.is_file():
@@ -183,7 +185,7 @@ def _judge_failure(test: str, message: str) -> Trial:
 
 
 def _reason(output: str) -> str:
-    """The last error that pytest shows, or the last line it wrote."""
+    """Return the last error that pytest shows, or the last line it wrote."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line.removeprefix("E ").strip() for line in lines if line.startswith("E ")]
     return (errors or lines or ["no output"])[-1]
