@@ -135,8 +135,8 @@ class Agent:
         self._wake: dict[int, float] = {}
         self._nodes: tuple[str, ...] = ()
         self._failed_at: dict[str, float] = {}
-        self._asked: dict[str, str] = {}
-        self._made = 0
+        self._queried_nodes: dict[str, str] = {}
+        self._borrower_count = 0
         self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
@@ -151,7 +151,7 @@ class Agent:
                 self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
             case NodeMessageReceived():
                 handle = self._handles.get(event.message.borrower_id)
-                self._asked.pop(event.message.borrower_id, None)
+                self._queried_nodes.pop(event.message.borrower_id, None)
                 if handle is not None:
                     self._pass(handle, borrower_events.LeaderMessageReceived(event.node, event.message), now)
             case NodeLost():
@@ -195,8 +195,10 @@ class Agent:
         return AgentOutcome(tuple(self._out.sends), tuple(self._out.updates), self._out.nodes_wanted, wake_at)
 
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
-        self._made += 1
-        borrower = Borrower(f"{self.agent_id}/{self._made}", request, self.settings, inheritance, self._made)
+        self._borrower_count += 1
+        borrower = Borrower(
+            f"{self.agent_id}/{self._borrower_count}", request, self.settings, inheritance, self._borrower_count
+        )
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.start(now), now)
@@ -227,7 +229,7 @@ class Agent:
     def _succeed(self, handle: int, borrower: Borrower, ended: BorrowerEnded, now: float) -> None:
         """Replace a borrower that ended in doubt; after a final reason make none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
-        self._asked.pop(borrower.borrower_id, None)
+        self._queried_nodes.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
         if ended.reason.is_final:
             self._out.updates.append(SubscriptionClosed(handle, ended.reason, ended.detail))
@@ -244,9 +246,9 @@ class Agent:
 
     def _learn(self, nodes: Iterable[str], now: float) -> None:
         """Set the live nodes. If one is new, have all borrowers that wait for a node try again."""
-        before, self._nodes = self._nodes, tuple(sorted(set(nodes)))
+        previous_nodes, self._nodes = self._nodes, tuple(sorted(set(nodes)))
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
-        if not set(self._nodes) <= set(before):
+        if not set(self._nodes) <= set(previous_nodes):
             for handle in tuple(self.borrowers):
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
@@ -254,12 +256,12 @@ class Agent:
         """Choose the node to query for the leader. One that was queried and has not answered at all is not the first
         choice again: a broken connection is reported once, and messages sent into it later are lost silently.
         """
-        silent = self._asked.get(borrower.borrower_id)
+        silent = self._queried_nodes.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)
         address = self._preferred(borrower.request.subscription, now)
         if address is not None:
-            self._asked[borrower.borrower_id] = address
+            self._queried_nodes[borrower.borrower_id] = address
         return address
 
     def _suspect(self, node: str, now: float) -> None:
