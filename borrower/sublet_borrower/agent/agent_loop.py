@@ -180,13 +180,13 @@ class AgentLoop:
             self._timer = self._loop.call_later(max(outcome.wake_at - boottime_clock(), 0.001), self._handle, Tick())
 
     def _notify(self, outcome: AgentOutcome) -> None:
-        for reported in outcome.updates:
-            events = self._queues.get(reported.handle)
+        for update in outcome.updates:
+            events = self._queues.get(update.handle)
             if events is not None:
-                events.put(reported if isinstance(reported, SubscriptionClosed) else reported.update)
-            if isinstance(reported, SubscriptionClosed):
-                self._queues.pop(reported.handle, None)
-                self._head_subscriptions.remove_session(reported.handle)
+                events.put(update if isinstance(update, SubscriptionClosed) else update.update)
+            if isinstance(update, SubscriptionClosed):
+                self._queues.pop(update.handle, None)
+                self._head_subscriptions.remove_session(update.handle)
 
     def _send(self, address: str, message: ToLeader) -> None:
         if address in self._refusals:
@@ -230,11 +230,11 @@ class AgentLoop:
 
     def _refused(self, address: str, command: Command, text: str) -> None:
         """End the subscription: the same request for a leader would be rejected again."""
-        wanted = command.body if isinstance(command, MessageToNode) else None
-        if isinstance(wanted, LeaderWanted):
+        request = command.body if isinstance(command, MessageToNode) else None
+        if isinstance(request, LeaderWanted):
             reason = f"node {address} refuses: {truncate(text)}"
             self._handle(
-                NodeMessageReceived(address, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, reason))
+                NodeMessageReceived(address, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, reason))
             )
 
     def _lost(self, address: str, lost: ConnectionLost) -> None:

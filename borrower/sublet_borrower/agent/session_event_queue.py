@@ -39,8 +39,8 @@ class SessionEventQueue:
             return
         with self._condition:
             if isinstance(event, HeadPushed):
-                before = self._pushed.get(event.subscription.stream_id)
-                if before is None or before.subscription != event.subscription or before.head < event.head:
+                last_push = self._pushed.get(event.subscription.stream_id)
+                if last_push is None or last_push.subscription != event.subscription or last_push.head < event.head:
                     self._pushed[event.subscription.stream_id] = event
             else:
                 if isinstance(event, SubscriptionClosed):
@@ -64,7 +64,7 @@ class SessionEventQueue:
             if not (self._queued or self._pushed or self._is_woken) and wait_s > 0:
                 self._condition.wait(wait_s)
             self._is_woken = False
-            taken = (*self._queued, *self._pushed.values())
+            events = (*self._queued, *self._pushed.values())
             self._queued.clear()
             self._pushed.clear()
-            return taken
+            return events

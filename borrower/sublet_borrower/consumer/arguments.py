@@ -85,8 +85,8 @@ def _check_transport(transport: object, nodes: object, url: object, data_dir: ob
             " as nodes=['127.0.0.1:7411']."
         )
     if transport == "nodes" and not (url is None and data_dir is None):
-        given = "url" if data_dir is None else "data_dir"
-        raise InvalidSetting(f"transport 'nodes' and {given}: one of them is enough. Leave one of them out.")
+        argument = "url" if data_dir is None else "data_dir"
+        raise InvalidSetting(f"transport 'nodes' and {argument}: one of them is enough. Leave one of them out.")
 
 
 def _check_weight(weight: object) -> None:

@@ -58,8 +58,8 @@ class AsyncSession:
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
         self._loops = SessionLoopRegistry()
-        self._given: Batch | None = None
-        self._has_given = False
+        self._polled_batch: Batch | None = None
+        self._has_polled = False
         self._draining = False
 
     # --- for the user -----------------------------------------------------------------------------------------------
@@ -79,8 +79,8 @@ class AsyncSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if kind is None and (given := self._given) is not None and not self._loops.has(given):  # `poll` gave it
-            self._left(given, well=True)
+        if kind is None and (batch := self._polled_batch) is not None and not self._loops.has(batch):  # `poll` gave it
+            self._left(batch, well=True)
         await self.close()
 
     def __aiter__(self) -> AsyncIterator[Batch]:
@@ -104,7 +104,7 @@ class AsyncSession:
             batch = fetching.result()
             if batch is not None and self._ending is None:
                 if session.may_continue(batch):
-                    self._given, self._has_given = batch, True
+                    self._polled_batch, self._has_polled = batch, True
                     return batch
                 self._fetching = self._worker.submit(partial(_look_again, session, batch))
             elif deadline is not None and time.monotonic() >= deadline:
@@ -201,14 +201,14 @@ class AsyncSession:
 
     async def _iterated(self) -> Batch | None:
         """Return the next batch of an iteration. Closing ends it, also between two batches."""
-        if self._ending is not None and self._has_given:
+        if self._ending is not None and self._has_polled:
             return None
         return await self.poll()
 
     def _left(self, batch: Batch, well: bool) -> None:
         """Note that a loop is over, as `Session.left` does. From any thread."""
-        if self._given is batch:
-            self._given = None
+        if self._polled_batch is batch:
+            self._polled_batch = None
         if (session := self._session) is not None and not self._home.is_forked:
             self._worker.submit(partial(session.left, batch, well=well))
             session.wakeup()
@@ -250,12 +250,12 @@ class AsyncSession:
         """Return `acknowledge` as a function for any thread, which runs it on the session's worker thread."""
         assert acknowledge is not None
 
-        def carried(*arguments: _P.args, **named: _P.kwargs) -> None:
+        def carried(*arguments: _P.args, **keywords: _P.kwargs) -> None:
             self._home.check(self.subscription)
             if self._worker.is_current:
-                acknowledge(*arguments, **named)
+                acknowledge(*arguments, **keywords)
             else:
-                self._worker.submit(partial(acknowledge, *arguments, **named))
+                self._worker.submit(partial(acknowledge, *arguments, **keywords))
                 session.wakeup()
 
         return carried

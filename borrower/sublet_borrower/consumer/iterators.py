@@ -151,9 +151,9 @@ class _Loop:
         before may still be processed; those before that are done when it happens again, except those that are `in_use`.
         """
         if site == self._beside_at:
-            *before, last = self.batches
-            self.batches = [*(batch for batch in before if id(batch) in in_use), last]
-            for batch in before:
+            *earlier_batches, last = self.batches
+            self.batches = [*(batch for batch in earlier_batches if id(batch) in in_use), last]
+            for batch in earlier_batches:
                 if id(batch) not in in_use:
                     self._left(batch, True)
         self._beside_at = site
@@ -162,11 +162,11 @@ class _Loop:
         """Return the ids of the values of variables in the loop's frame, and in those that it called, down to this
         one.
         """
-        found = set[int]()
+        value_ids = set[int]()
         while frame is not None:
-            found |= {id(value) for value in frame.f_locals.values()}
+            value_ids |= {id(value) for value in frame.f_locals.values()}
             frame = frame.f_back if _identity(frame) != self._caller else None
-        return frozenset(found)
+        return frozenset(value_ids)
 
     def entered(self, frame: FrameType) -> None:
         """Note that a loop over the iterator begins, or that `next` is called by hand."""
@@ -369,15 +369,15 @@ def _called(frame: FrameType) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _called_at(code: CodeType, offset: int) -> str:
-    before = [step for step in dis.get_instructions(code) if step.offset <= offset]
-    call = next(step.positions for step in reversed(before) if step.opcode in _CALLS)
-    named = [
+    steps = [step for step in dis.get_instructions(code) if step.offset <= offset]
+    call = next(step.positions for step in reversed(steps) if step.opcode in _CALLS)
+    loads = [
         step
-        for step in before
+        for step in steps
         if step.opname.startswith("LOAD_") and call is not None and step.positions is not None
         if (step.positions.lineno, step.positions.col_offset) == (call.lineno, call.col_offset)
     ]
-    return str(named[-1].argval) if named else ""
+    return str(loads[-1].argval) if loads else ""
 
 
 def _end_of_body(frame: FrameType, head: int) -> int:
@@ -396,44 +396,44 @@ def _drops_of(code: CodeType, head: int) -> frozenset[int]:
     does is not followed: a loop that is left there has failed.
     """
     steps = {step.offset: step for step in dis.get_instructions(code)}
-    after = dict(itertools.pairwise(steps))
+    next_offsets = dict(itertools.pairwise(steps))
     if head >= 4 and code.co_code[head - 4] in _NEXTS:  # an `async for` over a coroutine is at its SEND
         head -= 4
-    if head not in after or steps[head].opcode not in _ASKS:
+    if head not in next_offsets or steps[head].opcode not in _ASKS:
         return frozenset()
-    found, seen, ahead = set[int](), {head}, [(after[head], 1)]
+    drops, visited, ahead = set[int](), {head}, [(next_offsets[head], 1)]
     while ahead:
         offset, above = ahead.pop()
-        if offset in seen:
+        if offset in visited:
             continue
-        seen.add(offset)
+        visited.add(offset)
         step = steps[offset]
         if not above and step.opcode in _DROPS:
-            found.add(offset)
+            drops.add(offset)
             continue
         if step.opname == "SWAP" and (above == 0 or step.arg == above + 1):
             above = (step.arg or 1) - 1 if above == 0 else 0
         successors = [(step.argval, True)] if step.opcode in dis.hasjrel else []
-        if step.opcode not in _ENDS | _JUMPS and offset in after:
-            successors.append((after[offset], False))
+        if step.opcode not in _ENDS | _JUMPS and offset in next_offsets:
+            successors.append((next_offsets[offset], False))
         for target, jump in successors:
             left = above + dis.stack_effect(step.opcode, step.arg, jump=jump)
             if left >= 0:
                 ahead.append((target, left))
-    return frozenset(found)
+    return frozenset(drops)
 
 
 @functools.lru_cache(maxsize=256)
 def _targets(code: CodeType, head: int) -> frozenset[str]:
     """Return the variables in which the loop that advances at that offset puts what it takes."""
-    found = set[str]()
+    names = set[str]()
     for step in dis.get_instructions(code):
         if step.offset <= head or step.opname in ("END_SEND", "NOP") or step.opname.startswith("UNPACK_"):
             continue
         if not step.opname.startswith(("STORE_FAST", "STORE_NAME", "STORE_GLOBAL", "STORE_DEREF")):
             break
-        found |= {step.argval} if isinstance(step.argval, str) else set(step.argval)
-    return frozenset(found)
+        names |= {step.argval} if isinstance(step.argval, str) else set(step.argval)
+    return frozenset(names)
 
 
 def _heads(frame: FrameType) -> dict[tuple[int, int], int]:

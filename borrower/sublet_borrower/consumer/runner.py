@@ -216,8 +216,8 @@ def _blame(batch: Batch, row: int, tries: int, error_text: str) -> UserFunctionF
     if row >= len(batch):
         return UserFunctionFailed(batch.stream_id, batch.first, "", tries, error_text)
     record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
-    where = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
-    return UserFunctionFailed(batch.stream_id, record["offset"], where, tries, error_text)
+    location = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
+    return UserFunctionFailed(batch.stream_id, record["offset"], location, tries, error_text)
 
 
 def _shortened(key: bytes | None) -> str:

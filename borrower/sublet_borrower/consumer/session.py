@@ -184,14 +184,14 @@ class Session:
         """
         self._member.check_owner()
         self.loops.asked_beside(sys._getframe(1))
-        before = self._last
+        previous_batch = self._last
         try:
             with self._poll_monitor.user_call():
                 self._acknowledge_last()
                 self._last = None
                 return self._next(timeout_s)
         except BaseException:
-            self._recover(before)
+            self._recover(previous_batch)
             raise
 
     def _next(self, timeout_s: float | None) -> Batch | None:
@@ -384,12 +384,12 @@ class Session:
             self._assignment.go_back(granted, cursor)
             self._assignment.release_read(granted)
 
-    def _recover(self, before: Batch | None) -> None:
+    def _recover(self, previous_batch: Batch | None) -> None:
         """Have the next call give out what was taken of a stream and not given out, after an exception in the middle of
-        `poll`, such as one of a signal handler. `before`: the progress of what had been given out.
+        `poll`, such as one of a signal handler. `previous_batch`: the progress of what had been given out.
         """
         last, reading = self._last, self._reading
-        if last is not None and last is not before:
+        if last is not None and last is not previous_batch:
             self._fail(last)
         elif reading is not None:
             self._assignment.go_back(*reading)
@@ -400,7 +400,7 @@ class Session:
 
     def _next_failed(self) -> Batch | None:
         """Return a stream's first batch that failed and is still this session's, once a user's call may begin on it."""
-        for batch in sorted(self._failed, key=lambda one: one.ticket):
+        for batch in sorted(self._failed, key=lambda batch: batch.ticket):
             if not batch.is_outstanding:
                 self._failed.remove(batch)
             elif not self._transactions.is_in_doubt(batch.stream_id) and self.may_continue(batch):
@@ -489,11 +489,11 @@ class Session:
             self._assignment.release_read(granted)
         if rows is None:
             return None, has_moved
-        found, step_end = rows
+        piece, step_end = rows
         self._member.note_group()
-        self._assignment.mark_delivered(granted, found.table.nbytes)
+        self._assignment.mark_delivered(granted, piece.table.nbytes)
         acknowledged, transact = self._acknowledged, self.transaction
         batch = Batch(
-            found.table, found.first, found.end, granted, acknowledged, None, transact, found.ticket, step_end
+            piece.table, piece.first, piece.end, granted, acknowledged, None, transact, piece.ticket, step_end
         )
         return batch, True

@@ -277,12 +277,12 @@ class ProgressTransactions:
             raise
 
     def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
-        group_id, wanted = self._group_id(), batch.consumed_frontier
+        group_id, frontier = self._group_id(), batch.consumed_frontier
         grant = (batch.stream_id, batch.grant_id, batch.grant_key)
-        if wanted is not None:
+        if frontier is not None:
             consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
             if consumed is not None:
-                return consumed.max_of(wanted) == consumed
+                return consumed.max_of(frontier) == consumed
         else:
             position = consumer_progress.read_position(connection, group_id, *grant)
             if position is not None:
@@ -294,16 +294,16 @@ class ProgressTransactions:
 
 
 def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:
-    rest = [batch for batch in batches if batch not in committed]
-    if rest:
+    uncommitted = [batch for batch in batches if batch not in committed]
+    if uncommitted:
         raise UsageError(
             f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, committed))} is done with "
-            f"it. Do the rest in a transaction without that: {', '.join(map(repr, rest))}."
+            f"it. Do the rest in a transaction without that: {', '.join(map(repr, uncommitted))}."
         )
 
 
 def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
     """Return the last batch under each grant, in the order of streams, in which their rows are locked."""
-    ordered = sorted(batches, key=lambda one: (one.ticket, one.next_offset))
+    ordered = sorted(batches, key=lambda batch: (batch.ticket, batch.next_offset))
     ends = {(batch.stream_id, batch.grant_id): batch for batch in ordered}
     return [ends[grant] for grant in sorted(ends)]

@@ -57,8 +57,8 @@ class DatabaseReader:
         `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
         page = self._query_granted(granted, partial(self._fetch, granted))
-        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
-        return page if taken else None
+        accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
+        return page if accepted else None
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
         """Return the summaries that follow on those that are known; None while the database is away. Raise
@@ -77,8 +77,8 @@ class DatabaseReader:
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """Return (stream, head) of each, as they are now; empty while the database is away."""
-        found = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
-        return [(stream_id, head.head) for stream_id, head in (found or {}).items()]
+        heads = self.query(lambda connection: message_log.read_heads(connection, stream_ids))
+        return [(stream_id, head.head) for stream_id, head in (heads or {}).items()]
 
     def close(self) -> None:
         """Close the connection."""

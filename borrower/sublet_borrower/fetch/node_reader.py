@@ -82,7 +82,7 @@ class NodeReader:
         `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PositionBeyondHead`,
         `TimelineChanged`, `PayloadUnavailable`, `PoisonBlock`, and `ValueTooLarge` for a message that no node can send.
         """
-        wanted = FetchRequest(
+        request = FetchRequest(
             granted.stream_id,
             granted.next_read_offset,
             granted.filter,
@@ -90,14 +90,14 @@ class NodeReader:
             self._batch_bytes,
             granted.grant_id,
         )
-        page = self._attempt("Read", encode_fetch_request(wanted), lambda wire: _page(wanted, wire))
-        taken = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
-        return page if taken else None
+        page = self._attempt("Read", encode_fetch_request(request), lambda wire: _page(request, wire))
+        accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
+        return page if accepted else None
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """Return (stream, head) of each, as they are now; empty while no node answers."""
-        found = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
-        return [(stream_id, head) for stream_id, (head, _) in (found or {}).items()]
+        heads = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
+        return [(stream_id, head) for stream_id, (head, _) in (heads or {}).items()]
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
         """Raise `UsageError`: nodes do not serve epochs."""
@@ -131,11 +131,11 @@ class NodeReader:
             return None
         try:
             answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
-        except RetryableCallError as again:
+        except RetryableCallError as error:
             if not self._is_waiting:
-                log.warning("no node available for reads, retrying: %s", again)
+                log.warning("no node available for reads, retrying: %s", error)
             self._is_waiting = True
-            self._backoff.failed(again.after_s)
+            self._backoff.failed(error.after_s)
             return None
         if self._is_waiting:
             self._is_waiting = False
@@ -155,9 +155,9 @@ class NodeReader:
                 backoff,
                 time.sleep,
             )
-        except RetryableCallError as again:
-            over, listed = again.given_up(timeout_s, HINT), ", ".join(self._nodes)
-            raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from again
+        except RetryableCallError as error:
+            over, listed = error.given_up(timeout_s, HINT), ", ".join(self._nodes)
+            raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from error
 
     def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
         """Query one node after the other, each for at most `each_s`, beginning with the one in use. Raise
@@ -193,10 +193,10 @@ class NodeReader:
             raise RetryableCallError(self._calls.address, f"an answer that cannot be ({error})") from error
 
 
-def _page(wanted: FetchRequest, wire: Any) -> LogPage:
+def _page(request: FetchRequest, wire: Any) -> LogPage:
     """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
-    found = decode_fetch_reply(wire)
-    if isinstance(found, PageGone):
-        raise PositionGone(wanted.stream_id, wanted.position, found.oldest_offset)
-    batches = () if found.messages is None else tuple(decode_messages(found.messages).to_batches())
-    return LogPage(batches, found.start, found.position, found.head, found.is_closed)
+    reply = decode_fetch_reply(wire)
+    if isinstance(reply, PageGone):
+        raise PositionGone(request.stream_id, request.position, reply.oldest_offset)
+    batches = () if reply.messages is None else tuple(decode_messages(reply.messages).to_batches())
+    return LogPage(batches, reply.start, reply.position, reply.head, reply.is_closed)

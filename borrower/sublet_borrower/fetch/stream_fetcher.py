@@ -105,7 +105,7 @@ class StreamFetcher:
         is logged once; one that may be repaired is tried again.
         """
         try:
-            found = read()
+            result = read()
         except (PayloadUnavailable, TimelineChanged) as error:  # its leader grants the stream anew on the timeline
             unreadable = isinstance(error, PayloadObjectUnreadable)
             self._defer(granted, error, UNREADABLE_RETRY_S if unreadable else UNAVAILABLE_RETRY_S)
@@ -120,9 +120,9 @@ class StreamFetcher:
             text = "messages gone, stream no longer read: subscription=%s stream_id=%d: %s"
             log.warning(text, self._subscription, granted.stream_id, error)
             return None
-        if found is not None and self._assignment.mark_readable(granted):
+        if result is not None and self._assignment.mark_readable(granted):
             log.info("stream readable again: subscription=%s stream_id=%d", self._subscription, granted.stream_id)
-        return found
+        return result
 
     def _defer(self, granted: GrantedStream, error: Exception, retry_s: float) -> None:
         """Try the stream again later. It is logged once, also where many streams wait for one location."""

@@ -141,8 +141,8 @@ class Agent:
         self._wake: dict[int, float] = {}
         self._nodes: tuple[str, ...] = ()
         self._failed_at: dict[str, float] = {}
-        self._asked: dict[str, str] = {}
-        self._made = 0
+        self._queried_nodes: dict[str, str] = {}
+        self._borrower_count = 0
         self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
@@ -199,7 +199,7 @@ class Agent:
 
     def _receive(self, node: str, message: ToBorrower, now: float) -> None:
         handle = self._handles.get(message.borrower_id)
-        self._asked.pop(message.borrower_id, None)
+        self._queried_nodes.pop(message.borrower_id, None)
         if handle is None:
             return
         self._pass(handle, borrower_events.LeaderMessageReceived(node, message), now)
@@ -208,8 +208,10 @@ class Agent:
             self._pass(handle, borrower_events.NodeLost(message.address), now)
 
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
-        self._made += 1
-        borrower = Borrower(f"{self.agent_id}/{self._made}", request, self.settings, inheritance, self._made)
+        self._borrower_count += 1
+        borrower = Borrower(
+            f"{self.agent_id}/{self._borrower_count}", request, self.settings, inheritance, self._borrower_count
+        )
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.start(now), now)
@@ -240,7 +242,7 @@ class Agent:
     def _succeed(self, handle: int, borrower: Borrower, ended: BorrowerEnded, now: float) -> None:
         """Replace a borrower that ended in doubt; after a final reason make none."""
         del self.borrowers[handle], self._handles[borrower.borrower_id]
-        self._asked.pop(borrower.borrower_id, None)
+        self._queried_nodes.pop(borrower.borrower_id, None)
         self._wake.pop(handle, None)
         if ended.reason.is_final:
             self._out.updates.append(SubscriptionClosed(handle, ended.reason, ended.detail))
@@ -257,9 +259,9 @@ class Agent:
 
     def _learn(self, nodes: Iterable[str], now: float) -> None:
         """Set the live nodes. If one is new, have all borrowers that wait for a node try again."""
-        before, self._nodes = self._nodes, tuple(sorted(set(nodes)))
+        previous_nodes, self._nodes = self._nodes, tuple(sorted(set(nodes)))
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
-        if not set(self._nodes) <= set(before):
+        if not set(self._nodes) <= set(previous_nodes):
             for handle in tuple(self.borrowers):
                 self._pass(handle, borrower_events.NodeLost(""), now)
 
@@ -267,12 +269,12 @@ class Agent:
         """Choose the node to query for the leader. One that was queried and has not answered at all is not the first
         choice again: a broken connection is reported once, and messages sent into it later are lost silently.
         """
-        silent = self._asked.get(borrower.borrower_id)
+        silent = self._queried_nodes.get(borrower.borrower_id)
         if silent is not None:
             self._suspect(silent, now)
         address = self._preferred(borrower.request.subscription, now)
         if address is not None:
-            self._asked[borrower.borrower_id] = address
+            self._queried_nodes[borrower.borrower_id] = address
         return address
 
     def _suspect(self, node: str, now: float) -> None:

@@ -228,10 +228,10 @@ class Borrower:
     def _ask(self, now: float) -> None:
         w = self.request
         leaving = self._leave_by is not None
-        *before, last = tuple(split_into_parts(self.streams.held())) or ((),)
-        asked = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
-        wanted = LeaderWanted(*asked, w.starting_position, self._predecessor, w.session_epoch, self.number)
-        for message in (*(replace(wanted, reclaim=part, more=True) for part in before), wanted):
+        *parts, last = tuple(split_into_parts(self.streams.held())) or ((),)
+        fields = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
+        request = LeaderWanted(*fields, w.starting_position, self._predecessor, w.session_epoch, self.number)
+        for message in (*(replace(request, reclaim=part, more=True) for part in parts), request):
             self._send(message)
         self._ask_at = now + self.settings.leader_lookup_interval_s
 
@@ -478,9 +478,9 @@ class Borrower:
         self._is_disconnect_sent = True
 
     def _send_final_progress(self, reason: str) -> None:
-        *before, last = tuple(split_into_parts(stream.to_final_progress() for stream in self.streams)) or ((),)
+        *parts, last = tuple(split_into_parts(stream.to_final_progress() for stream in self.streams)) or ((),)
         disconnect = Disconnect(self.borrower_id, self.term, last, reason)
-        for message in (*(replace(disconnect, streams=part, more=True) for part in before), disconnect):
+        for message in (*(replace(disconnect, streams=part, more=True) for part in parts), disconnect):
             self._send(message)
 
     def _send_disconnect(self, _: object, now: float) -> None:

@@ -157,26 +157,26 @@ class HeadTracker:
         """Use what was pushed while the stream was read, if it lies behind what was read."""
         new_heads: dict[int, int] = {}
         for stream_id, (grant_id, head) in streams.items():
-            one = self._streams.get(stream_id)
-            if one is None or one.id.grant_id != grant_id:
+            stream = self._streams.get(stream_id)
+            if stream is None or stream.id.grant_id != grant_id:
                 self._drop(stream_id)
                 self._begin(stream_id, grant_id, head, now)
                 continue
-            if head > one.head:  # the log grows more quickly than pushes report
-                one.silence_s = self._first_s
-                one.look_at = min(one.look_at, now + one.silence_s)
-            if not one.at_end:
-                one.at_end, one.look_at = True, now + one.silence_s
+            if head > stream.head:  # the log grows more quickly than pushes report
+                stream.silence_s = self._first_s
+                stream.look_at = min(stream.look_at, now + stream.silence_s)
+            if not stream.at_end:
+                stream.at_end, stream.look_at = True, now + stream.silence_s
             # A head from the log counts: invented pushes cost one poll.
-            one.head, pushed, one.unread = head, one.unread, 0
+            stream.head, pushed, stream.unread = head, stream.unread, 0
             if pushed > head:
-                new_heads[stream_id] = one.head = pushed
-        for stream_id, one in tuple(self._streams.items()):
+                new_heads[stream_id] = stream.head = pushed
+        for stream_id, stream in tuple(self._streams.items()):
             if stream_id in streams:
                 continue
-            if one.at_end:
-                one.at_end, one.busy_since = False, now
-            elif now >= one.busy_since + self._settings.busy_after_s:
+            if stream.at_end:
+                stream.at_end, stream.busy_since = False, now
+            elif now >= stream.busy_since + self._settings.busy_after_s:
                 self._drop(stream_id)
         return new_heads
 
@@ -191,58 +191,58 @@ class HeadTracker:
         return follow
 
     def _drop(self, stream_id: int) -> None:
-        one = self._streams.pop(stream_id, None)
-        if one is not None:
-            self._unfollow.append(one.id)
+        stream = self._streams.pop(stream_id, None)
+        if stream is not None:
+            self._unfollow.append(stream.id)
 
     def _take_push(self, pushed: HeadPushed, now: float) -> dict[int, int]:
-        one = self._streams.get(pushed.subscription.stream_id)
-        if one is None or one.id != pushed.subscription:
+        stream = self._streams.get(pushed.subscription.stream_id)
+        if stream is None or stream.id != pushed.subscription:
             self.counters.rejected += 1
             return {}
         self._push_works = True  # a node has the subscription, at least
-        if one.awaited_until is not None and pushed.head >= one.polled_head:
-            one.awaited_until, one.doubted = None, False
-        if pushed.head <= one.head:
+        if stream.awaited_until is not None and pushed.head >= stream.polled_head:
+            stream.awaited_until, stream.doubted = None, False
+        if pushed.head <= stream.head:
             return {}
         self.counters.pushed += 1
-        one.doubted = False
-        if not one.at_end:
-            one.unread = max(one.unread, pushed.head)
+        stream.doubted = False
+        if not stream.at_end:
+            stream.unread = max(stream.unread, pushed.head)
             return {}
-        one.head, one.look_at = pushed.head, now + one.silence_s
+        stream.head, stream.look_at = pushed.head, now + stream.silence_s
         return {pushed.subscription.stream_id: pushed.head}
 
     def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
         new_heads: dict[int, int] = {}
         for stream_id, head in heads.items():
-            one = self._streams.get(stream_id)
-            if one is None:
+            stream = self._streams.get(stream_id)
+            if stream is None:
                 continue
-            if head > one.head:
+            if head > stream.head:
                 self.counters.polled += 1
-                new_heads[stream_id] = one.head = one.polled_head = head
-                one.silence_s = self._first_s
-                if one.awaited_until is None:
-                    one.awaited_until = now + self._settings.push_late_s
+                new_heads[stream_id] = stream.head = stream.polled_head = head
+                stream.silence_s = self._first_s
+                if stream.awaited_until is None:
+                    stream.awaited_until = now + self._settings.push_late_s
             else:
-                longest_s = self._settings.poll_max_with_push_s if self._trusts(one) else self._settings.poll_max_s
-                one.silence_s = min(one.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
-            one.look_at = now + one.silence_s
+                longest_s = self._settings.poll_max_with_push_s if self._trusts(stream) else self._settings.poll_max_s
+                stream.silence_s = min(stream.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
+            stream.look_at = now + stream.silence_s
         return new_heads
 
     def _note_misses(self, now: float) -> None:
         """Mark subscriptions as failed whose heads were polled and not pushed by now."""
-        for stream_id, one in self._streams.items():
-            if one.awaited_until is None or now < one.awaited_until:
+        for stream_id, stream in self._streams.items():
+            if stream.awaited_until is None or now < stream.awaited_until:
                 continue
-            one.awaited_until = None
-            if self._trusts(one):
+            stream.awaited_until = None
+            if self._trusts(stream):
                 self.counters.missed_pushes += 1
-                self._unfollow.append(one.id)
-                one.id = self._new_id(stream_id, one.id.grant_id)
-                one.doubted, one.silence_s = True, self._first_s
-                one.look_at = min(one.look_at, now + one.silence_s)
+                self._unfollow.append(stream.id)
+                stream.id = self._new_id(stream_id, stream.id.grant_id)
+                stream.doubted, stream.silence_s = True, self._first_s
+                stream.look_at = min(stream.look_at, now + stream.silence_s)
 
     @property
     def _first_s(self) -> float:
@@ -252,23 +252,25 @@ class HeadTracker:
             min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
         )
 
-    def _trusts(self, one: _Followed) -> bool:
-        return self._push_works and not one.doubted
+    def _trusts(self, stream: _Followed) -> bool:
+        return self._push_works and not stream.doubted
 
     def _due(self, now: float) -> tuple[int, ...]:
         """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
-        waiting = [(stream_id, one) for stream_id, one in self._streams.items() if one.at_end]
-        if not any(now >= one.look_at for _, one in waiting):
+        waiting = [(stream_id, stream) for stream_id, stream in self._streams.items() if stream.at_end]
+        if not any(now >= stream.look_at for _, stream in waiting):
             return ()
         self.counters.polls += 1
-        due = [(stream_id, one) for stream_id, one in waiting if now >= one.look_at - one.silence_s / 2]
-        for _, one in due:
+        due = [(stream_id, stream) for stream_id, stream in waiting if now >= stream.look_at - stream.silence_s / 2]
+        for _, stream in due:
             # If no answer comes, the database is away: poll again as if nothing was new.
-            one.look_at = now + self._settings.poll_max_s
+            stream.look_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
 
     def _wake_at(self) -> float | None:
-        times = [one.look_at for one in self._streams.values() if one.at_end]
-        times += [one.awaited_until for one in self._streams.values() if one.awaited_until is not None]
-        times += [one.busy_since + self._settings.busy_after_s for one in self._streams.values() if not one.at_end]
+        times = [stream.look_at for stream in self._streams.values() if stream.at_end]
+        times += [stream.awaited_until for stream in self._streams.values() if stream.awaited_until is not None]
+        times += [
+            stream.busy_since + self._settings.busy_after_s for stream in self._streams.values() if not stream.at_end
+        ]
         return min(times, default=None)

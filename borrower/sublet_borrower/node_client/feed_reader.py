@@ -128,8 +128,8 @@ class FeedReader(Iterator[pa.Table]):
                 return page
             except TimeoutError:
                 return None
-            except RetryableCallError as again:
-                if not self._try_again(again, deadline):
+            except RetryableCallError as error:
+                if not self._try_again(error, deadline):
                     return None
 
     def _wait(self, deadline: float) -> FeedPage | None:
@@ -166,14 +166,14 @@ class FeedReader(Iterator[pa.Table]):
             raise RetryableCallError(self._calls.address, "it ended without a beginning")
         self.close()
 
-    def _try_again(self, again: RetryableCallError, deadline: float) -> bool:
+    def _try_again(self, error: RetryableCallError, deadline: float) -> bool:
         """Wait a moment, then take the next node; return False if the deadline comes first."""
         self._hang_up()
         backoff = self._backoff = self._backoff or Backoff(total_s=self._node_timeout_s)
-        pause_s = max(backoff.next_s(), again.after_s)
+        pause_s = max(backoff.next_s(), error.after_s)
         if pause_s > backoff.left_s:
             self._backoff = None
-            raise again.given_up(self._node_timeout_s, HINT)
+            raise error.given_up(self._node_timeout_s, HINT)
         self._calls.use_next_node()
         left_s = deadline - time.monotonic()
         time.sleep(max(0.0, min(pause_s, left_s)))

@@ -104,7 +104,7 @@ class GroupEventWatcher:
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}
         self._unheard: set[str] = set()
-        self._reported: str | None = None
+        self._leader_address: str | None = None
         self._turn = 0
         self._sights: deque[WatchEvent] = deque()
         self._missed = 0
@@ -143,7 +143,7 @@ class GroupEventWatcher:
             if address not in self._connections:
                 self._connect(address)
         for address, connection in tuple(self._connections.items()):
-            if address not in (*addresses, self._reported) and connection.status is ConnectionStatus.DISCONNECTED:
+            if address not in (*addresses, self._leader_address) and connection.status is ConnectionStatus.DISCONNECTED:
                 self._let_go(address)
 
     def _connect(self, address: str) -> None:
@@ -165,7 +165,9 @@ class GroupEventWatcher:
 
     def _ask(self) -> None:
         """Query one of the connected nodes for the leader, in turn; messages to others would be dropped."""
-        connected = [one for one in self._connections.values() if one.status is ConnectionStatus.CONNECTED]
+        connected = [
+            connection for connection in self._connections.values() if connection.status is ConnectionStatus.CONNECTED
+        ]
         if connected:
             self._turn += 1
             self._question(connected[self._turn % len(connected)])
@@ -180,32 +182,36 @@ class GroupEventWatcher:
             case MailboxOverflow(dropped=dropped):
                 self._put(GroupEventsDropped(dropped))
             case GroupEventPayload(payload):
-                reported = json.loads(payload)
-                if reported.get("event") == LEADER:
-                    self._answered(address, reported)
+                content = json.loads(payload)
+                if content.get("event") == LEADER:
+                    self._answered(address, content)
                 else:
-                    self._put(WatchedGroupEvent(reported))
+                    self._put(WatchedGroupEvent(content))
 
-    def _answered(self, address: str, reported: dict[str, Any]) -> None:
-        node, by = reported.get("node"), reported.get("answered_by", "")
+    def _answered(self, address: str, answer: dict[str, Any]) -> None:
+        node, by = answer.get("node"), answer.get("answered_by", "")
         self._names[address] = by
         self._unheard.discard(address)
         if node is not None:
-            self._find(node, reported.get("address"))
-        members = None if "members" not in reported else tuple(reported["members"])
-        self._put(LeaderInfo(reported.get("group_id"), node, reported.get("term"), node == by, members))
+            self._find(node, answer.get("address"))
+        members = None if "members" not in answer else tuple(answer["members"])
+        self._put(LeaderInfo(answer.get("group_id"), node, answer.get("term"), node == by, members))
 
     def _find(self, leader: str, address: str | None) -> None:
         """Follow the node that leads, under one of its addresses: over two, all would be seen twice."""
-        known = [one for one, name in self._names.items() if name == leader and one != self._reported]
-        if known and self._reported is not None and self._names.get(self._reported) in (None, leader):
-            self._let_go(self._reported)
-            self._reported = None
+        known = [
+            known_address
+            for known_address, name in self._names.items()
+            if name == leader and known_address != self._leader_address
+        ]
+        if known and self._leader_address is not None and self._names.get(self._leader_address) in (None, leader):
+            self._let_go(self._leader_address)
+            self._leader_address = None
         elif not known and not self._unheard and address is not None and address not in self._connections:
-            if not is_tls(address) and any(is_tls(one) for one in self._names):
+            if not is_tls(address) and any(is_tls(known_address) for known_address in self._names):
                 self._put(NodeUnreachable(address, "a node with TLS names it as the leader's, and it has none"))
                 return
-            self._reported = address
+            self._leader_address = address
             self._connect(address)
 
     def _lost(self, address: str, reason: str) -> None:

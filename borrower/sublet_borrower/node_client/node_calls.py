@@ -183,24 +183,28 @@ class FeedPagePrefetcher:
 
 def validate_nodes(nodes: str | Sequence[str]) -> tuple[str, ...]:
     """Return the addresses of nodes. Raise `InvalidSetting`."""
-    given = (nodes,) if isinstance(nodes, str) else tuple(nodes)
-    if not given:
+    addresses = (nodes,) if isinstance(nodes, str) else tuple(nodes)
+    if not addresses:
         raise InvalidSetting("nodes: none is given. Give at least one, such as 127.0.0.1:7411.")
-    for node in given:
+    for node in addresses:
         if not isinstance(node, str) or split_node_address(node) is None:
             raise InvalidSetting(f"node {node!r}: give HOST:PORT, such as 127.0.0.1:7411 or tls://node.example:7411.")
-    return given
+    return addresses
 
 
 def map_grpc_error(address: str, error: Any) -> Exception:
     """Return `RetryableCallError`, or the error that the node reports about the request, as the class of that name."""
     code, details = error.code(), " ".join(truncate(error.details() or "").split()).rstrip(".")
-    beside = dict(error.trailing_metadata() or ())
-    named = getattr(errors, beside.get(ERROR_METADATA, ""), None)
-    if isinstance(named, type) and issubclass(named, SubletError):
-        return named.reported(error.details()) if issubclass(named, PoisonBlock) else _made(named, error.details())
-    if RETRY_AFTER_METADATA in beside:
-        return RetryableCallError(address, details, min(float(beside[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
+    metadata = dict(error.trailing_metadata() or ())
+    error_class = getattr(errors, metadata.get(ERROR_METADATA, ""), None)
+    if isinstance(error_class, type) and issubclass(error_class, SubletError):
+        return (
+            error_class.reported(error.details())
+            if issubclass(error_class, PoisonBlock)
+            else _made(error_class, error.details())
+        )
+    if RETRY_AFTER_METADATA in metadata:
+        return RetryableCallError(address, details, min(float(metadata[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
     if code in _REFUSED:
         return _REFUSED[code](f"node {address} refuses: {details}.")
     if code in _FINAL:

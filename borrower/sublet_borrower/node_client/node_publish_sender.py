@@ -134,11 +134,11 @@ class NodePublishSender(threading.Thread):
             answer = call_with_retry(
                 lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
-        except RetryableCallError as again:
+        except RetryableCallError as error:
             self._timeout.failed()
             if self._giving_up.is_set():
-                raise Unavailable(f"no word from {again} before the feed was closed. {HINT}") from again
-            raise again.given_up(self._timeout.timeout_s, HINT) from again
+                raise Unavailable(f"no word from {error} before the feed was closed. {HINT}") from error
+            raise error.given_up(self._timeout.timeout_s, HINT) from error
         self._timeout.succeeded()
         return answer
 
@@ -165,8 +165,8 @@ def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[Pending
     pieces = [small for piece in load.pieces for small in _small(piece)]
     while pieces:
         count = _fitting(pieces)
-        taken, pieces = pieces[:count], pieces[count:]
-        yield PendingBlock(load.stream_id, taken).to_batch(), taken
+        block_pieces, pieces = pieces[:count], pieces[count:]
+        yield PendingBlock(load.stream_id, block_pieces).to_batch(), block_pieces
 
 
 def _small(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:

@@ -39,30 +39,30 @@ class EpochPlanner:
         self._last: dict[str, LowerFrontier | None] = {}
 
     def plan_steps(
-        self, most: PlanLimits, allowed: Callable[[PlannerStream], bool], *, finite: bool
+        self, limits: PlanLimits, allowed: Callable[[PlannerStream], bool], *, finite: bool
     ) -> dict[int, EpochStep]:
         """Return {stream: its step} for groups that are atomic: as many whole epochs as are allowed, space by space.
         `finite`: only of what was there and completed when the streams were first looked at.
         """
-        found: dict[str, dict[int, EpochStepPlanner]] = {}
+        streams_by_space: dict[str, dict[int, EpochStepPlanner]] = {}
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
         granted = self._planning.plannable_atomic_streams(allowed)
-        spaces = self._spaces([(one.grant.stream_id, one.grant.grant_id) for one, _ in granted])
+        spaces = self._spaces([(stream.grant.stream_id, stream.grant.grant_id) for stream, _ in granted])
         if not self._look([each for each in granted if not finite or each[0].goal is None]):
             return {}  # the database is away
-        for one, atomic in granted:
-            found.setdefault(spaces[one.grant.stream_id], {})[one.grant.stream_id] = atomic
+        for stream, atomic in granted:
+            streams_by_space.setdefault(spaces[stream.grant.stream_id], {})[stream.grant.stream_id] = atomic
         planned: dict[int, EpochStep] = {}
-        cautious = {spaces[one.grant.stream_id] for one, _ in granted if one.poison is not None}
-        for space, streams in found.items():
+        cautious = {spaces[stream.grant.stream_id] for stream, _ in granted if stream.poison is not None}
+        for space, streams in streams_by_space.items():
             last = self._last.setdefault(space, meet_completed(streams)) if finite else None
-            planned |= plan_steps(streams, ONE_EPOCH if space in cautious else most, last)
+            planned |= plan_steps(streams, ONE_EPOCH if space in cautious else limits, last)
         if finite:
-            for one, atomic in granted:
-                if one.goal is None:
-                    last = self._last[spaces[one.grant.stream_id]]
-                    one.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
+            for stream, atomic in granted:
+                if stream.goal is None:
+                    last = self._last[spaces[stream.grant.stream_id]]
+                    stream.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
         return planned
 
     def _look(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
@@ -70,22 +70,23 @@ class EpochPlanner:
         it is known to have none of them. Return False while the database is away.
         """
         goes_on = any(
-            (one.head or 0) > atomic.scanned or one.grant.grant_id not in self._looked for one, atomic in granted
+            (stream.head or 0) > atomic.scanned or stream.grant.grant_id not in self._looked
+            for stream, atomic in granted
         )
         waits = time.monotonic() >= self._look_at and any(atomic.is_waiting for _, atomic in granted)
         if not (goes_on or waits):
             return True
-        found = self._reader.fetch_frontiers([one.grant.stream_id for one, _ in granted])
-        for one, atomic in granted:
-            if one.grant.stream_id in found:
-                marks = found[one.grant.stream_id]
+        summaries = self._reader.fetch_frontiers([stream.grant.stream_id for stream, _ in granted])
+        for stream, atomic in granted:
+            if stream.grant.stream_id in summaries:
+                marks = summaries[stream.grant.stream_id]
                 atomic.add_summaries(marks)
-                if marks.head > atomic.scanned and not self._known(one.grant, atomic, marks.head):
+                if marks.head > atomic.scanned and not self._known(stream.grant, atomic, marks.head):
                     return False
-        if not found:
+        if not summaries:
             return False
         self._look_at = time.monotonic() + COMPLETED_S
-        self._looked = {one.grant.grant_id for one, _ in granted}
+        self._looked = {stream.grant.grant_id for stream, _ in granted}
         return True
 
     def restore_steps(self) -> None:

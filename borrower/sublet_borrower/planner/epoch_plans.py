@@ -15,20 +15,20 @@ from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
 
 
 def plan_steps(
-    streams: Mapping[int, EpochStepPlanner], most: PlanLimits, last: LowerFrontier | None = None
+    streams: Mapping[int, EpochStepPlanner], limits: PlanLimits, last: LowerFrontier | None = None
 ) -> dict[int, EpochStep]:
     """Return {stream: its step} for streams of one space, all known to their heads; streams without messages left, and
     those whose step would change nothing, are absent.
 
-    A step has as many epochs as `most` allows, at least one, and none behind `last`.
+    A step has as many epochs as `limits` allows, at least one, and none behind `last`.
     """
     completed = meet_completed(streams)
     if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
     entire_batch = {stream_id: atomic.step_to(atomic.scanned, completed) for stream_id, atomic in streams.items()}
-    if completed is None or _fits(entire_batch, most):
+    if completed is None or _fits(entire_batch, limits):
         return _moving(entire_batch, streams)
-    return _first_that_moves(streams, _ends(streams, completed), most) or _moving(entire_batch, streams)
+    return _first_that_moves(streams, _ends(streams, completed), limits) or _moving(entire_batch, streams)
 
 
 def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | None:
@@ -38,33 +38,33 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
 
 
 def _first_that_moves(
-    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], most: PlanLimits
+    streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], limits: PlanLimits
 ) -> dict[int, EpochStep] | None:
     """Return the steps to the furthest of these ends that is allowed, or else to the first that moves anything."""
-    low, high, found = 0, len(ends), None
+    low, high, best_batch = 0, len(ends), None
     while low < high:
         middle = (low + high) // 2
         batch = _to(streams, ends[middle])
-        if _fits(batch, most) or not any(step.runs for step in batch.values()):
-            low, found = middle + 1, batch
+        if _fits(batch, limits) or not any(step.runs for step in batch.values()):
+            low, best_batch = middle + 1, batch
         else:
             high = middle
-    if found is not None and any(step.runs for step in found.values()):
-        return _moving(found, streams)
+    if best_batch is not None and any(step.runs for step in best_batch.values()):
+        return _moving(best_batch, streams)
     return _moving(_to(streams, ends[low]), streams) if low < len(ends) else None
 
 
 def _ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
     """Return where a batch may end, if epochs are single integers; else an empty list, and it ends only at the end."""
-    found = {
+    frontiers = {
         lower
         for atomic in streams.values()
         for lower in atomic.completed_frontiers()
         if lower.is_at_or_before(completed)
     }
-    if any(len(lower.least) != 1 or len(lower.least[0]) != 1 for lower in found):
+    if any(len(lower.least) != 1 or len(lower.least[0]) != 1 for lower in frontiers):
         return []
-    return sorted(found, key=lambda lower: lower.least)
+    return sorted(frontiers, key=lambda lower: lower.least)
 
 
 def _to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:
@@ -73,10 +73,10 @@ def _to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[i
     }
 
 
-def _fits(batch: Mapping[int, EpochStep], most: PlanLimits) -> bool:
+def _fits(batch: Mapping[int, EpochStep], limits: PlanLimits) -> bool:
     messages, size = (sum(values) for values in zip(*((s.max_messages, s.size) for s in batch.values()), strict=True))
-    return (most.max_messages is None or messages <= most.max_messages) and (
-        most.max_bytes is None or size <= most.max_bytes
+    return (limits.max_messages is None or messages <= limits.max_messages) and (
+        limits.max_bytes is None or size <= limits.max_bytes
     )
 
 

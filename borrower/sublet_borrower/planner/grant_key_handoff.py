@@ -63,13 +63,13 @@ def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
     """Return what planners of that session on this machine have written, of the newest first. Raise `InvalidSetting`
     for a directory that is not this user's alone.
     """
-    prefix, found = _prefix(subscription, session), []
+    prefix, grant_keys = _prefix(subscription, session), []
     with _folder() as folder:
         for name in os.listdir(folder):
             if name.startswith(prefix):
                 with contextlib.suppress(FileNotFoundError):
-                    found.append(_parse(session, _read(folder, name)))
-    return sorted(found, key=lambda one: one.session.epoch, reverse=True)
+                    grant_keys.append(_parse(session, _read(folder, name)))
+    return sorted(grant_keys, key=lambda keys: keys.session.epoch, reverse=True)
 
 
 def _prefix(subscription: str, session: str) -> str:

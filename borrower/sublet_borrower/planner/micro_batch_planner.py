@@ -114,13 +114,13 @@ class MicroBatchPlanner:
         It waits for a leader that cannot be reached: what was begun stays reserved meanwhile. Raise
         `SubscriptionEnded`.
         """
-        open, again, lost = set(begun), [], []
+        open, startable, lost = set(begun), [], []
         while open:
             self._member.receive()
             self._epochs.restore_steps()
             for planned in tuple(open):
-                if (found := self._ledger.restart(planned)) is not None:
-                    again.append(found)
+                if (restarted := self._ledger.restart(planned)) is not None:
+                    startable.append(restarted)
                     open.discard(planned)
             done, gone = self._split_by_outcome(open)
             for planned in (*done, *gone):
@@ -129,7 +129,7 @@ class MicroBatchPlanner:
             lost += gone
             if open:
                 self._wait()
-        return again, lost
+        return startable, lost
 
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
         """Skip begun ranges with a block that cannot be decoded. When this returns the rows have that."""
@@ -242,13 +242,13 @@ class MicroBatchPlanner:
         if limits.max_bytes is None or not ends:
             return ends
         limit_bytes = max(limits.max_bytes // len(ends), 1)
-        wanted = [
+        ranges = [
             (granted.grant.stream_id, granted.grant.generation_id, granted.position, ends[granted.grant.stream_id])
             for granted in waiting
             if granted.grant.stream_id in ends
         ]
         return (
-            self._reader.query(lambda connection: message_log.limit_ranges_by_size(connection, wanted, limit_bytes))
+            self._reader.query(lambda connection: message_log.limit_ranges_by_size(connection, ranges, limit_bytes))
             or {}
         )
 
@@ -259,11 +259,11 @@ class MicroBatchPlanner:
                 "wait for epochs. Create it with `sublet groups create --atomic`, or leave the option out."
             )
 
-    def _wait_until_saved(self, until: float) -> None:
+    def _wait_until_saved(self, deadline: float) -> None:
         """Wait until what is planned is saved or no longer this session's, at most until that time: it may be begun
         later.
         """
-        while self._ledger.has_unsaved_plan() and time.monotonic() < until:
+        while self._ledger.has_unsaved_plan() and time.monotonic() < deadline:
             with self._ledger.changed:
                 self._ledger.changed.wait_for(lambda: not self._ledger.has_unsaved_plan(), POLL_INTERVAL_S)
             self._member.receive()
@@ -306,9 +306,9 @@ class MicroBatchPlanner:
             )
             return
         silent = "no leader has written down what it plans" if unwritten else "no leader has answered"
-        what = f"streams {unlent[:5]} of {len(unlent)} were not granted to it" if unlent else silent
+        reason = f"streams {unlent[:5]} of {len(unlent)} were not granted to it" if unlent else silent
         raise Unavailable(
-            f"{self.subscription}: {what} within {self._granted_within_s:g} s, and what was there is not all read. "
+            f"{self.subscription}: {reason} within {self._granted_within_s:g} s, and what was there is not all read. "
             f"`sublet groups why '{self.subscription}'` says what they wait for; the option availableNowWait waits "
             "longer."
         )
@@ -316,15 +316,15 @@ class MicroBatchPlanner:
     def spaces(self, grants: Iterable[tuple[int, int]]) -> dict[int, str]:
         """Return {stream: the name of its space} of these (stream, grant id). On another timeline of the database the
         stream of that number may be in another space."""
-        wanted = {stream_id: (stream_id, timeline_number(grant_id)) for stream_id, grant_id in grants}
-        missing = [stream_id for stream_id, key in wanted.items() if key not in self._spaces]
+        keys = {stream_id: (stream_id, timeline_number(grant_id)) for stream_id, grant_id in grants}
+        missing = [stream_id for stream_id, key in keys.items() if key not in self._spaces]
         while missing:
-            found = self._reader.query(lambda connection: message_log.read_space_names(connection, missing))
-            if found is not None:
-                self._spaces.update({wanted[stream_id]: name for stream_id, name in found.items()})
+            names = self._reader.query(lambda connection: message_log.read_space_names(connection, missing))
+            if names is not None:
+                self._spaces.update({keys[stream_id]: name for stream_id, name in names.items()})
                 break
             time.sleep(POLL_INTERVAL_S)
-        return {stream_id: self._spaces[key] for stream_id, key in wanted.items() if key in self._spaces}
+        return {stream_id: self._spaces[key] for stream_id, key in keys.items() if key in self._spaces}
 
     def lags(self) -> dict[int, tuple[int, int]]:
         """Return {stream: (next offset to acknowledge, head)}, as they were about a second ago."""
@@ -363,10 +363,10 @@ class MicroBatchPlanner:
     def _poll_heads(self) -> None:
         """Read the heads of streams that were not looked at yet, or have a head hint."""
         if stream_ids := self._ledger.streams_to_poll():
-            before = self._ledger.known_ends(stream_ids)
+            known_ends = self._ledger.known_ends(stream_ids)
             heads = self._reader.fetch_heads(stream_ids)
             self._ledger.update_heads(heads)
-            self._ledger.end_beyond_head(heads, before)
+            self._ledger.end_beyond_head(heads, known_ends)
 
     def _may_start(self, granted: PlannerStream) -> bool:
         return self._member.may_start_call(granted.grant.stream_id, granted.grant.grant_id)
@@ -376,11 +376,11 @@ def split_evenly(waiting: Sequence[PlannerStream], max_messages: int | None) -> 
     """Return {stream: end offset} for a plan of at most `max_messages` in all, at least one; None: no limit. A stream
     with few leaves its share to the others; where there are more streams than messages, the first get one each.
     """
-    wanted = [(granted.plannable_end - granted.position, granted) for granted in waiting[:max_messages]]
-    wanted.sort(key=lambda pair: pair[0])
-    left = sum(lag for lag, _ in wanted) if max_messages is None else max_messages
+    lags = [(granted.plannable_end - granted.position, granted) for granted in waiting[:max_messages]]
+    lags.sort(key=lambda pair: pair[0])
+    left = sum(lag for lag, _ in lags) if max_messages is None else max_messages
     ends = {}
-    for others, (lag, granted) in zip(range(len(wanted), 0, -1), wanted, strict=True):
+    for others, (lag, granted) in zip(range(len(lags), 0, -1), lags, strict=True):
         share = min(lag, left // others)
         left -= share
         ends[granted.grant.stream_id] = granted.position + share

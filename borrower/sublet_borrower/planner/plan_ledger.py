@@ -141,12 +141,12 @@ class PlanLedger:
             held = {stream_id: self._granted[stream_id] for stream_id in stream_ids if stream_id in self._granted}
             return {stream_id: (granted.grant.grant_id, granted.known_end) for stream_id, granted in held.items()}
 
-    def end_beyond_head(self, heads: Iterable[tuple[int, int]], before: Mapping[int, tuple[int, int]]) -> None:
-        """Plan no more of streams that end before what was planned of them. `before`: `known_ends`, taken before the
-        heads were read; a grant or a plan that came meanwhile may be further than these."""
+    def end_beyond_head(self, heads: Iterable[tuple[int, int]], known_ends: Mapping[int, tuple[int, int]]) -> None:
+        """Plan no more of streams that end before what was planned of them. `known_ends`: as that method returned them
+        before the heads were read; a grant or a plan that came meanwhile may be further than these."""
         with self.changed:
             for stream_id, head in heads:
-                grant_id, known_end = before.get(stream_id, (0, 0))
+                grant_id, known_end = known_ends.get(stream_id, (0, 0))
                 if head < known_end and (granted := self._under(stream_id, grant_id)) is not None:
                     granted.beyond_head = beyond_head_error(stream_id, known_end, head)
 
@@ -261,7 +261,7 @@ class PlanLedger:
                 granted.plannable_end = (granted.initial_head if finite else granted.head) or 0
                 if granted.poison is not None:
                     granted.plannable_end = min(granted.plannable_end, granted.poison.offsets[0])
-            found = [
+            plannable = [
                 granted
                 for granted in self._granted.values()
                 if granted.step_planner is None
@@ -269,7 +269,7 @@ class PlanLedger:
                 and granted.plannable_end > granted.position
                 and allowed(granted)
             ]
-            return sorted(found, key=lambda granted: granted.last_planned_turn)
+            return sorted(plannable, key=lambda granted: granted.last_planned_turn)
 
     def plannable_atomic_streams(
         self, allowed: Callable[[PlannerStream], bool]

@@ -276,20 +276,20 @@ class SessionAssignment:
     def abandon(self) -> str:
         """Drop all streams. Return a description of what was given out of them and not acknowledged."""
         with self._lock:
-            given = [
+            unacknowledged = [
                 f"stream {s} from offset {granted.acknowledged_offset}"
                 for s, granted in self._granted.items()
                 if granted.outstanding
             ]
             for stream_id in tuple(self._granted):
                 self._remove(stream_id, GrantOutcome.LOST)
-            return ", ".join(given)
+            return ", ".join(unacknowledged)
 
     def lags(self) -> dict[int, int]:
         """Return {stream: messages that were left when it was last looked at}, of those that were."""
         with self._lock:
-            found = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
-        return {stream_id: lag for stream_id, lag in found.items() if lag is not None}
+            lags = {stream_id: granted.to_progress().lag for stream_id, granted in self._granted.items()}
+        return {stream_id: lag for stream_id, lag in lags.items() if lag is not None}
 
     def positions(self) -> dict[int, int]:
         """Return {stream: next offset to deliver} of everything held and not handed back; from any thread."""
@@ -311,14 +311,14 @@ class SessionAssignment:
 
     def _note_epochs(self, epochs: tuple[GroupFrontier, ...]) -> None:
         """Record the groups' progress, and mark the streams for which more may be completed."""
-        for one in epochs:
-            known = self.epochs.get(one.space_id)
-            if known is None or one.lower != known.lower:
+        for frontier in epochs:
+            known = self.epochs.get(frontier.space_id)
+            if known is None or frontier.lower != known.lower:
                 for granted in self.streams_waiting_for_epochs():
                     granted.has_new_frontier = True
             # A failover may have lost the space of that id, which then belongs to another.
-            if known is None or known.space != one.space or known.consumed.is_at_or_before(one.consumed):
-                self.epochs[one.space_id] = one
+            if known is None or known.space != frontier.space or known.consumed.is_at_or_before(frontier.consumed):
+                self.epochs[frontier.space_id] = frontier
 
     def _under(self, stream_id: int, grant_id: int) -> GrantedStream | None:
         granted = self._granted.get(stream_id)

@@ -171,19 +171,19 @@ class Batch:
             )
         if self._source._acknowledge is None:
             raise UsageError(f"{self!r} is acknowledged already: its progress may be durable without this transaction.")
-        of_stream = [one for one in together if one._granted is self._granted]
-        if self.is_atomic and not max(of_stream, key=lambda one: one.ticket).completes_epochs:
+        of_stream = [batch for batch in together if batch._granted is self._granted]
+        if self.is_atomic and not max(of_stream, key=lambda batch: batch.ticket).completes_epochs:
             raise UsageError(
                 f"{self!r}: its epochs go on in the next batch of its stream, and progress moves only behind whole"
                 " epochs. Give all batches up to the one that completes_epochs to one session.transaction()."
             )
-        with_it = {one._source.ticket for one in of_stream}
+        with_it = {batch._source.ticket for batch in of_stream}
         outstanding = self._granted.outstanding.copy()
-        before = [ticket for ticket in outstanding if ticket < self._source.ticket and ticket not in with_it]
-        if before:
+        earlier_tickets = [ticket for ticket in outstanding if ticket < self._source.ticket and ticket not in with_it]
+        if earlier_tickets:
             raise UsageError(
-                f"{self!r}: the batch of its stream that begins at offset {outstanding[min(before)]} is still to be"
-                " done. Acknowledge that one first, or give both to one session.transaction()."
+                f"{self!r}: the batch of its stream that begins at offset {outstanding[min(earlier_tickets)]} is still"
+                " to be done. Acknowledge that one first, or give both to one session.transaction()."
             )
         self._source._check_rows(of_stream)
 
@@ -198,7 +198,7 @@ class Batch:
         if a later batch follows.
         """
         rows_done, offsets = self._rows_done(), self.table.column("offset")
-        for part in sorted((one for one in of_stream if one._source is self), key=lambda one: one._row):
+        for part in sorted((part for part in of_stream if part._source is self), key=lambda part: part._row):
             if part._row < rows_done or not len(part):
                 detail = "there is nothing in it"
                 if len(part):
@@ -210,7 +210,7 @@ class Batch:
             if part._row > rows_done:
                 self._refuse_gap(part, offsets[rows_done].as_py())
             rows_done += len(part)
-        if rows_done < len(self) and (later := [one for one in of_stream if one.ticket > self.ticket]):
+        if rows_done < len(self) and (later := [batch for batch in of_stream if batch.ticket > self.ticket]):
             self._refuse_gap(later[0], offsets[rows_done].as_py())
 
     def _refuse_gap(self, part: Batch, offset: int) -> None:

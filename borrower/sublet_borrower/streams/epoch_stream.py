@@ -40,7 +40,7 @@ class EpochStepPiece:
 
 
 @dataclass(slots=True)
-class _Made:
+class _BegunStep:
     """A step that has begun. `tickets`: what was given out of it and is not done; `furthest`: up to where that was."""
 
     step_end: EpochStepEnd
@@ -63,7 +63,7 @@ class EpochGrantedStream(GrantedStream):
     is_aborted: bool = False
     pieces: deque[EpochStepPiece] = field(default_factory=deque)
     _run: int = 0
-    _made: deque[_Made] = field(default_factory=deque)
+    _begun_steps: deque[_BegunStep] = field(default_factory=deque)
     _step_end: EpochStepEnd = field(init=False)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class EpochGrantedStream(GrantedStream):
         if self.is_ended or self.is_stopping or (step := self.step_planner.next_step(limit_bytes)) is None:
             return False
         self.step_planner.complete_step(step)
-        self._made.append(_Made(EpochStepEnd(step.position, step.consumed)))
+        self._begun_steps.append(_BegunStep(EpochStepEnd(step.position, step.consumed)))
         self.step, self._run = step, 0
         self._begin_run()
         return True
@@ -130,11 +130,11 @@ class EpochGrantedStream(GrantedStream):
             or not start < end <= head
         ):
             return False
-        made, run = self._made[-1], self.step.runs[self._run]
+        begun_step, run = self._begun_steps[-1], self.step.runs[self._run]
         end = min(end, run.end)
         self.ticket += 1
         self.outstanding[self.ticket] = start
-        made.tickets.add(self.ticket)
+        begun_step.tickets.add(self.ticket)
         self.next_read_offset, self.head = end, head
         if end == run.end:
             self._run += 1
@@ -151,10 +151,10 @@ class EpochGrantedStream(GrantedStream):
             return False
         table, end = pa.Table.from_batches(sifted), min(page.position, run.end)
         if atomic and self.pieces:
-            before = self.pieces.pop()
-            table = pa.concat_tables((before.table, table))
+            last_piece = self.pieces.pop()
+            table = pa.concat_tables((last_piece.table, table))
             self.pieces.append(
-                EpochStepPiece(table, min(before.first, page.start), max(before.end, end), before.ticket)
+                EpochStepPiece(table, min(last_piece.first, page.start), max(last_piece.end, end), last_piece.ticket)
             )
             return False
         self.pieces.append(EpochStepPiece(table, page.start, end, self.ticket))
@@ -167,19 +167,19 @@ class EpochGrantedStream(GrantedStream):
 
     def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
-        made = self._made[-1] if self._made else None
-        if not self.pieces or made is None or not (made.complete or len(self.pieces) > 1):
+        begun_step = self._begun_steps[-1] if self._begun_steps else None
+        if not self.pieces or begun_step is None or not (begun_step.complete or len(self.pieces) > 1):
             return None
         piece = self.pieces.popleft()
-        made.furthest = max(made.furthest, piece.end)
-        return piece, made.step_end if made.complete and not self.pieces else None
+        begun_step.furthest = max(begun_step.furthest, piece.end)
+        return piece, begun_step.step_end if begun_step.complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
         """Mark the batch as done; return False if it was before."""
         if self.outstanding.pop(ticket, None) is None:
             return False
-        for made in self._made:
-            made.tickets.discard(ticket)
+        for begun_step in self._begun_steps:
+            begun_step.tickets.discard(ticket)
         self._settle()
         return True
 
@@ -188,18 +188,18 @@ class EpochGrantedStream(GrantedStream):
 
     def read_state(self) -> tuple[Any, ...]:
         """Return the state, as `GrantedStream.read_state` does, with what is planned and the step that has begun."""
-        made = [(one, one.complete, one.furthest) for one in self._made]
+        step_states = [(begun_step, begun_step.complete, begun_step.furthest) for begun_step in self._begun_steps]
         reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
-        return reading, made, tuple(self.pieces), self.step_planner.copy()
+        return reading, step_states, tuple(self.pieces), self.step_planner.copy()
 
     def go_back(self, read_state: tuple[Any, ...]) -> None:
         """Go back to a state, as `GrantedStream.go_back` does."""
-        reading, made, pieces, self.step_planner = read_state
+        reading, step_states, pieces, self.step_planner = read_state
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
-        self.pieces, self._made = deque(pieces), deque(one for one, _, _ in made)
-        for one, complete, furthest in made:
-            one.complete, one.furthest = complete, furthest
-            one.tickets.intersection_update(range(self.ticket + 1))
+        self.pieces, self._begun_steps = deque(pieces), deque(begun_step for begun_step, _, _ in step_states)
+        for begun_step, complete, furthest in step_states:
+            begun_step.complete, begun_step.furthest = complete, furthest
+            begun_step.tickets.intersection_update(range(self.ticket + 1))
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
 
@@ -214,9 +214,16 @@ class EpochGrantedStream(GrantedStream):
         """Return what to report, as `GrantedStream.to_progress` does."""
         final, step_end = self.is_handed_back, self._step_end
         lag = None if self.head is None else max(self.head - step_end.position, 0)
-        until = max((made.furthest for made in self._made), default=0) if final else 0
+        delivered_end = max((begun_step.furthest for begun_step in self._begun_steps), default=0) if final else 0
         progress = ProgressReported(
-            self.stream_id, self.grant_id, step_end.position, final, self.size, lag, until, consumed=step_end.consumed
+            self.stream_id,
+            self.grant_id,
+            step_end.position,
+            final,
+            self.size,
+            lag,
+            delivered_end,
+            consumed=step_end.consumed,
         )
         return self._with_read_error(progress)
 
@@ -226,11 +233,11 @@ class EpochGrantedStream(GrantedStream):
             run = self.step.runs[self._run]
             self.next_read_offset, self.max_bytes = run.start, run.size
             return
-        self._made[-1].complete = self.has_new_frontier = True
+        self._begun_steps[-1].complete = self.has_new_frontier = True
         self.step, self.next_read_offset = None, self.step_planner.scanned
         self._settle()
 
     def _settle(self) -> None:
         """Move progress on behind steps that are done, up to the first that is not."""
-        while self._made and self._made[0].complete and not self._made[0].tickets:
-            self._step_end = self._made.popleft().step_end
+        while self._begun_steps and self._begun_steps[0].complete and not self._begun_steps[0].tickets:
+            self._step_end = self._begun_steps.popleft().step_end

@@ -125,8 +125,8 @@ class GrantedStream:
         up."""
         final, position = self.is_handed_back, self.acknowledged_offset
         lag = None if self.head is None else max(self.head - position, 0)
-        until = self.next_read_offset if final and self.outstanding else 0
-        progress = ProgressReported(self.stream_id, self.grant_id, position, final, self.size, lag, until)
+        delivered_end = self.next_read_offset if final and self.outstanding else 0
+        progress = ProgressReported(self.stream_id, self.grant_id, position, final, self.size, lag, delivered_end)
         return self._with_read_error(progress)
 
     def _with_read_error(self, progress: ProgressReported) -> ProgressReported:

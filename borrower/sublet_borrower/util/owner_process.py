@@ -31,12 +31,12 @@ class OwnerProcess:
         """Return whether this is another process."""
         return os.getpid() != self.pid
 
-    def check(self, what: str) -> None:
+    def check(self, subject: str) -> None:
         """Raise `UsageError` if this is another process."""
         if self.is_forked:
             raise UsageError(
-                f"{what} was made in process {self.pid}, and this is process {os.getpid()}: a session does not survive "
-                f"a fork. {ADVICE}"
+                f"{subject} was made in process {self.pid}, and this is process {os.getpid()}: a session does not "
+                f"survive a fork. {ADVICE}"
             )
 
 

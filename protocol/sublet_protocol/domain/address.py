@@ -11,10 +11,10 @@ _ADDRESS = re.compile(r"(\[(?P<ipv6>[^][\s/]+)]|(?P<host>[^][\s/:]+)):(?P<port>[
 
 def split_address(text: str) -> tuple[str, int] | None:
     """Return host, without brackets, and port; None if the text is no address, or the port is above 65535."""
-    found = _ADDRESS.fullmatch(text)
-    if found is None or int(found["port"]) > 65535:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or int(match["port"]) > 65535:
         return None
-    return found["ipv6"] or found["host"], int(found["port"])
+    return match["ipv6"] or match["host"], int(match["port"])
 
 
 def is_tls(address: str) -> bool:

@@ -20,26 +20,26 @@ class BoundedCache(Generic[_V]):
     def __init__(self, compute: Callable[[str], _V], max_entries: int, max_bytes: int = MAX_CACHED_BYTES) -> None:
         self._compute, self._max_entries, self._max_bytes = compute, max_entries, max_bytes
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, _V] = OrderedDict()
+        self._results: OrderedDict[str, _V] = OrderedDict()
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._results)
 
     def get(self, text: str) -> _V:
         """Return the result for the text."""
         with self._lock:
-            if text in self._found:
-                self._found.move_to_end(text)
-                return self._found[text]
-        found = self._compute(text)
+            if text in self._results:
+                self._results.move_to_end(text)
+                return self._results[text]
+        result = self._compute(text)
         with self._lock:
-            if text not in self._found:
-                self._found[text] = found
+            if text not in self._results:
+                self._results[text] = result
                 self.size_bytes += _size(text)
-            while self._found and (len(self._found) > self._max_entries or self.size_bytes > self._max_bytes):
-                self.size_bytes -= _size(self._found.popitem(last=False)[0])
-        return found
+            while self._results and (len(self._results) > self._max_entries or self.size_bytes > self._max_bytes):
+                self.size_bytes -= _size(self._results.popitem(last=False)[0])
+        return result
 
 
 def _size(text: str) -> int:

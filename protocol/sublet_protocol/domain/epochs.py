@@ -31,10 +31,10 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
 
     Raise `InvalidEpoch`.
     """
-    given: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
-    if not all(type(part) is int or _is_index(part) for part in given):
+    sequence: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
+    if not all(type(part) is int or _is_index(part) for part in sequence):
         raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
-    parts = [operator.index(part) for part in given]
+    parts = [operator.index(part) for part in sequence]
     if not 1 <= len(parts) <= MAX_DIMENSIONS:
         raise _refused(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
     if not all(SMALLEST_EPOCH <= part <= LARGEST_EPOCH for part in parts):
@@ -57,29 +57,29 @@ def _is_index(part: object) -> bool:
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)
 
 
-def at_or_before(one: Epoch, other: Epoch) -> bool:
-    """Return whether `one` is at or before `other` in product order, which is not the order in which Python sorts
+def at_or_before(left: Epoch, right: Epoch) -> bool:
+    """Return whether `left` is at or before `right` in product order, which is not the order in which Python sorts
     tuples.
     """
-    if len(one) == 1 == len(other):
-        return one[0] <= other[0]
-    return all(map(operator.le, one, other)) if len(one) == len(other) else _refuse_dimensions(one, other)
+    if len(left) == 1 == len(right):
+        return left[0] <= right[0]
+    return all(map(operator.le, left, right)) if len(left) == len(right) else _refuse_dimensions(left, right)
 
 
 def _least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | None:
     """Return the least of the epochs, sorted; None where that takes more comparisons."""
-    least: list[Epoch] = []
+    antichain: list[Epoch] = []
     for epoch in sorted(epochs):  # what is at or before another comes before it in this order, too
-        comparisons -= len(least)
+        comparisons -= len(antichain)
         if comparisons < 0:
             return None
-        if not any(at_or_before(earlier, epoch) for earlier in least):
-            least.append(epoch)
-    return least
+        if not any(at_or_before(earlier, epoch) for earlier in antichain):
+            antichain.append(epoch)
+    return antichain
 
 
-def _refuse_dimensions(one: Epoch, other: Epoch) -> bool:
-    raise ValueError(f"epochs {one} and {other}: they have not as many dimensions")
+def _refuse_dimensions(left: Epoch, right: Epoch) -> bool:
+    raise ValueError(f"epochs {left} and {right}: they have not as many dimensions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +93,27 @@ class LowerFrontier:
     @classmethod
     def from_epochs(cls, epochs: Iterable[Epoch]) -> LowerFrontier:
         """Return the frontier of all that may still be published at or after any of these."""
-        given = set(epochs)
-        if len(given) == 1:
-            return cls(tuple(given))
-        return cls(tuple(_least(given, math.inf) or ()))
+        epoch_set = set(epochs)
+        if len(epoch_set) == 1:
+            return cls(tuple(epoch_set))
+        return cls(tuple(_least(epoch_set, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
         """Return whether messages of the epoch may still be published."""
-        for least in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
-            if at_or_before(least, epoch):
+        for least_epoch in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
+            if at_or_before(least_epoch, epoch):
                 return True
         return False
 
     def after_completing(self, begun: UpperFrontier) -> LowerFrontier:
         """Return what is left when all that has begun is completed: the least epochs that may come and have not
         begun."""
-        least = set(self.least)
+        antichain = set(self.least)
         for greatest in begun.greatest:
-            least = set(LowerFrontier.from_epochs(each for epoch in least for each in _beyond(epoch, greatest)).least)
-        return LowerFrontier.from_epochs(least)
+            antichain = set(
+                LowerFrontier.from_epochs(each for epoch in antichain for each in _beyond(epoch, greatest)).least
+            )
+        return LowerFrontier.from_epochs(antichain)
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:
         """Return whether one could become the other in time: all that may still come there may still come here."""
@@ -123,9 +125,9 @@ class LowerFrontier:
 
     def meet_within(self, comparisons: int, others: Iterable[LowerFrontier]) -> LowerFrontier | None:
         """Return the same as `meet`; None where that takes more comparisons, as of epochs that are made up."""
-        given = {epoch for each in (self, *others) for epoch in each.least}
-        least = None if len(given) > comparisons else _least(given, comparisons)
-        return None if least is None else LowerFrontier(tuple(least))
+        epoch_set = {epoch for each in (self, *others) for epoch in each.least}
+        antichain = None if len(epoch_set) > comparisons else _least(epoch_set, comparisons)
+        return None if antichain is None else LowerFrontier(tuple(antichain))
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
         """Return what may come according to both. Of two frontiers too large to combine, return the later one or else
@@ -135,7 +137,7 @@ class LowerFrontier:
             return self
         if len(self.least) * len(other.least) > MAX_ANTICHAIN:
             return other if self.is_at_or_before(other) else self
-        return LowerFrontier.from_epochs(tuple(map(max, one, two)) for one in self.least for two in other.least)
+        return LowerFrontier.from_epochs(tuple(map(max, left, right)) for left in self.least for right in other.least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +151,8 @@ class UpperFrontier:
     @classmethod
     def from_epochs(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
         """Return the frontier of all these."""
-        given = set(epochs)
-        return cls(tuple(sorted(e for e in given if not any(o != e and at_or_before(e, o) for o in given))))
+        epoch_set = set(epochs)
+        return cls(tuple(sorted(e for e in epoch_set if not any(o != e and at_or_before(e, o) for o in epoch_set))))
 
     def covers(self, epoch: Epoch) -> bool:
         """Return whether messages of the epoch may have come already."""
@@ -190,7 +192,7 @@ class ConsumedFrontier:
         if self.lower is None or other.lower is None:
             return ConsumedFrontier(max(self.upto, other.upto), self.lower or other.lower)
         if self.upto != other.upto:
-            return max(self, other, key=lambda one: one.upto)
+            return max(self, other, key=lambda frontier: frontier.upto)
         return self.advanced_to(self.upto, other.lower)
 
     def advanced_to(self, upto: int, completed: LowerFrontier | None) -> ConsumedFrontier:
@@ -253,9 +255,9 @@ def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFro
     return UpperFrontier.from_epochs(tuple(epoch) for epoch in stored or ())
 
 
-def have_same_dimensions(one: LowerFrontier | None, other: LowerFrontier | None) -> bool:
+def have_same_dimensions(left: LowerFrontier | None, right: LowerFrontier | None) -> bool:
     """Return whether their epochs have as many numbers."""
-    return len({len(epoch) for each in (one, other) if each is not None for epoch in each.least}) <= 1
+    return len({len(epoch) for each in (left, right) if each is not None for epoch in each.least}) <= 1
 
 
 def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:

@@ -201,16 +201,16 @@ class PoisonBlock(SubletError):
         r"stream (\d+): the block that begins at offset (\d+) and ends before offset (\d+) (.*)", re.S
     )
 
-    def __init__(self, stream_id: int, offsets: tuple[int, int], detail: str, before: str = "") -> None:
+    def __init__(self, stream_id: int, offsets: tuple[int, int], detail: str, prefix: str = "") -> None:
         self.stream_id, self.offsets, self.detail = stream_id, offsets, detail
-        where = f"stream {stream_id}: the block that begins at offset {offsets[0]} and ends before offset {offsets[1]}"
-        super().__init__(f"{before}{where} {detail}")
+        block = f"stream {stream_id}: the block that begins at offset {offsets[0]} and ends before offset {offsets[1]}"
+        super().__init__(f"{prefix}{block} {detail}")
 
     @classmethod
     def reported(cls, text: str) -> SubletError:
         """Return the error with a text that another process has sent."""
-        found = cls._DESCRIBED.fullmatch(text)
-        return cls(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else SubletError(text)
+        match = cls._DESCRIBED.fullmatch(text)
+        return cls(int(match[1]), (int(match[2]), int(match[3])), match[4]) if match else SubletError(text)
 
 
 class PayloadDamaged(PoisonBlock):
@@ -230,9 +230,9 @@ class PositionGone(SubletError):
 
     def __init__(self, stream_id: int, offset: int, oldest: int | None) -> None:
         self.stream_id, self.offset, self.oldest = stream_id, offset, oldest
-        where = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
+        remainder = "nothing of it is left" if oldest is None else f"oldest is {oldest}"
         super().__init__(
-            f"stream {stream_id}: offset {offset} is gone, {where}. "
+            f"stream {stream_id}: offset {offset} is gone, {remainder}. "
             "Start from the oldest. A space created with a longer retention keeps more."
         )
 

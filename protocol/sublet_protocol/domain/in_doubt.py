@@ -71,8 +71,10 @@ def pending_in_doubt(
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None
 
 
-def latest_in_doubt(reported: InDoubtRange | None, known: InDoubtRange | None, grant_id: int) -> InDoubtRange | None:
+def latest_in_doubt(
+    reported_range: InDoubtRange | None, known_range: InDoubtRange | None, grant_id: int
+) -> InDoubtRange | None:
     """Return what was planned last, of what is reported under that grant and what was reported before."""
-    if reported is None or (known is not None and reported.is_earlier(known, grant_id)):
-        return known
-    return reported
+    if reported_range is None or (known_range is not None and reported_range.is_earlier(known_range, grant_id)):
+        return known_range
+    return reported_range

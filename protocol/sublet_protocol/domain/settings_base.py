@@ -38,12 +38,12 @@ class SettingsBase:
     def from_env(cls, environ: Mapping[str, str] | None = None) -> Self:
         """Return the defaults, overridden by the variables that are set; checked as by `check`."""
         source = os.environ if environ is None else environ
-        found = {
+        overrides = {
             field.name: parse_number(variable, source[variable], field.default)
             for field in fields(cls)
             if (variable := cls.PREFIX + field.name.upper()) in source
         }
-        return replace(cls(), **found).check()
+        return replace(cls(), **overrides).check()
 
     def check(self) -> Self:
         """Return itself. Raise `InvalidSetting`, which names the values, the rule they break and the remedy."""

@@ -49,16 +49,16 @@ class Subscription:
         Raise `InvalidSubscription` for its shape or the group's name, `InvalidFilter` for the filter in it. Control
         characters are refused here alone, so that a group that has some can still be read from where it is stored.
         """
-        found = cls.parse_stored(text)
-        _check_controls(InvalidSubscription, "group", found.group)
-        _check_controls(InvalidFilter, "filter", found.filter.text)
-        return found
+        subscription = cls.parse_stored(text)
+        _check_controls(InvalidSubscription, "group", subscription.group)
+        _check_controls(InvalidFilter, "filter", subscription.filter.text)
+        return subscription
 
     @classmethod
     def parse_stored(cls, text: str) -> Subscription:
         """Read one that is stored somewhere: `parse` without the rule about control characters."""
-        prefix, _, rest = text.partition("/")
-        group, slash, filter_text = rest.partition("/")
+        prefix, _, group_and_filter = text.partition("/")
+        group, slash, filter_text = group_and_filter.partition("/")
         if prefix not in _KINDS or not slash:
             rule = "a shared subscription is $share/GROUP/FILTER or $queue/GROUP/FILTER"
             hint = "Quote it in a shell: '$share/billing/orders/#'"
@@ -195,11 +195,11 @@ StartingPosition.EARLIEST = StartingPosition("earliest")
 _BY_NAME = {str(start): start for start in (StartingPosition.LATEST, StartingPosition.EARLIEST)}
 
 
-def _check_controls(error: type[UsageError], what: str, text: str) -> None:
+def _check_controls(error: type[UsageError], part: str, text: str) -> None:
     """Check a part of a subscription, which people read; topics may have such characters, as MQTT allows."""
     if any("\0" < character < " " or "\x7f" <= character <= "\x9f" for character in text):
-        rule = f"a subscription's {what} has no control characters"
-        raise text_error(error, what, text, rule, "Remove them; + and # match topics that have some")
+        rule = f"a subscription's {part} has no control characters"
+        raise text_error(error, part, text, rule, "Remove them; + and # match topics that have some")
 
 
 def _check_group(group: str) -> None:

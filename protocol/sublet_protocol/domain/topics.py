@@ -68,23 +68,23 @@ class TopicFilter:
 
     def covers(self, other: TopicFilter) -> bool:
         """Return whether this filter matches every topic that `other` matches."""
-        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for level, other_level in zip(own, theirs, strict=False):
+        own_levels, other_levels = _spelled_out(self.levels), _spelled_out(other.levels)
+        for level, other_level in zip(own_levels, other_levels, strict=False):
             if level == "#":
                 return True
             if other_level == "#" or level not in ("+", other_level):
                 return False
-        return len(own) == len(theirs) or own[len(theirs) :] == ("#",)
+        return len(own_levels) == len(other_levels) or own_levels[len(other_levels) :] == ("#",)
 
     def intersects(self, other: TopicFilter) -> bool:
         """Return whether at least one topic is matched by both."""
-        own, theirs = _spelled_out(self.levels), _spelled_out(other.levels)
-        for one, two in zip(own, theirs, strict=False):
-            if "#" in (one, two):
+        own_levels, other_levels = _spelled_out(self.levels), _spelled_out(other.levels)
+        for level, other_level in zip(own_levels, other_levels, strict=False):
+            if "#" in (level, other_level):
                 return True
-            if "+" not in (one, two) and one != two:
+            if "+" not in (level, other_level) and level != other_level:
                 return False
-        longer, common = max(own, theirs, key=len), min(len(own), len(theirs))
+        longer, common = max(own_levels, other_levels, key=len), min(len(own_levels), len(other_levels))
         return longer[common:] in ((), ("#",))
 
     @property
@@ -97,31 +97,33 @@ class TopicFilter:
         return tuple({"+": _ONE, "#": _REST}.get(level, _LITERAL) for level in self.levels)
 
 
-def _check_text(error: type[UsageError], what: str, text: str) -> None:
+def _check_text(error: type[UsageError], subject: str, text: str) -> None:
     """Raise `error` unless the text follows the rules that topics and filters share."""
     if not text:
-        raise text_error(error, what, text, "it is empty, and needs a character", f"Give a {what} such as orders/eu")
-    check_characters(error, what, text)
+        raise text_error(
+            error, subject, text, "it is empty, and needs a character", f"Give a {subject} such as orders/eu"
+        )
+    check_characters(error, subject, text)
     if len(text) * 4 > MAX_TOPIC_BYTES and (size := len(text.encode())) > MAX_TOPIC_BYTES:
         rule = f"it is {size} bytes of UTF-8 and the limit is {MAX_TOPIC_BYTES}"
-        raise text_error(error, what, text, rule, "Shorten it, and put the rest into the message's key or headers")
+        raise text_error(error, subject, text, rule, "Shorten it, and put the rest into the message's key or headers")
     if (levels := text.count("/") + 1) > MAX_TOPIC_LEVELS:
         rule = f"it has {levels} levels and the limit is {MAX_TOPIC_LEVELS}"
-        raise text_error(error, what, text, rule, "Put the rest into the message's key or headers")
+        raise text_error(error, subject, text, rule, "Put the rest into the message's key or headers")
     if text[0] == "$":
-        rule = f"what begins with $ is reserved, and cannot be a {what}"
-        raise text_error(error, what, text, rule, "Leave out the leading $")
+        rule = f"what begins with $ is reserved, and cannot be a {subject}"
+        raise text_error(error, subject, text, rule, "Leave out the leading $")
 
 
-def check_characters(error: type[UsageError], what: str, text: str) -> None:
+def check_characters(error: type[UsageError], subject: str, text: str) -> None:
     """Raise `error` where the text cannot be stored: for NUL, or a lone surrogate."""
     if "\0" in text:
-        raise text_error(error, what, text, "the character NUL is not allowed", "Remove it")
+        raise text_error(error, subject, text, "the character NUL is not allowed", "Remove it")
     try:
         text.encode()
     except UnicodeEncodeError:
         rule = "it holds a lone surrogate, which is not UTF-8"
-        raise text_error(error, what, text, rule, "Decode the bytes with their true encoding first") from None
+        raise text_error(error, subject, text, rule, "Decode the bytes with their true encoding first") from None
 
 
 def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
@@ -133,10 +135,10 @@ def _check_wildcards(text: str, levels: tuple[str, ...]) -> None:
         raise text_error(InvalidFilter, "filter", text, rule, "Write a/+/c, and filter further in your own code")
 
 
-def text_error(error: type[UsageError], what: str, text: str, rule: str, hint: str) -> UsageError:
+def text_error(error: type[UsageError], subject: str, text: str, rule: str, hint: str) -> UsageError:
     """Return the error, with the text (its beginning if it is long), the rule that it breaks, and the remedy."""
     shown = repr(text) if len(text) <= 80 else repr(text[:80]) + f"... ({len(text)} characters)"
-    return error(f"{what} {shown}: {rule}. {hint}.")
+    return error(f"{subject} {shown}: {rule}. {hint}.")
 
 
 def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
@@ -148,9 +150,9 @@ def _regex(text: str) -> str:
     if text == "#":
         return "(?s)^.*$"
     levels = text.split("/")
-    rest = "(?:/.*)?" if levels[-1] == "#" else ""
-    named = levels[:-1] if rest else levels
-    return "(?s)^" + "/".join("[^/]*" if level == "+" else _escaped(level) for level in named) + rest + "$"
+    suffix = "(?:/.*)?" if levels[-1] == "#" else ""
+    prefix_levels = levels[:-1] if suffix else levels
+    return "(?s)^" + "/".join("[^/]*" if level == "+" else _escaped(level) for level in prefix_levels) + suffix + "$"
 
 
 def _escaped(level: str) -> str:

@@ -47,13 +47,13 @@ class AccessCache:
         """Return the principal of the token; None for one that is unknown, wrong, expired or revoked."""
         snapshot, read_at = self._state
         token_id = token_id_of(token)
-        found = None if token_id is None else snapshot.tokens.get(token_id)
-        if token_id is None or found is None or not hmac.compare_digest(found.digest, digest_of(token)):
+        stored_token = None if token_id is None else snapshot.tokens.get(token_id)
+        if token_id is None or stored_token is None or not hmac.compare_digest(stored_token.digest, digest_of(token)):
             return None
-        if self._clock() - read_at >= found.remaining_s:
+        if self._clock() - read_at >= stored_token.remaining_s:
             return None
         self._used.add(token_id)
-        return found.principal
+        return stored_token.principal
 
     def find_rule(
         self, principal: str, right: Right, filter: TopicFilter = ALL, group: str | None = None

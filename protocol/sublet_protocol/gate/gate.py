@@ -78,12 +78,12 @@ class Caller:
 
     def denied(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
         """Note a refusal in the audit log, and return its error."""
-        where = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
+        scope = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
         option = f" --group {group}" if right.is_on_groups and group is not None else ""
-        self.note_refusal(f"{right} {filter}{where}")
+        self.note_refusal(f"{right} {filter}{scope}")
         shown = str(filter)[:200]
         return PermissionDenied(
-            f"{self.principal} has no right to {right} {shown!r}{where}: no rule allows it. An operator gives it with "
+            f"{self.principal} has no right to {right} {shown!r}{scope}: no rule allows it. An operator gives it with "
             f"`sublet access allow {shlex.quote(str(self.principal))} {right} '{shown}'{option}`."
         )
 
@@ -143,11 +143,11 @@ class AccessGate:
             return self._anybody(address, action)
         if self.by_certificate:
             try:
-                named = principal_of(certificate or b"")
+                certificate_principal = principal_of(certificate or b"")
             except Unauthenticated as error:
                 self._refusals.record(None, address, action, str(error))
                 raise
-            return Caller(named, address, action, self.access, self._refusals)
+            return Caller(certificate_principal, address, action, self.access, self._refusals)
         token = _token_in(authorization)
         principal = None if token is None else self.access.authenticate(token)
         if principal is None:

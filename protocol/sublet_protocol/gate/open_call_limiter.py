@@ -64,5 +64,5 @@ class OpenCallLimiter:
 
 def host_of(peer: str) -> str:
     """Return the address of a peer in gRPC's text, without its port; a text without a port as it is."""
-    kind, _, where = unquote(peer).partition(":")
-    return where.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer
+    kind, _, address = unquote(peer).partition(":")
+    return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer

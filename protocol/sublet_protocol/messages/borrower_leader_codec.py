@@ -95,7 +95,7 @@ def count_items(wire: Any) -> int:
         case "ping":
             items = len(message.borrower_ids)
         case "update_progress" | "disconnect":
-            doubts = (one.in_doubt for one in message.streams if one.HasField("in_doubt"))
+            doubts = (stream.in_doubt for stream in message.streams if stream.HasField("in_doubt"))
             items = len(message.streams) + sum(map(_more_epochs, message.streams)) + sum(map(_more_epochs, doubts))
     return max(items, 1)
 
@@ -157,20 +157,20 @@ def _leader_wanted(message: LeaderWanted) -> Any:
 def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
     return [
         pb.StreamProgress(
-            stream_id=one.stream_id,
-            grant_id=one.grant_id,
-            position=one.position,
-            final=one.final,
-            size=one.size,
-            lag=one.lag,
-            delivered_end=one.delivered_end,
-            consumed=_consumed(one.consumed),
-            in_doubt=_in_doubt(one.in_doubt),
-            read_error=_cut(one.read_error) or None,
-            poison=one.poison,
-            beyond_head=one.beyond_head,
+            stream_id=stream.stream_id,
+            grant_id=stream.grant_id,
+            position=stream.position,
+            final=stream.final,
+            size=stream.size,
+            lag=stream.lag,
+            delivered_end=stream.delivered_end,
+            consumed=_consumed(stream.consumed),
+            in_doubt=_in_doubt(stream.in_doubt),
+            read_error=_cut(stream.read_error) or None,
+            poison=stream.poison,
+            beyond_head=stream.beyond_head,
         )
-        for one in streams
+        for stream in streams
     ]
 
 
@@ -207,7 +207,10 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
 
 def _read_ping(wire: Any) -> Ping:
     check_entries("borrower_ids", wire.borrower_ids, MAX_BORROWERS)
-    return Ping(tuple(check_id("borrower_id", one) for one in wire.borrower_ids), check_time("sent_at", wire.sent_at))
+    return Ping(
+        tuple(check_id("borrower_id", borrower_id) for borrower_id in wire.borrower_ids),
+        check_time("sent_at", wire.sent_at),
+    )
 
 
 def _read_update_progress(wire: Any) -> UpdateProgress:
@@ -225,18 +228,18 @@ def _read_disconnect(wire: Any) -> Disconnect:
 
 
 def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
-    check_streams("streams", (one.stream_id for one in streams), len(streams))
+    check_streams("streams", (stream.stream_id for stream in streams), len(streams))
     return tuple(
         StreamProgress(
-            **check_naturals(one, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
-            final=one.final,
-            lag=check_natural("lag", one.lag) if one.HasField("lag") else None,
-            consumed=_read_consumed(one),
-            in_doubt=_read_in_doubt(one),
-            read_error=check_explanation("read_error", one.read_error),
-            beyond_head=one.beyond_head,
+            **check_naturals(stream, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
+            final=stream.final,
+            lag=check_natural("lag", stream.lag) if stream.HasField("lag") else None,
+            consumed=_read_consumed(stream),
+            in_doubt=_read_in_doubt(stream),
+            read_error=check_explanation("read_error", stream.read_error),
+            beyond_head=stream.beyond_head,
         )
-        for one in streams
+        for stream in streams
     )
 
 
@@ -283,12 +286,12 @@ def _ping_response(message: PingResponse) -> Any:
         valid_for_s=message.valid_for_s,
         epochs=(
             pb.GroupFrontier(
-                space=one.space,
-                space_id=one.space_id,
-                consumed=_frontier(one.consumed),
-                lower=_frontier(one.lower),
+                space=frontier.space,
+                space_id=frontier.space_id,
+                consumed=_frontier(frontier.consumed),
+                lower=_frontier(frontier.lower),
             )
-            for one in message.epochs
+            for frontier in message.epochs
         ),
         without=(pb.StreamGrant(stream_id=stream, grant_id=grant) for stream, grant in message.without),
     )
@@ -336,17 +339,18 @@ def _read_ping_response(wire: Any) -> PingResponse:
     check_entries("epochs", wire.epochs, MAX_SPACES)
     epochs = tuple(
         GroupFrontier(
-            check_text("space", one.space, MAX_SUBSCRIPTION_BYTES),
-            check_natural("space_id", one.space_id),
-            _read_frontier(one.consumed),
-            _read_frontier(one.lower),
+            check_text("space", frontier.space, MAX_SUBSCRIPTION_BYTES),
+            check_natural("space_id", frontier.space_id),
+            _read_frontier(frontier.consumed),
+            _read_frontier(frontier.lower),
         )
-        for one in wire.epochs
+        for frontier in wire.epochs
     )
     times = check_time("sent_at", wire.sent_at), check_time("valid_for_s", wire.valid_for_s)
     check_entries("without", wire.without, MAX_WITHOUT)
     without = tuple(
-        (check_natural("stream_id", one.stream_id), check_natural("grant_id", one.grant_id)) for one in wire.without
+        (check_natural("stream_id", grant.stream_id), check_natural("grant_id", grant.grant_id))
+        for grant in wire.without
     )
     return PingResponse(*_borrower_and_term(wire), *times, epochs, without)
 

@@ -129,7 +129,7 @@ def decode_publish(wire: Any) -> FeedPublishRequest:
         raise MalformedMessage(
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
         )
-    number = check_count_number("number", wire.number, least=1)
+    number = check_count_number("number", wire.number, min_value=1)
     return FeedPublishRequest(
         check_id("producer", wire.producer), check_count_number("incarnation", wire.incarnation), number, wire.messages
     )
@@ -164,7 +164,7 @@ def _read_part(wire: Any) -> PublishedSpan:
         raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
     rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
     return PublishedSpan(
-        check_number("stream_id", wire.stream_id, least=1), check_number("first_offset", wire.first_offset), rows
+        check_number("stream_id", wire.stream_id, min_value=1), check_number("first_offset", wire.first_offset), rows
     )
 
 

@@ -58,16 +58,16 @@ class PageGone:
 # --- a page ---------------------------------------------------------------------------------------------------------
 
 
-def encode_fetch_request(wanted: FetchRequest) -> Any:
+def encode_fetch_request(request: FetchRequest) -> Any:
     """Return a `FetchRequest`."""
     return pb.FetchRequest(
         protocol_version=PROTOCOL_VERSION,
-        stream_id=wanted.stream_id,
-        position=wanted.position,
-        filter=wanted.filter.text,
-        generation_id=wanted.generation_id,
-        limit_bytes=wanted.limit_bytes,
-        grant_id=wanted.grant_id,
+        stream_id=request.stream_id,
+        position=request.position,
+        filter=request.filter.text,
+        generation_id=request.generation_id,
+        limit_bytes=request.limit_bytes,
+        grant_id=request.grant_id,
     )
 
 
@@ -75,12 +75,12 @@ def decode_fetch_request(wire: Any) -> FetchRequest:
     """Return what to read. Raise `MalformedMessage`, `InvalidFilter`, `ProtocolMismatch`."""
     check_request(wire)
     return FetchRequest(
-        check_number("stream_id", wire.stream_id, least=1),
+        check_number("stream_id", wire.stream_id, min_value=1),
         check_number("position", wire.position),
         TopicFilter(wire.filter),
-        check_number("generation_id", wire.generation_id, least=1),
-        check_number("limit_bytes", wire.limit_bytes, least=1),
-        check_number("grant_id", wire.grant_id, least=1),
+        check_number("generation_id", wire.generation_id, min_value=1),
+        check_number("limit_bytes", wire.limit_bytes, min_value=1),
+        check_number("grant_id", wire.grant_id, min_value=1),
     )
 
 
@@ -119,7 +119,7 @@ def decode_heads_request(wire: Any) -> Sequence[int]:
     """Return the ids of the streams, perhaps none. Raise `MalformedMessage`, `ProtocolMismatch`."""
     check_request(wire)
     check_streams("heads", wire.stream_ids, len(wire.stream_ids))
-    return [check_number("stream_id", stream_id, least=1) for stream_id in wire.stream_ids]
+    return [check_number("stream_id", stream_id, min_value=1) for stream_id in wire.stream_ids]
 
 
 def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
@@ -132,7 +132,7 @@ def encode_heads_reply(heads: Mapping[int, tuple[int, bool]]) -> Any:
 def decode_heads_reply(wire: Any) -> dict[int, tuple[int, bool]]:
     """Return {stream: (head, closed)}. Raise `MalformedMessage`."""
     return {
-        check_number("stream_id", each.stream_id, least=1): (check_number("head", each.head), each.closed)
+        check_number("stream_id", each.stream_id, min_value=1): (check_number("head", each.head), each.closed)
         for each in wire.heads
     }
 
@@ -157,4 +157,4 @@ def encode_session_epoch_reply(epoch: int) -> Any:
 
 def decode_session_epoch_reply(wire: Any) -> int:
     """Return the epoch; 0, which no session has, is none. Raise `MalformedMessage`."""
-    return check_number("epoch", wire.epoch, least=1)
+    return check_number("epoch", wire.epoch, min_value=1)

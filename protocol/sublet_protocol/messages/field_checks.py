@@ -63,16 +63,16 @@ def check_natural(name: str, value: int) -> int:
     return value
 
 
-def check_number(name: str, value: int, least: int = 0, most: int = LARGEST) -> int:
-    """Return a number from `least` to `most`."""
-    if not least <= value <= most:
-        raise MalformedMessage(f"{name} {value}: a whole number from {least} to {most}")
+def check_number(name: str, value: int, min_value: int = 0, max_value: int = LARGEST) -> int:
+    """Return a number from `min_value` to `max_value`."""
+    if not min_value <= value <= max_value:
+        raise MalformedMessage(f"{name} {value}: a whole number from {min_value} to {max_value}")
     return value
 
 
-def check_count_number(name: str, value: int, least: int = 0) -> int:
+def check_count_number(name: str, value: int, min_value: int = 0) -> int:
     """Return a number that its sender counts up."""
-    return check_number(name, value, least, MAX_NUMBER)
+    return check_number(name, value, min_value, MAX_NUMBER)
 
 
 def check_time(name: str, value: float) -> float:
@@ -82,10 +82,10 @@ def check_time(name: str, value: float) -> float:
     return value
 
 
-def check_range(name: str, value: float, least: float, most: float) -> float:
-    """Return a number from `least` to `most`."""
-    if not least <= value <= most:
-        raise MalformedMessage(f"{name} {value}: a number from {least:g} to {most:g}")
+def check_range(name: str, value: float, min_value: float, max_value: float) -> float:
+    """Return a number from `min_value` to `max_value`."""
+    if not min_value <= value <= max_value:
+        raise MalformedMessage(f"{name} {value}: a number from {min_value:g} to {max_value:g}")
     return value
 
 
@@ -100,11 +100,11 @@ def check_streams(name: str, stream_ids: Iterable[int], count: int, limit: int =
     """Check that a message has not too many streams, each of them once."""
     if count > limit:
         raise MalformedMessage(f"{name}: {count} streams, and the limit is {limit}; send several messages")
-    seen: set[int] = set()
+    seen_ids: set[int] = set()
     for stream_id in stream_ids:
-        if stream_id in seen:
+        if stream_id in seen_ids:
             raise MalformedMessage(f"{name}: stream {stream_id} is in it twice; name each stream once")
-        seen.add(stream_id)
+        seen_ids.add(stream_id)
 
 
 def check_part(name: str, count: int, more: bool) -> None:

@@ -120,7 +120,7 @@ class AgentSideMachine:
         self._settings = settings or PubSubClientSettings()
         self._channels = channels
         self._size_of = size_of
-        self._wanted: dict[Subject, None] = {}
+        self._subscriptions: dict[Subject, None] = {}
         self._unreported: dict[Subject, None] = {}  # subscribed since the loss was reported
         self._listening = False
         self._queue: deque[Command] = deque()
@@ -158,7 +158,7 @@ class AgentSideMachine:
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
         """Return whether this is subscribed to, now or as soon as the node is there."""
-        return (channel, key) in self._wanted
+        return (channel, key) in self._subscriptions
 
     @property
     def counters(self) -> AgentSideCounters:
@@ -168,29 +168,29 @@ class AgentSideMachine:
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
-        unwanted = self._unreported.keys() - self._wanted
-        found = [f"{subject}: a loss to be reported, and not subscribed" for subject in unwanted]
+        unwanted = self._unreported.keys() - self._subscriptions
+        leaks = [f"{subject}: a loss to be reported, and not subscribed" for subject in unwanted]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
-            retained = {"subscriptions": self._wanted, "commands": self._queue, "a batch": self._life.flight}
-            found += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
+            retained = {"subscriptions": self._subscriptions, "commands": self._queue, "a batch": self._life.flight}
+            leaks += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
         elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
-            found.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
-        return tuple(found)
+            leaks.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
+        return tuple(leaks)
 
     # --- events ---
 
     def _take_in(self, event: Event, now: float) -> None:
         match event:
             case Subscribe(channel, key):
-                self._add_wanted((channel, key))
+                self._add_subscription((channel, key))
                 self._enqueue(event, now)
             case Unsubscribe(channel, key):
-                self._remove_wanted((channel, key))
+                self._remove_subscription((channel, key))
                 self._enqueue(event, now)
             case MessageToNode():
                 self._enqueue(event, now)
-            case ExpectDirectMessages(wanted):
-                self._listening = wanted
+            case ExpectDirectMessages(is_listening):
+                self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
                     self._take_in_answer(event, now)
@@ -220,18 +220,18 @@ class AgentSideMachine:
             case _:
                 assert_never(event)
 
-    def _add_wanted(self, subject: Subject) -> None:
-        if self.status is ConnectionStatus.DISCONNECTED and subject not in self._wanted:
+    def _add_subscription(self, subject: Subject) -> None:
+        if self.status is ConnectionStatus.DISCONNECTED and subject not in self._subscriptions:
             self._unreported[subject] = None
-        self._wanted[subject] = None
+        self._subscriptions[subject] = None
 
-    def _remove_wanted(self, subject: Subject) -> None:
-        self._wanted.pop(subject, None)
+    def _remove_subscription(self, subject: Subject) -> None:
+        self._subscriptions.pop(subject, None)
         self._unreported.pop(subject, None)
 
     def _enqueue(self, command: Command, now: float) -> None:
         self._queue.append(command)
-        if len(self._queue) > self._settings.queued_commands + len(self._wanted):
+        if len(self._queue) > self._settings.queued_commands + len(self._subscriptions):
             self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
     def _batch_answered(self, event: CommandsReplied, now: float) -> None:
@@ -248,10 +248,14 @@ class AgentSideMachine:
     def _forget_refused(self, flight: tuple[Command, ...], refused: set[int]) -> None:
         """Drop each rejected subscription, unless it was requested once more after the rejected one."""
         commands = (*flight, *self._queue)
-        last = {(one.channel, one.key): index for index, one in enumerate(commands) if isinstance(one, Subscribe)}
+        last = {
+            (command.channel, command.key): index
+            for index, command in enumerate(commands)
+            if isinstance(command, Subscribe)
+        }
         for subject, index in last.items():
             if index in refused:
-                self._remove_wanted(subject)
+                self._remove_subscription(subject)
 
     def _poll_answered(self, event: PollReplied, now: float) -> None:
         if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
@@ -262,7 +266,9 @@ class AgentSideMachine:
             self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
         elif fresh:
             self._life.acknowledged = fresh[-1].sequence
-            self._counts.update(deliveries=len(fresh), gaps=sum(isinstance(one.body, MailboxOverflow) for one in fresh))
+            self._counts.update(
+                deliveries=len(fresh), gaps=sum(isinstance(delivery.body, MailboxOverflow) for delivery in fresh)
+            )
             self._out.append(Deliver(fresh))
 
     def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
@@ -327,13 +333,13 @@ class AgentSideMachine:
             begins_at = now + self._delay()
             self.status = ConnectionStatus.DISCONNECTED
             self._setbacks += 1
-        self._queue = deque(Subscribe(channel, key) for channel, key in self._wanted)
+        self._queue = deque(Subscribe(channel, key) for channel, key in self._subscriptions)
         self._begin_life(begins_at)
 
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
         """Report the loss once; a final loss is reported also to subscriptions to which a loss was reported."""
         if self.status is not ConnectionStatus.DISCONNECTED or reason is ConnectionLostReason.REJECTED:
-            self._out.append(ConnectionLost(reason, detail, tuple(self._wanted)))
+            self._out.append(ConnectionLost(reason, detail, tuple(self._subscriptions)))
         elif self._unreported:
             self._out.append(ConnectionStillLost(ConnectionLost(reason, detail, tuple(self._unreported))))
         self._unreported.clear()
@@ -342,7 +348,7 @@ class AgentSideMachine:
         """Drop everything: nothing will be tried any more."""
         self.status = ConnectionStatus.REJECTED
         self._refusal = refusal
-        self._wanted.clear()
+        self._subscriptions.clear()
         self._queue.clear()
         self._life = _Life(self._life.id)
 
@@ -362,7 +368,7 @@ class AgentSideMachine:
     def _advance(self, now: float) -> None:
         if self.status is ConnectionStatus.REJECTED:
             return
-        if not (self._wanted or self._listening or self._queue or self._life.flight):
+        if not (self._subscriptions or self._listening or self._queue or self._life.flight):
             self._rest()
             return
         if self.status is ConnectionStatus.IDLE:
@@ -408,11 +414,11 @@ class AgentSideMachine:
         return tuple(commands)
 
     def _advance_poll(self, now: float) -> None:
-        wanted = bool(self._wanted) or self._listening
-        if self._life.poll.busy and not wanted:
+        needs_poll = bool(self._subscriptions) or self._listening
+        if self._life.poll.busy and not needs_poll:
             self._life.poll.busy = False
             self._out.append(CancelPollCall())
-        if not wanted or self._life.poll.busy or now < self._life.poll.not_before:
+        if not needs_poll or self._life.poll.busy or now < self._life.poll.not_before:
             return
         self._life.poll.busy = True
         in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
@@ -426,6 +432,6 @@ class AgentSideMachine:
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
         wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy
-        wants_poll = bool(self._wanted or self._listening) and not self._life.poll.busy
+        wants_poll = bool(self._subscriptions or self._listening) and not self._life.poll.busy
         times = [self._life.batch.not_before] * wants_batch + [self._life.poll.not_before] * wants_poll
         return min((at for at in times if at > now), default=None)

@@ -163,10 +163,10 @@ class NodeConnection:
         """Return what is still stored though nothing needs it; empty unless there is a leak."""
         unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
         running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
-        found = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
+        leaks = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
         if self._closed and (running or self._timer is not None):
-            found.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
-        return (*self._machine.find_leaks(), *found)
+            leaks.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
+        return (*self._machine.find_leaks(), *leaks)
 
     def send(self, message: object) -> None:
         """Queue a message to the node, and hold a poll for its answers from now on (`set_listening`)."""
@@ -175,9 +175,9 @@ class NodeConnection:
         self._decide(ExpectDirectMessages(True))
         self._decide(command)
 
-    def set_listening(self, wanted: bool) -> None:
+    def set_listening(self, is_listening: bool) -> None:
         """Set whether a poll is held while nothing is subscribed."""
-        self._decide(ExpectDirectMessages(wanted))
+        self._decide(ExpectDirectMessages(is_listening))
 
     def subscribe(
         self,

@@ -87,7 +87,7 @@ class NodeSideMachine:
         self.incarnation = incarnation
         self.settings = settings or SubscriberLimits()
         self.on_ready: Callable[[str], None] = lambda subscriber_id: None
-        self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, wanted: None
+        self.on_interest: Callable[[str, str | None, bool], None] = lambda channel, key, is_subscribed: None
         self._channels = channels
         self._size_of = size_of
         self._counts: Counter[str] = Counter()
@@ -238,15 +238,19 @@ class NodeSideMachine:
 
         The newest states are no leaks: they answer later subscriptions, until they are cleared.
         """
-        wanted = {(name, *one) for name, subscriber in self._subscribers.items() for one in subscriber.all_subjects()}
-        entered = set(self._index.entries())
-        found = [f"subscription {one}: nobody asked for it" for one in entered - wanted]
-        if self._key_bytes != sum(len(key or "") for _, _, key in wanted):
-            found.append(f"{self._key_bytes} bytes of keys are counted, and {len(wanted)} subscriptions have others")
-        found += [f"subscription {one}: messages pass it by" for one in wanted - entered]
+        subscriptions = {
+            (name, *subject) for name, subscriber in self._subscribers.items() for subject in subscriber.all_subjects()
+        }
+        entries = set(self._index.entries())
+        leaks = [f"subscription {entry}: nobody asked for it" for entry in entries - subscriptions]
+        if self._key_bytes != sum(len(key or "") for _, _, key in subscriptions):
+            leaks.append(
+                f"{self._key_bytes} bytes of keys are counted, and {len(subscriptions)} subscriptions have others"
+            )
+        leaks += [f"subscription {entry}: messages pass it by" for entry in subscriptions - entries]
         for name, subscriber in self._subscribers.items():
-            found += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
-        return tuple(found)
+            leaks += [f"mailbox of {name}: {leak}" for leak in subscriber.mailbox.find_leaks()]
+        return tuple(leaks)
 
     # --- inside ---
 
@@ -258,12 +262,13 @@ class NodeSideMachine:
         if subscriber_id in self._past or not may_be_new:
             return self._unknown("its life is over: it was silent for too long, or broke the rules")
         agent, life = _agent_and_life(subscriber_id)
-        before = self._lives.get(agent, "")
-        if before and life <= _agent_and_life(before)[1]:
+        previous_id = self._lives.get(agent, "")
+        if previous_id and life <= _agent_and_life(previous_id)[1]:
             return self._unknown("its life is over: a later one of the same agent has begun")
-        if before:  # an agent has one life at a time: the subscriptions of the former are not to be counted with it
-            self._forget(before, "expired")
-            self._expelled.append(before)
+        # An agent has one life at a time: the subscriptions of the former are not to be counted with it.
+        if previous_id:
+            self._forget(previous_id, "expired")
+            self._expelled.append(previous_id)
         if len(self._subscribers) >= self.settings.subscribers:
             limit = self.settings.subscribers
             return SubscriberRefused(f"the node serves {limit} subscribers already, which is its limit")
@@ -326,7 +331,7 @@ class NodeSideMachine:
             return f"channel {channel!r} is not served here; these are: {', '.join(self._channels)}"
         limit = self.settings.subscriptions_each
         keys = subscriber.subjects.setdefault(channel, {})
-        if key not in keys and sum(len(one) for one in subscriber.subjects.values()) >= limit:
+        if key not in keys and sum(len(each) for each in subscriber.subjects.values()) >= limit:
             return f"a subscriber has at most {limit} subscriptions; unsubscribe from some, or subscribe to all keys"
         size = 0 if key in keys else len(key or "")
         if self._key_bytes + size > self.settings.key_bytes:
@@ -360,10 +365,14 @@ class NodeSideMachine:
         self.on_ready(subscriber_id)
 
     def _take(self, mailbox: Mailbox) -> tuple[SequencedMessage, ...]:
-        before = mailbox.sequence
+        last_sequence = mailbox.sequence
         deliveries = mailbox.take()
-        gaps = [one.body for one in deliveries if one.sequence > before and isinstance(one.body, MailboxOverflow)]
-        fresh = mailbox.sequence - before
+        gaps = [
+            message.body
+            for message in deliveries
+            if message.sequence > last_sequence and isinstance(message.body, MailboxOverflow)
+        ]
+        fresh = mailbox.sequence - last_sequence
         self._counts.update(deliveries=fresh, redeliveries=len(deliveries) - fresh)
         self._counts.update(gaps=len(gaps), dropped=sum(gap.dropped for gap in gaps))
         return deliveries

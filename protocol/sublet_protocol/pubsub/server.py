@@ -97,9 +97,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     The agent's receipt waits for `on_message`, so that one must not wait for the database. What it raises goes back to
     the sender as that message's error. `on_expired` is called with subscriber ids that were dropped because they were
     silent or broke a rule, and with those that were refused after `check_subscribe` may have been called for them.
-    `on_interest(channel, key or None for all, wanted)` is called when its first subscriber has come, or the last has
-    gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may not
-    subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the publisher.
+    `on_interest(channel, key or None for all, is_subscribed)` is called when its first subscriber has come, or the last
+    has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
+    not subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the
+    publisher.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_message: OnMessage,
         *,
         on_expired: OnExpired = lambda subscriber_ids: None,
-        on_interest: OnInterest = lambda channel, key, wanted: None,
+        on_interest: OnInterest = lambda channel, key, is_subscribed: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
         principal: Principal = lambda: None,
         channels: ChannelCatalog = CHANNELS,
@@ -165,12 +166,14 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though its subscriber is gone; empty unless there is a leak or a call is under
         way."""
-        found = list(self.publisher.find_leaks())
-        for what, names in (("poll is held", self._held), ("batch is executed", self._turns)):
-            found += [
-                f"{name}: its {what}, and it is forgotten" for name in names if not self.publisher.has_subscriber(name)
+        leaks = list(self.publisher.find_leaks())
+        for activity, names in (("poll is held", self._held), ("batch is executed", self._turns)):
+            leaks += [
+                f"{name}: its {activity}, and it is forgotten"
+                for name in names
+                if not self.publisher.has_subscriber(name)
             ]
-        return tuple(found)
+        return tuple(leaks)
 
     # --- the service ---
 
@@ -213,17 +216,17 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         """Refuse one more subscriber on a connection, or of a principal, that has as many as it may."""
         if self.publisher.has_subscriber(subscriber_id):
             return
-        here = self._of_connection.setdefault(context.peer(), set())
-        if self._has_reached(here, MAX_SUBSCRIBERS_OF_CONNECTION):
-            rule = f"{len(here)} subscriber ids are on this connection, which is the limit"
+        connection_ids = self._of_connection.setdefault(context.peer(), set())
+        if self._has_reached(connection_ids, MAX_SUBSCRIBERS_OF_CONNECTION):
+            rule = f"{len(connection_ids)} subscriber ids are on this connection, which is the limit"
             await _refuse(context, SubscriberRefused(f"{rule}. Take another one."))
         if (principal := self._principal()) is not None:
-            theirs = self._of_principal.setdefault(principal, set())
-            if self._has_reached(theirs, MAX_SUBSCRIBERS_OF_PRINCIPAL):
-                rule = f"{principal} has {len(theirs)} subscriber ids at this node, which is the limit"
+            principal_ids = self._of_principal.setdefault(principal, set())
+            if self._has_reached(principal_ids, MAX_SUBSCRIBERS_OF_PRINCIPAL):
+                rule = f"{principal} has {len(principal_ids)} subscriber ids at this node, which is the limit"
                 await _refuse(context, SubscriberRefused(f"{rule}. Close some, or take another node."))
-            theirs.add(subscriber_id)
-        here.add(subscriber_id)
+            principal_ids.add(subscriber_id)
+        connection_ids.add(subscriber_id)
 
     def _has_reached(self, subscriber_ids: set[str], limit: int) -> bool:
         if len(subscriber_ids) >= limit:
@@ -241,8 +244,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     def _begin_in_turn(self, subscriber_id: str, request: Any) -> asyncio.Task[Any]:
         """Execute a batch to its end even if the agent stops waiting: it repeats the batch, which is executed only
         once."""
-        before = self._turns.get(subscriber_id)
-        turn = asyncio.get_running_loop().create_task(self._execute_after(before, subscriber_id, request))
+        previous_task = self._turns.get(subscriber_id)
+        turn = asyncio.get_running_loop().create_task(self._execute_after(previous_task, subscriber_id, request))
         self._turns[subscriber_id] = turn
         turn.add_done_callback(functools.partial(self._end_turn, subscriber_id))
         return turn
@@ -251,9 +254,9 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         if self._turns.get(subscriber_id) is turn:
             del self._turns[subscriber_id]
 
-    async def _execute_after(self, before: asyncio.Task[Any] | None, subscriber_id: str, request: Any) -> Any:
-        if before is not None:
-            await asyncio.wait([before])
+    async def _execute_after(self, previous_task: asyncio.Task[Any] | None, subscriber_id: str, request: Any) -> Any:
+        if previous_task is not None:
+            await asyncio.wait([previous_task])
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
@@ -267,8 +270,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._unknown.add(subscriber_id)
         match answer:
             case CommandsAccepted(messages, errors):
-                found = [error for one in messages if (error := await self._hand_over(subscriber_id, *one, turn))]
-                errors = self.publisher.add_errors(subscriber_id, request.number, found) if found else errors
+                failures = [error for each in messages if (error := await self._hand_over(subscriber_id, *each, turn))]
+                errors = self.publisher.add_errors(subscriber_id, request.number, failures) if failures else errors
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
             case CommandsAlreadyExecuted(errors):
                 return wire.encode_batch_reply(self.publisher.incarnation, errors)
@@ -339,9 +342,9 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         except Exception:
             log.exception("expiry handler failed")
 
-    def _notify_interest(self, channel: str, key: str | None, wanted: bool) -> None:
+    def _notify_interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
         try:
-            self._on_interest(channel, key, wanted)
+            self._on_interest(channel, key, is_subscribed)
         except Exception:
             log.exception("interest handler failed")
 

@@ -291,7 +291,9 @@ def _read_body(wire: Any, channels: ChannelCatalog) -> object:
         case "group_event":
             return GroupEventPayload(wire.group_event)
         case "gap":
-            return MailboxOverflow(wire.gap.dropped, tuple(_channel(one, channels) for one in wire.gap.channels))
+            return MailboxOverflow(
+                wire.gap.dropped, tuple(_channel(channel, channels) for channel in wire.gap.channels)
+            )
         case _:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 

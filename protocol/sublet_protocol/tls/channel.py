@@ -19,7 +19,7 @@ PROBE_S = 2.0
 """The timeout for finding out why a connection failed."""
 
 _lock = threading.Lock()
-_made: dict[tuple[TlsFiles, Signature], Any] = {}
+_cached_credentials: dict[tuple[TlsFiles, Signature], Any] = {}
 """The latest credentials: channels that share them share connections."""
 
 
@@ -53,13 +53,15 @@ def explain_failure(address: str, details: str) -> str | None:
 
 def _credentials() -> Any:
     files = TlsFiles.of_client()
-    made_with = (files, files.signature())
+    cache_key = (files, files.signature())
     with _lock:
-        if made_with not in _made:
+        if cache_key not in _cached_credentials:
             content = files.read()
-            _made.clear()
-            _made[made_with] = grpc.ssl_channel_credentials(content.authorities, content.key, content.certificates)
-        return _made[made_with]
+            _cached_credentials.clear()
+            _cached_credentials[cache_key] = grpc.ssl_channel_credentials(
+                content.authorities, content.key, content.certificates
+            )
+        return _cached_credentials[cache_key]
 
 
 def _explain_plain(address: str) -> str | None:
@@ -103,12 +105,12 @@ def _is_let_in(address: str, context: ssl.SSLContext) -> bool:
     """Return whether an HTTP/2 server sends something after the handshake, as it does unless it rejects the client.
     Raise `OSError`, of which `SSLError` is one.
     """
-    found = split_node_address(address)
-    assert found is not None, "addresses are checked where they are given"
+    endpoint = split_node_address(address)
+    assert endpoint is not None, "addresses are checked where they are given"
     context.set_alpn_protocols(["h2"])
     with (
-        socket.create_connection(found, PROBE_S) as plain,
-        context.wrap_socket(plain, server_hostname=found[0]) as encrypted,
+        socket.create_connection(endpoint, PROBE_S) as plain,
+        context.wrap_socket(plain, server_hostname=endpoint[0]) as encrypted,
     ):
         try:
             return encrypted.recv(1) != b""

@@ -158,9 +158,9 @@ def _check_key(path: str) -> None:
         status = os.stat(path)
     except OSError:
         return  # raised where it is read
-    ours = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    roots = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IRWXO)
-    if not (ours or roots):
+    is_own_key = status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    is_root_key = status.st_uid == 0 and not status.st_mode & (stat.S_IWGRP | stat.S_IRWXO)
+    if not (is_own_key or is_root_key):
         raise InvalidSetting(
             f"key {path} has the mode {stat.S_IMODE(status.st_mode):o}, or another owner: a key is its user's alone, "
             f"or root's and readable by a group. Run `chmod 600 {path}` as this process's user."

@@ -51,10 +51,10 @@ def select_columns(schema: StructType) -> StructType:
         if field.name not in known:
             raise InvalidSetting(f"column {field.name!r}: there is none. There are: {COLUMNS}. Leave it out.")
         if field.dataType != known[field.name]:
-            wanted = known[field.name].simpleString()
+            column_type = known[field.name].simpleString()
             raise InvalidSetting(
-                f"column {field.name!r} as {field.dataType.simpleString()}: it is {wanted}. Take it as that, and cast "
-                "it in a `select`."
+                f"column {field.name!r} as {field.dataType.simpleString()}: it is {column_type}. Take it as that, and "
+                "cast it in a `select`."
             )
     if not len(schema):
         raise InvalidSetting(f"a schema without columns. There are: {COLUMNS}. Name at least one.")
@@ -65,18 +65,18 @@ def to_arrow_schema(schema: StructType) -> pa.Schema:
     """Return the schema that Spark expects of each batch, exactly."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    found: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-    return found
+    arrow_schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+    return arrow_schema
 
 
 def to_output_batches(batches: Iterable[pa.RecordBatch], space: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the messages of one space in the columns of the schema; batches of few rows together."""
     import pyarrow as pa
 
-    found = list(batches)
-    if len(found) > 1 and sum(batch.num_rows for batch in found) < FEW_ROWS * len(found):
-        found = pa.Table.from_batches(found).combine_chunks().to_batches()
-    for batch in found:
+    input_batches = list(batches)
+    if len(input_batches) > 1 and sum(batch.num_rows for batch in input_batches) < FEW_ROWS * len(input_batches):
+        input_batches = pa.Table.from_batches(input_batches).combine_chunks().to_batches()
+    for batch in input_batches:
         if batch.num_rows:
             columns = [_column(batch, field, space) for field in schema]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -85,9 +85,9 @@ class _TaskUrl:
     credentials: str
 
     def __call__(self) -> str:
-        address, found = parse_url(self.address), {} if self.found is None else parse_url(self.found)
+        address, login = parse_url(self.address), {} if self.found is None else parse_url(self.found)
         is_env = self.credentials == FROM_ENVIRONMENT
-        if _differ(address, found, (*_ADDRESS, "user") if is_env else _ADDRESS):
+        if _differ(address, login, (*_ADDRESS, "user") if is_env else _ADDRESS):
             if not is_env:
                 assert self.found is not None
                 raise InvalidSetting(
@@ -95,15 +95,15 @@ class _TaskUrl:
                     f"{format_url(self.address)}. Correct one of them, or leave host, port and database out of the "
                     "credentials."
                 )
-            found = {}
-        user = found.get("user") or address.get("user")
-        return make_conninfo("", **{**found, **address, **({"user": user} if user else {})})
+            login = {}
+        user = login.get("user") or address.get("user")
+        return make_conninfo("", **{**login, **address, **({"user": user} if user else {})})
 
 
-def _differ(address: dict[str, Any], found: dict[str, Any], names: tuple[str, ...]) -> bool:
-    """Return whether `found` names another one in any of these."""
+def _differ(address: dict[str, Any], login: dict[str, Any], names: tuple[str, ...]) -> bool:
+    """Return whether `login` names another one in any of these."""
     port = {"port": "5432"}
-    return any(found.get(name) and str(found[name]) != str({**port, **address}.get(name)) for name in names)
+    return any(login.get(name) and str(login[name]) != str({**port, **address}.get(name)) for name in names)
 
 
 def _read(credentials: str) -> Secret | None:
@@ -135,13 +135,13 @@ def _parse_credentials(credentials: str) -> tuple[str, str]:
 def _function(credentials: str, path: str) -> Callable[[], str]:
     module, _, name = path.rpartition(".")
     try:
-        found: Callable[[], str] = getattr(importlib.import_module(module), name)
+        function: Callable[[], str] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise InvalidSetting(
             f"credentials {credentials!r}: {error}, in process {os.getpid()}. Correct the name, or install the module "
             "where driver and executors run."
         ) from None
-    return _Called(found, credentials)
+    return _Called(function, credentials)
 
 
 @dataclass(frozen=True)
@@ -150,10 +150,10 @@ class _Called:
     credentials: str
 
     def __call__(self) -> str:
-        found = self.function()
-        if not isinstance(found, str):
+        result = self.function()
+        if not isinstance(result, str):
             raise InvalidSetting(
-                f"credentials {self.credentials!r}: the call returned a {type(found).__name__}. Return a URL such as "
+                f"credentials {self.credentials!r}: the call returned a {type(result).__name__}. Return a URL such as "
                 "postgresql://USER:PASSWORD@HOST/DATABASE, or password=... alone."
             )
-        return found.reveal() if isinstance(found, Secret) else found
+        return result.reveal() if isinstance(result, Secret) else result

@@ -65,9 +65,9 @@ def keep_server_running(data_dir: str | None, driver: str) -> None:
 
 def resolve_database(url: str | None, data_dir: str | None) -> DatabaseLocation:
     """Return what `open_database` finds; an embedded server is held until the process ends."""
-    with open_database(url, data_dir) as found:
-        key = os.getpid(), str(found.data_dir)
-        if found.data_dir is not None and key not in _held:
-            _held[key] = EmbeddedPostgres(found.data_dir)
+    with open_database(url, data_dir) as location:
+        key = os.getpid(), str(location.data_dir)
+        if location.data_dir is not None and key not in _held:
+            _held[key] = EmbeddedPostgres(location.data_dir)
             _held[key].start()
-    return found
+    return location

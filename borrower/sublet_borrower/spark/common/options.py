@@ -84,20 +84,20 @@ class StreamOptions:
         return BorrowerSettings.from_env()
 
 
-def stream_options(given: Mapping[str, str]) -> StreamOptions:
+def stream_options(raw_options: Mapping[str, str]) -> StreamOptions:
     """Return the options of `readStream`. Raise `InvalidSetting`, or `InvalidSubscription`, for the first that cannot
     be.
     """
-    found = read_options(
-        given, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
+    values = read_options(
+        raw_options, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
     )
     for name, hint in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
         ("session_name", "a name for this query, which is its own and stays the same when the query is started again"),
     ):
-        if name not in found:
+        if name not in values:
             raise InvalidSetting(f"option {to_camel_case(name)} is missing. Give {hint}.")
-    options = StreamOptions(**found)
+    options = StreamOptions(**values)
     Subscription.parse(options.subscription)
     check_option_name("sessionName", options.session_name)
     check_database(options.url, options.data_dir, options.credentials)
@@ -128,31 +128,31 @@ def check_database(url: str | None, data_dir: str | None, credentials: str) -> N
         raise InvalidSetting("options url and dataDir: they are two databases. Give one of them.")
 
 
-def check_partitions(least: int | None, most: int | None) -> None:
+def check_partitions(min_partitions: int | None, max_partitions: int | None) -> None:
     """Raise `InvalidSetting` where no number is both."""
-    if least is not None and most is not None and least > most:
+    if min_partitions is not None and max_partitions is not None and min_partitions > max_partitions:
         raise InvalidSetting(
-            f"options minPartitions {least} and maxPartitions {most}: no number of tasks is both. Leave out one of "
-            "them, or give them the same value."
+            f"options minPartitions {min_partitions} and maxPartitions {max_partitions}: no number of tasks is both. "
+            "Leave out one of them, or give them the same value."
         )
 
 
 def read_options(
-    given: Mapping[str, str], kind: type[Any], where: str, readers: Mapping[str, Reader] | None = None
+    raw_options: Mapping[str, str], kind: type[Any], method: str, readers: Mapping[str, Reader] | None = None
 ) -> dict[str, Any]:
     """Return {field: value} of the options given. `readers`: for options that are not parsed by their type."""
     names = {to_camel_case(field.name).lower(): field for field in fields(kind)}
-    found = {}
-    for name, text in given.items():
+    values = {}
+    for name, text in raw_options.items():
         field = names.get(name.lower())
         if field is None and any(word in name.lower() for word in SECRET_WORDS):
             raise InvalidSetting(f"option {name!r} is refused. {ADVICE}")
         if field is None:
             known = ", ".join(to_camel_case(field.name) for field in fields(kind))
-            raise InvalidSetting(f"option {name!r}: {where} has none of that name. It has: {known}.")
+            raise InvalidSetting(f"option {name!r}: {method} has none of that name. It has: {known}.")
         read = (readers or {}).get(to_camel_case(field.name)) or _KINDS[str(field.type)]
-        found[field.name] = read(to_camel_case(field.name), str(text))
-    return found
+        values[field.name] = read(to_camel_case(field.name), str(text))
+    return values
 
 
 def _text(name: str, text: str) -> str:
@@ -212,8 +212,8 @@ def _duration(name: str, text: str) -> float:
 
 def to_camel_case(name: str) -> str:
     """Return the name as Spark spells options, in camel case."""
-    first, *others = name.split("_")
-    return first + "".join(other.capitalize() for other in others)
+    first, *words = name.split("_")
+    return first + "".join(word.capitalize() for word in words)
 
 
 _KINDS: dict[str, Reader] = {

@@ -277,10 +277,10 @@ class Consumption:
 
     def _failure(self) -> str | None:
         """Return the first there was, from the results, or as reported by a task whose result never came."""
-        found = [summary.failure for summary in self._summaries or ()]
+        failures = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
-            found = [report.failure for report, _ in self._control.last_reports().values()] + found
-        return next((failure for failure in found if failure is not None), None)
+            failures = [report.failure for report, _ in self._control.last_reports().values()] + failures
+        return next((failure for failure in failures if failure is not None), None)
 
     def _close(self) -> None:
         if self._watchdog is not None:

@@ -71,7 +71,7 @@ class SparkDriverLink:
         connection = NodeConnection(
             self._address, AgentKey(), self._received, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
         )
-        received_at, reported = time.monotonic(), False
+        received_at, has_drained = time.monotonic(), False
         while not self._over:
             connection.send(self._report().encode(self._token))
             with contextlib.suppress(TimeoutError):
@@ -79,8 +79,8 @@ class SparkDriverLink:
             self._wake.clear()
             if connection.status is ConnectionStatus.CONNECTED:
                 received_at = time.monotonic()
-            elif time.monotonic() - received_at > self._lost_after_s and not reported:
-                reported = True
+            elif time.monotonic() - received_at > self._lost_after_s and not has_drained:
+                has_drained = True
                 self._drain(f"the driver at {self._address} was silent for {self._lost_after_s:g} s")
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_WORD_S)

@@ -35,17 +35,17 @@ class ShutdownSignals:
         self.cut = False
         self._in_calls = self._time_is_over = False
         self._loop = network_loop()
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._received) for number in SIGNALS}
+            self._previous_handlers = {number: signal.signal(number, self._received) for number in SIGNALS}
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)
         if self.received_signal is not None:
             raise SystemExit(128 + self.received_signal)

@@ -220,7 +220,7 @@ def _is_away(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
+def _no_exit(ending: ShutdownSignals, subject: str) -> Iterator[None]:
     """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
     try:
         yield
@@ -228,7 +228,7 @@ def _no_exit(ending: ShutdownSignals, who: str) -> Iterator[None]:
         if ending.cut:
             raise
         raise UserCodeExited(
-            f"{who} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
+            f"{subject} asked for the end of its process, which is Spark's, by SystemExit({exit_asked.code!r}): return "
             "where all is done, and raise another exception where it cannot be"
         ) from exit_asked
 

@@ -30,8 +30,8 @@ def check_columns(schema: StructType, topic: str | None) -> None:
         if name in names:
             raise InvalidSetting(f"column {field.name!r}: it is there twice. Drop one, or call it otherwise.")
         if kind not in _TYPES[name]:
-            wanted = " or ".join(_TYPES[name])
-            raise InvalidSetting(f"column {field.name!r} as {kind}: it is {wanted}. Cast it in a `select`.")
+            allowed_types = " or ".join(_TYPES[name])
+            raise InvalidSetting(f"column {field.name!r} as {kind}: it is {allowed_types}. Cast it in a `select`.")
         names.add(name)
     if "value" not in names:
         raise InvalidSetting(f"column 'value' is missing: what the messages hold. Columns are: {COLUMNS}. Select it.")
@@ -55,14 +55,14 @@ def to_message_batches(batch: pa.RecordBatch, topic: str | None) -> list[pa.Reco
     }
     if topic is not None:
         default = pa.scalar(topic, pa.string())
-        given = columns.get("topic")
+        topics = columns.get("topic")
         columns["topic"] = (
-            pa.repeat(default, batch.num_rows) if given is None else given.cast(pa.string()).fill_null(default)
+            pa.repeat(default, batch.num_rows) if topics is None else topics.cast(pa.string()).fill_null(default)
         )
-    found = to_record_batches(pa.table(columns))
-    for each in found:
+    message_batches = to_record_batches(pa.table(columns))
+    for each in message_batches:
         check_sizes(each, MAX_MESSAGE_BYTES)
-    return found
+    return message_batches
 
 
 def _check_known(shown: str, name: str) -> None:

@@ -44,26 +44,26 @@ class WriteOptions:
     `file:PATH`; or `class:MODULE.NAME` of something that is called there. Either has a URL, or `password=...` alone."""
 
 
-def write_options(given: Mapping[str, str]) -> WriteOptions:
+def write_options(raw_options: Mapping[str, str]) -> WriteOptions:
     """Return the options of `write`. Raise `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
-    options = _checked(WriteOptions(**read_options(given, WriteOptions, "write", READERS)))
+    options = _checked(WriteOptions(**read_options(raw_options, WriteOptions, "write", READERS)))
     if options.sink_name is not None:
         check_option_name("sinkName", options.sink_name)
     if (options.sink_name is None) != (options.batch_id is None):
-        alone, other = ("batchId", "sinkName") if options.sink_name is None else ("sinkName", "batchId")
+        present, missing = ("batchId", "sinkName") if options.sink_name is None else ("sinkName", "batchId")
         raise InvalidSetting(
-            f"option {alone} without {other}: together they say which batch this is, that it be stored once. Give "
-            "both, or neither."
+            f"option {present} without {missing}: together they say which batch this is, that it be stored once. "
+            "Give both, or neither."
         )
     if (options.batch_id or 0) > MAX_NUMBER:
         raise InvalidSetting(f"option batchId is {options.batch_id}: it is at most {MAX_NUMBER}. Count the batches.")
     return options
 
 
-def stream_write_options(given: Mapping[str, str]) -> WriteOptions:
+def stream_write_options(raw_options: Mapping[str, str]) -> WriteOptions:
     """Return the options of `writeStream`. Raise as `write_options`."""
-    ours = {name: value for name, value in given.items() if name.lower() not in SPARKS_OWN}
-    options = _checked(WriteOptions(**read_options(ours, WriteOptions, "writeStream", READERS)))
+    sublet_options = {name: value for name, value in raw_options.items() if name.lower() not in SPARKS_OWN}
+    options = _checked(WriteOptions(**read_options(sublet_options, WriteOptions, "writeStream", READERS)))
     for name, value in (("sinkName", options.sink_name), ("batchId", options.batch_id)):
         if value is not None:
             raise InvalidSetting(

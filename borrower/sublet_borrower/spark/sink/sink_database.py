@@ -41,12 +41,12 @@ class SinkDatabase:
         """
         from sublet_storage.bootstrap.embedded import usable_data_dir
 
-        given = driver_url(options.url, options.data_dir, options.credentials)
-        check_database_exists(given, options.data_dir)
+        url = driver_url(options.url, options.data_dir, options.credentials)
+        check_database_exists(url, options.data_dir)
         data_dir = None
-        if given is None:
+        if url is None:
             data_dir = Path(options.data_dir).resolve() if options.data_dir else usable_data_dir()
-        address = None if given is None else task_address(given)
+        address = None if url is None else task_address(url)
         return cls(address, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname(), options.credentials)
 
     @contextmanager

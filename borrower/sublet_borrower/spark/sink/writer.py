@@ -49,9 +49,9 @@ class StagedTaskMessage(WriterCommitMessage):
     staged: StagedTask
 
 
-def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:
+def batch_writer(raw_options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkBatchWriter:
     """Return the writer of a batch write. Raise `InvalidSetting`, `InvalidTopic`."""
-    options = write_options(given)
+    options = write_options(raw_options)
     _check(options, schema, overwrite, 'a write in the mode "overwrite"', 'mode("append")')
     if options.sink_name is None or options.batch_id is None:
         return SinkBatchWriter(
@@ -60,9 +60,9 @@ def batch_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) 
     return SinkBatchWriter(SinkDatabase.of(options), options, SinkBatch(f"sink {options.sink_name}", options.batch_id))
 
 
-def stream_writer(given: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
+def stream_writer(raw_options: Mapping[str, str], schema: StructType, overwrite: bool) -> SinkStreamWriter:
     """Return the writer of a streaming query. Raise `InvalidSetting`, `InvalidTopic`."""
-    options = stream_write_options(given)
+    options = stream_write_options(raw_options)
     _check(options, schema, overwrite, 'the output mode "complete"', 'outputMode("append"), or "update"')
     return SinkStreamWriter(SinkDatabase.of(options), options)
 
@@ -150,12 +150,12 @@ def _commit(target: SinkDatabase, write: SinkBatch, done: Sequence[StagedTaskMes
             return commit(conn, write, [each.staged for each in done]), url
 
     committed, url = retry_while_unavailable(attempt, DATABASE_TIMEOUT_S, "commit")
-    given = sum(each.staged.messages for each in done)
-    if committed.is_duplicate and committed.messages != given:
+    message_count = sum(each.staged.messages for each in done)
+    if committed.is_duplicate and committed.messages != message_count:
         log.warning(
             "batch stored already with another number of messages, ignored: sink=%s batch_id=%d stored_count=%d "
             "ignored_count=%d: if the messages differ, another query has this sink name: give each its own",
-            *(write.sink, write.batch, committed.messages, given),
+            *(write.sink, write.batch, committed.messages, message_count),
         )
     _notify(url, committed)
 

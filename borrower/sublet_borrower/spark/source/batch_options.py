@@ -88,11 +88,11 @@ class BatchQueryOptions:
         return first, LARGEST_EPOCH + 1 if self.ending_epoch is None else self.ending_epoch
 
 
-def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
+def batch_options(raw_options: Mapping[str, str]) -> BatchQueryOptions:
     """Return the options of `read`. Raise `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
-    _check_no_stream(given)
+    _check_no_stream(raw_options)
     epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
-    options = BatchQueryOptions(**read_options(given, BatchQueryOptions, "read", epoch))
+    options = BatchQueryOptions(**read_options(raw_options, BatchQueryOptions, "read", epoch))
     TopicFilter.parse(options.filter)
     check_database(options.url, options.data_dir, options.credentials)
     check_partitions(options.min_partitions, options.max_partitions)
@@ -102,24 +102,24 @@ def batch_options(given: Mapping[str, str]) -> BatchQueryOptions:
     return options
 
 
-def _check_no_stream(given: Mapping[str, str]) -> None:
+def _check_no_stream(raw_options: Mapping[str, str]) -> None:
     """Reject options of `readStream`, with the option that means the same here."""
     only_there = {to_camel_case(field.name) for field in fields(StreamOptions)} - {
         to_camel_case(f.name) for f in fields(BatchQueryOptions)
     }
     for name in sorted(only_there):
-        if name.lower() in {option.lower() for option in given}:
+        if name.lower() in {option.lower() for option in raw_options}:
             hint = _INSTEAD.get(name, _LEAVE_OUT)
             raise InvalidSetting(f"option {name}: it is readStream's. History is read without a group. {hint}.")
 
 
-def _check_position(name: str, text: str, named: str) -> None:
+def _check_position(name: str, text: str, allowed_policy: str) -> None:
     try:
         policy = StartingPosition.parse(text).policy
     except UsageError:
         policy = None
-    if policy not in (named, "time", "offset"):
-        raise InvalidSetting(f"option {name} is {text!r}: it is {named}, {_BOUNDS}.")
+    if policy not in (allowed_policy, "time", "offset"):
+        raise InvalidSetting(f"option {name} is {text!r}: it is {allowed_policy}, {_BOUNDS}.")
 
 
 def _check_order(options: BatchQueryOptions) -> None:
@@ -131,9 +131,9 @@ def _check_order(options: BatchQueryOptions) -> None:
         raise _nothing("Epoch", first, beyond)
 
 
-def _nothing(what: str, start: object, end: object) -> InvalidSetting:
+def _nothing(suffix: str, start: object, end: object) -> InvalidSetting:
     return InvalidSetting(
-        f"options starting{what} {start} and ending{what} {end}: nothing lies between them, as the end is not "
+        f"options starting{suffix} {start} and ending{suffix} {end}: nothing lies between them, as the end is not "
         "included. Give a later end."
     )
 

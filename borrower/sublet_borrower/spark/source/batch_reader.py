@@ -46,9 +46,9 @@ class SubletBatchReader(DataSourceReader):
         o = self._options
         url = driver_url(o.url, o.data_dir, o.credentials)
         check_database_exists(url, o.data_dir)
-        found = resolve_database(url, o.data_dir)
-        ranges, number = self._offset_ranges(found)
-        tasks = [self._task(offset_range, found, number) for offset_range in self._pushed.prune(ranges)]
+        database = resolve_database(url, o.data_dir)
+        ranges, number = self._offset_ranges(database)
+        tasks = [self._task(offset_range, database, number) for offset_range in self._pushed.prune(ranges)]
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -79,17 +79,17 @@ class SubletBatchReader(DataSourceReader):
             schema_name=os.environ.get("SUBLET_SCHEMA"),
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
-            predicate=self._wanted(),
+            predicate=self._predicate(),
             timeline_number=number,
             data_dir=None if database.data_dir is None else str(database.data_dir),
         )
 
-    def _wanted(self) -> MessagePredicate | None:
+    def _predicate(self) -> MessagePredicate | None:
         pushed = self._pushed
-        wanted = MessagePredicate(
+        predicate = MessagePredicate(
             pushed.topics, pushed.prefix, pushed.min_timestamp, pushed.max_timestamp, self._options.epochs
         )
-        return None if wanted == MessagePredicate() else wanted
+        return None if predicate == MessagePredicate() else predicate
 
 
 class PushdownBatchReader(SubletBatchReader):

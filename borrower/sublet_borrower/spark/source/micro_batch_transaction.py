@@ -141,12 +141,16 @@ class Guard:
                 "guard the checkpointLocation of the query, and the number that foreachBatch was called with."
             )
         # A source without new messages has the same there as for the batch before.
-        before = checkpoint_files.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
-        fresh = [new for new, old in zip_longest(offsets, before[: len(offsets)]) if new != old]
+        previous_offsets = checkpoint_files.read_offsets(self._checkpoint, batch_id - 1) if batch_id else []
+        fresh = [
+            offset for offset, previous in zip_longest(offsets, previous_offsets[: len(offsets)]) if offset != previous
+        ]
         return [
-            SourceRanges(new["group"], read_grant_keys(new["subscription"], new["session"]), decode_ranges(new))
-            for new in fresh
-            if is_sublet_offset(new)
+            SourceRanges(
+                offset["group"], read_grant_keys(offset["subscription"], offset["session"]), decode_ranges(offset)
+            )
+            for offset in fresh
+            if is_sublet_offset(offset)
         ]
 
     def _connect(self) -> BoundedConnection:
@@ -170,14 +174,15 @@ class Guard:
         lost: list[str] = []
         for read in reads:
             plans = read.last_planned(connection)
-            for one in sorted(read.ranges, key=lambda one: one.stream_id):  # the order in which rows are locked
-                plan = plans.get(one.stream_id)
-                if plan is not None and one.is_put_off(plan.in_doubt):
+            # In the order in which rows are locked.
+            for planned in sorted(read.ranges, key=lambda planned: planned.stream_id):
+                plan = plans.get(planned.stream_id)
+                if plan is not None and planned.is_put_off(plan.in_doubt):
                     continue  # the batch is done without it
-                if plan is None or not one.matches(plan.in_doubt) or (plan.is_pending and plan.grant_id is None):
-                    lost.append(f"stream {one.stream_id} [{one.start}, {one.end})")
+                if plan is None or not planned.matches(plan.in_doubt) or (plan.is_pending and plan.grant_id is None):
+                    lost.append(f"stream {planned.stream_id} [{planned.start}, {planned.end})")
                 elif plan.is_pending:
-                    attempt = read.advance_range(connection, one, plan, batch_id)
+                    attempt = read.advance_range(connection, planned, plan, batch_id)
         if lost and attempt is not None:
             raise MicroBatchFenced(
                 batch_id,
@@ -228,7 +233,7 @@ class SourceRanges:
     def last_planned(self, connection: Connection) -> dict[int, LastPlannedRange]:
         """Return what its session planned last of its streams. One that has a `grant_id` is the session's to do: what
         is only reserved for it may not be done before it has it again."""
-        streams = [one.stream_id for one in self.ranges]
+        streams = [planned.stream_id for planned in self.ranges]
         for each in self.handed:
             plans = consumer_progress.read_last_planned_ranges(connection, self.group_id, each.session, streams)
             if plans:
@@ -236,27 +241,27 @@ class SourceRanges:
         return {}
 
     def advance_range(
-        self, connection: Connection, one: PlannedRange, plan: LastPlannedRange, batch_id: int
+        self, connection: Connection, planned: PlannedRange, plan: LastPlannedRange, batch_id: int
     ) -> PostgresTransactionId:
         """Move the group's progress behind one range. Raise `MicroBatchFenced` if that has changed meanwhile."""
         assert plan.grant_id is not None
-        grant = (one.stream_id, plan.grant_id)
+        grant = (planned.stream_id, plan.grant_id)
         key = next((each.keys[grant] for each in self.handed if grant in each.keys), None)
         if key is None:
             raise MicroBatchFenced(
                 batch_id,
-                f"the key of stream {one.stream_id} was not handed on to this process",
+                f"the key of stream {planned.stream_id} was not handed on to this process",
                 "Run the guard on the machine of the query's driver, as the same user and with the same directory for "
                 "temporary files",
             )
         try:
             return consumer_progress.advance(
-                connection, self.group_id, *grant, key, one.end,
-                consumed=one.consumed_frontier, in_doubt=plan.in_doubt,
+                connection, self.group_id, *grant, key, planned.end,
+                consumed=planned.consumed_frontier, in_doubt=plan.in_doubt,
             )  # fmt: skip
         except GrantLost as lost:
             raise MicroBatchFenced(
-                batch_id, f"stream {one.stream_id} went to another process", "Start the query again"
+                batch_id, f"stream {planned.stream_id} went to another process", "Start the query again"
             ) from lost
 
     def is_done(self, connection: Connection) -> bool:
@@ -264,15 +269,15 @@ class SourceRanges:
         stream: on this timeline it may have been the one before, or be one after.
         """
         plans = self.last_planned(connection)
-        for one in self.ranges:
-            plan = plans.get(one.stream_id)
-            if plan is None or not (one.matches(plan.in_doubt) or one.is_put_off(plan.in_doubt)):
+        for planned in self.ranges:
+            plan = plans.get(planned.stream_id)
+            if plan is None or not (planned.matches(plan.in_doubt) or planned.is_put_off(plan.in_doubt)):
                 raise UnknownOutcome(
                     "the connection to Postgres was lost during the commit, and this server cannot know what became of "
-                    f"it: what it has as planned last of stream {one.stream_id} is another range than "
-                    f"[{one.start}, {one.end}). Start the query again: it finds out."
+                    f"it: what it has as planned last of stream {planned.stream_id} is another range than "
+                    f"[{planned.start}, {planned.end}). Start the query again: it finds out."
                 )
-        return not any(plans[one.stream_id].is_pending for one in self.ranges)
+        return not any(plans[planned.stream_id].is_pending for planned in self.ranges)
 
 
 def _has_written(connection: Connection) -> bool:

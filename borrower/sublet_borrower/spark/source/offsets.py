@@ -28,8 +28,14 @@ def encode_offset(
 ) -> Offset:
     """Return the offset of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in
     order."""
-    before = {"done": parts} if (parts := _parts(done)) else {}
-    return {**before, "group": group_id, "session": session, "streams": _parts(ranges), "subscription": subscription}
+    done_field = {"done": parts} if (parts := _parts(done)) else {}
+    return {
+        **done_field,
+        "group": group_id,
+        "session": session,
+        "streams": _parts(ranges),
+        "subscription": subscription,
+    }
 
 
 def is_sublet_offset(offset: Any) -> bool:
@@ -77,7 +83,7 @@ def _listed(offset: Mapping[str, Any], key: str) -> list[PlannedRange]:
 
 
 def _parts(ranges: Iterable[PlannedRange]) -> dict[str, Any]:
-    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda one: one.stream_id)}
+    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda planned: planned.stream_id)}
 
 
 def _part(planned: PlannedRange) -> dict[str, Any]:

@@ -51,9 +51,9 @@ def split_filters(filters: Iterable[spark.Filter]) -> tuple[PushedFilters, list[
     understood, and times, which decide over entire blocks only."""
     pushed, left = NO_FILTERS, []
     for each in filters:
-        taken = _taken(pushed, each)
-        pushed = taken or pushed
-        if taken is None or _column(each) == "timestamp":
+        combined = _taken(pushed, each)
+        pushed = combined or pushed
+        if combined is None or _column(each) == "timestamp":
             left.append(each)
     return pushed, left
 
@@ -85,8 +85,8 @@ def _values(each: Any) -> tuple[Any, ...] | None:
 
 
 def _one_of(pushed: PushedFilters, field: str, values: Iterable[Any]) -> PushedFilters:
-    before, now = getattr(pushed, field), frozenset(values)
-    both: Any = {field: now if before is None else now & before}
+    current_values, new_values = getattr(pushed, field), frozenset(values)
+    both: Any = {field: new_values if current_values is None else new_values & current_values}
     return replace(pushed, **both)
 
 

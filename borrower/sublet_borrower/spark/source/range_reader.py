@@ -96,29 +96,31 @@ class MultiRangePartition(InputPartition):
     ranges: tuple[RangePartition, ...]
 
 
-def plan_tasks(ranges: Sequence[RangePartition], least: int | None, most: int | None) -> list[InputPartition]:
-    """Return a task for each range that has messages: at least `least`, if there are as many messages, for which the
-    largest ranges are divided, and at most `most`, of about one size.
+def plan_tasks(
+    ranges: Sequence[RangePartition], min_partitions: int | None, max_partitions: int | None
+) -> list[InputPartition]:
+    """Return a task for each range that has messages: at least `min_partitions`, if there are as many messages, for
+    which the largest ranges are divided, and at most `max_partitions`, of about one size.
     """
-    divided = _divided(ranges, least or 0)
-    if most is None or len(divided) <= most:
+    divided = _divided(ranges, min_partitions or 0)
+    if max_partitions is None or len(divided) <= max_partitions:
         return list(divided)
-    return [MultiRangePartition(tuple(together)) for together in _put_together(divided, most)]
+    return [MultiRangePartition(tuple(together)) for together in _put_together(divided, max_partitions)]
 
 
-def _divided(ranges: Sequence[RangePartition], least: int) -> list[RangePartition]:
+def _divided(ranges: Sequence[RangePartition], min_partitions: int) -> list[RangePartition]:
     ranges = [each for each in ranges if each.max_messages]
     total = sum(each.end - each.start for each in ranges)
-    if len(ranges) >= least:
+    if len(ranges) >= min_partitions:
         return ranges
-    return [piece for each in ranges for piece in each.split(-(-least * (each.end - each.start) // total))]
+    return [piece for each in ranges for piece in each.split(-(-min_partitions * (each.end - each.start) // total))]
 
 
-def _put_together(ranges: Sequence[RangePartition], most: int) -> list[list[RangePartition]]:
+def _put_together(ranges: Sequence[RangePartition], max_partitions: int) -> list[list[RangePartition]]:
     """Deal ranges out, the largest first, each to the task with the least so far; in each task they keep their
     order."""
-    shares: list[list[int]] = [[] for _ in range(most)]
-    waiting = [(0, task) for task in range(most)]
+    shares: list[list[int]] = [[] for _ in range(max_partitions)]
+    waiting = [(0, task) for task in range(max_partitions)]
     for index in sorted(range(len(ranges)), key=lambda index: -ranges[index].max_messages):
         size, task = heappop(waiting)
         shares[task].append(index)
@@ -134,7 +136,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     `PositionGone`, `PositionBeyondHead`, `TimelineChanged`, `DatabaseUnreachable`.
     """
     ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
-    pages = chain.from_iterable(_read_range(one, schema) for one in ranges if isinstance(one, RangePartition))
+    pages = chain.from_iterable(_read_range(each, schema) for each in ranges if isinstance(each, RangePartition))
     worker = _worker(os.getpid())
     ahead = worker.submit(partial(next, pages, None))
     while (page := ahead.result()) is not None:
@@ -175,18 +177,18 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
     """
     import psycopg
 
-    found: dict[int, PoisonBlock] = {}
+    poison_blocks: dict[int, PoisonBlock] = {}
     try:
         for partition in partitions:
             with contextlib.suppress(PositionGone, PositionBeyondHead, NotFound):
                 if (problem := _poison(partition)) is not None:
-                    found[partition.stream_id] = problem
+                    poison_blocks[partition.stream_id] = problem
     except (Unavailable, psycopg.OperationalError) as problem:
         log.warning("ranges not checked for unreadable blocks: %s", problem)
     finally:
         for partition in partitions:
             _connection(partition).close()
-    return found
+    return poison_blocks
 
 
 def _poison(partition: RangePartition) -> PoisonBlock | None:

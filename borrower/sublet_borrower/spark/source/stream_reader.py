@@ -90,14 +90,14 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
         """Return the offset of the next micro-batch; `start` where there is nothing. The one before is in the sink."""
-        planner, before = self._opened(), self._ranges(start)
+        planner, previous_ranges = self._opened(), self._ranges(start)
         if not self._recalled:
-            self._recall(done=[*decode_done_ranges(start), *before])
-        planner.acknowledge(before)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        most_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
-        begun = planner.plan(PlanLimits(most, most_bytes), IDLE_S, finite=self._finite)
-        self._begun = {one.planned: one for one in begun}
+            self._recall(done=[*decode_done_ranges(start), *previous_ranges])
+        planner.acknowledge(previous_ranges)
+        max_messages = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+        max_bytes = None if isinstance(limit, ReadAllAvailable) else self._options.max_bytes_per_trigger
+        begun = planner.plan(PlanLimits(max_messages, max_bytes), IDLE_S, finite=self._finite)
+        self._begun = {startable.planned: startable for startable in begun}
         if not begun:
             return start
         whose = {"session": planner.name, "subscription": planner.subscription}
@@ -173,20 +173,24 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
         """Find out what is to be done again of a batch that an earlier process planned."""
         self._recall(done, begun)
-        again, lost = self._opened().resolve_started(begun)
-        self._begun = {one.planned: one for one in again}
-        self._put_off(again)
+        startable_ranges, lost = self._opened().resolve_started(begun)
+        self._begun = {startable.planned: startable for startable in startable_ranges}
+        self._put_off(startable_ranges)
         if lost:
             problem = RangeLost(self._options.session_name, [(p.stream_id, p.start, p.end) for p in lost])
             if self._options.on_range_lost == "fail":
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
 
-    def _put_off(self, again: Sequence[StartableRange]) -> None:
+    def _put_off(self, startable_ranges: Sequence[StartableRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
-        found = poison_in(list(self._tasks(again)))
-        poison = {one.planned: found[one.planned.stream_id] for one in again if one.planned.stream_id in found}
+        poison_blocks = poison_in(list(self._tasks(startable_ranges)))
+        poison = {
+            startable.planned: poison_blocks[startable.planned.stream_id]
+            for startable in startable_ranges
+            if startable.planned.stream_id in poison_blocks
+        }
         self._opened().put_off(poison)
         for planned, problem in poison.items():
             del self._begun[planned]
@@ -195,22 +199,22 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tasks(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
         planner, o = self._opened(), self._options
-        spaces = planner.spaces((one.planned.stream_id, one.grant_id) for one in begun)
-        for one in begun:
+        spaces = planner.spaces((startable.planned.stream_id, startable.grant_id) for startable in begun)
+        for startable in begun:
             yield RangePartition(
-                stream_id=one.planned.stream_id,
-                generation_id=one.generation_id,
-                start=one.position,
-                end=one.planned.end,
-                filter=one.filter,
-                space=spaces.get(one.planned.stream_id, ""),  # none: it is gone, and the read will raise that
+                stream_id=startable.planned.stream_id,
+                generation_id=startable.generation_id,
+                start=startable.position,
+                end=startable.planned.end,
+                filter=startable.filter,
+                space=spaces.get(startable.planned.stream_id, ""),  # none: it is gone, and the read will raise that
                 address=task_address(planner.url),
                 credentials=o.credentials,
                 schema_name=os.environ.get("SUBLET_SCHEMA"),
                 driver_host=socket.gethostname(),
                 fail_on_data_loss=o.fail_on_data_loss,
-                step=one.step,
-                timeline_number=timeline_number(one.grant_id),
+                step=startable.step,
+                timeline_number=timeline_number(startable.grant_id),
             )
 
 

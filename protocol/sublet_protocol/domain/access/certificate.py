@@ -55,24 +55,24 @@ def _find_name(certificate: bytes) -> tuple[str, str]:
         del fields[0]
     alternatives = list(_alternative_names(fields[6:]))
     for kind, tag in (("URI", _URI), ("DNS name", _DNS)):
-        for found, content in alternatives:
-            if found == tag:
+        for name_tag, content in alternatives:
+            if name_tag == tag:
                 return kind, content.decode("ascii")
     (common_name,) = _common_names(fields[4][1])
     return "CN", common_name
 
 
 def _alternative_names(fields: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    found = [
+    extension_values = [
         extension[-1][1]
         for tag, content in fields
         if tag == _EXTENSIONS
         for _, each in _elements(_only(content, _SEQUENCE))
         if (extension := list(_elements(each)))[0] == (_OBJECT_ID, _ALTERNATIVE_NAMES)
     ]
-    if len(found) > 1:
+    if len(extension_values) > 1:
         raise ValueError("an extension is there twice")
-    for names in found:
+    for names in extension_values:
         yield from _elements(_only(names, _SEQUENCE))
 
 
@@ -88,8 +88,8 @@ def _common_names(subject: bytes) -> Iterator[str]:
 
 def _only(der: bytes, tag: int) -> bytes:
     """Return the content of the one element that this is."""
-    ((found, content),) = _elements(der)
-    if found != tag:
+    ((element_tag, content),) = _elements(der)
+    if element_tag != tag:
         raise ValueError("another element")
     return content
 

@@ -35,8 +35,8 @@ class NewToken:
 
 def token_id_of(token: str) -> str | None:
     """Return the id in a token; None for what is none."""
-    found = _FORM.fullmatch(token)
-    return None if found is None else found[1]
+    match = _FORM.fullmatch(token)
+    return None if match is None else match[1]
 
 
 def digest_of(token: str) -> bytes:
