@@ -138,9 +138,9 @@ def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
     header = envelope(message)
     if header.count != count:
         raise ValueError(f"it has {header.count} messages, and its row says {count}")
-    found = _validated(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
-    _check_columns(layout, found.batch)
-    return found
+    validated_batch = _validated(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
+    _check_columns(layout, validated_batch.batch)
+    return validated_batch
 
 
 def _read_published(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
@@ -161,10 +161,10 @@ def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
         raise SchemaMismatch("it is in another schema")
     layout, batches, size = _layout(schema), list[pa.RecordBatch](), 0
     for message in reader:
-        found = _validated(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
-        _check_columns(layout, found.batch)
-        batches.append(found.batch)
-        size += found.decoded_bytes
+        validated_batch = _validated(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
+        _check_columns(layout, validated_batch.batch)
+        batches.append(validated_batch.batch)
+        size += validated_batch.decoded_bytes
     return pa.Table.from_batches(batches, schema=schema)
 
 

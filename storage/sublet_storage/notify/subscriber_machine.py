@@ -199,10 +199,10 @@ class NotificationSubscriberMachine:
 
     # --- gaps -------------------------------------------------------------------------------------------------------
 
-    def _open_gap(self, publisher: _Publisher, channel: str, after: int, until: int, now: float) -> None:
+    def _open_gap(self, publisher: _Publisher, channel: str, predecessor: int, sequence: int, now: float) -> None:
         self.counters.gaps += 1
-        gap = SequenceGap(channel, now + self._settings.gap_window_s, [(after, until)])
-        publisher.last[channel] = until
+        gap = SequenceGap(channel, now + self._settings.gap_window_s, [(predecessor, sequence)])
+        publisher.last[channel] = sequence
         still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.missing_ranges]
         if len(still_open) == MAX_GAPS:
             self._give_up(still_open.pop(0), gap.deadline)

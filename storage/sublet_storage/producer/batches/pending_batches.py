@@ -55,8 +55,8 @@ class PendingArrowBatch:
     def split(self, count: int) -> tuple[PendingArrowBatch, PendingArrowBatch]:
         """Return the first `count` messages, and the rest."""
         first = PendingArrowBatch(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
-        rest = self.count - count
-        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
+        remaining_count = self.count - count
+        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, remaining_count), self.ticket)
 
     def seal(self) -> PendingArrowBatch:
         """Return itself: the counterpart of `PendingMessageBuilder.seal`."""
