@@ -184,9 +184,9 @@ class _Stage:
         if process is None:
             return False
         os.kill(process, signal.SIGKILL)
-        held = ", ".join(str(stream) for stream in sorted(streams))
+        stream_list = ", ".join(str(stream) for stream in sorted(streams))
         self.show.print_line(
-            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
+            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {stream_list}"
         )
         self.takeover_reporter.on_kill(agent, streams)
         return True

@@ -104,19 +104,19 @@ def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
 
 def has_gone_over(connection: psycopg.Connection[Any], timeline: str | None) -> bool:
     """Return whether its server is on another timeline than this; not where one of them is unknown."""
-    here = timeline_of(connection)
-    return None not in (timeline, here) and timeline != here
+    current_timeline = timeline_of(connection)
+    return None not in (timeline, current_timeline) and timeline != current_timeline
 
 
 def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, subject: str) -> None:
     """Raise `PositionBeyondHead` where `subject`, positions stored elsewhere, is of another timeline than the server is
     on: a position below the head may have been beyond it once."""
     if has_gone_over(connection, timeline):
-        here = timeline_of(connection)
+        current_timeline = timeline_of(connection)
         raise PositionBeyondHead(
-            f"{subject} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a "
-            "backup restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. "
-            f"Where no message was lost, take `timeline` out of {subject}."
+            f"{subject} is of timeline {timeline} of the database, and this is {current_timeline}: a standby was "
+            "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "
+            f"at earliest. Where no message was lost, take `timeline` out of {subject}."
         )
 
 

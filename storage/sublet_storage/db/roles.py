@@ -270,8 +270,8 @@ def script(conn: Connection, schema: str) -> list[str]:
 
 def list_members(conn: Connection) -> list[tuple[Role, list[str] | None]]:
     """Return the roles, each with its direct members; None where there is no such role."""
-    there = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
-    return [(role, there.get(role)) for role in Role]
+    members_by_role = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
+    return [(role, members_by_role.get(role)) for role in Role]
 
 
 def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:

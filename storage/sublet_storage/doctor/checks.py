@@ -136,9 +136,9 @@ def _durability(connection: Connection) -> DoctorFinding:
     ).fetchall()
     off = [name for name, setting in rows if setting == "off"]
     if off:
-        lost = "what was acknowledged may be lost when the server, or its machine, stops"
+        consequence = "what was acknowledged may be lost when the server, or its machine, stops"
         return DoctorFinding(
-            "durability", Severity.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf."
+            "durability", Severity.ERROR, f"{', '.join(off)} off: {consequence}", "Set it to on in postgresql.conf."
         )
     return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in rows))
 
@@ -156,9 +156,9 @@ def _isolation(connection: Connection) -> DoctorFinding:
         " where (s.setrole = 0 or r.rolname = current_user) and (s.setdatabase = 0 or d.datname = current_database())"
         " order by 1"
     ).fetchall()
-    others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
-    if others:
-        detail = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
+    deviations = [f"{level} of {owner}" for owner, level in rows if level != ISOLATION]
+    if deviations:
+        detail = f"{ISOLATION}; {_some(deviations)} is used by nothing of sublet's"
         return DoctorFinding("isolation", Severity.OK, detail)
     return DoctorFinding("isolation", Severity.OK, ISOLATION)
 
@@ -226,9 +226,9 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     if not nodes:
         return DoctorFinding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
-    others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
-    if others:
-        detail = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
+    other_nodes = [f"{name} ({version})" for name, version in versions if version != protocol_version]
+    if other_nodes:
+        detail = f"of another protocol version than this release's ({protocol_version}): {_some(other_nodes)}"
         return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
     detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
     if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:

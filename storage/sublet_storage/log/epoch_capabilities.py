@@ -196,13 +196,13 @@ def capability_expired_error(producer_id: str) -> EpochCapabilityExpired:
     )
 
 
-def check_not_backwards(producer: ProducerIdentity, held: LowerFrontier, epochs: Iterable[Epoch]) -> None:
+def check_not_backwards(producer: ProducerIdentity, frontier: LowerFrontier, epochs: Iterable[Epoch]) -> None:
     """Raise `EpochAlreadyCompleted` for an epoch that is not at or after those that the producer holds."""
     for epoch in epochs:
-        if not held.admits(epoch):
+        if not frontier.admits(epoch):
             raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)}: producer {producer.producer_id!r} has advanced to "
-                f"{format_frontier(held)}, and does not "
+                f"{format_frontier(frontier)}, and does not "
                 "go back. Give an epoch at or after that."
             )
 

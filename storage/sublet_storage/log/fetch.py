@@ -246,8 +246,8 @@ def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> d
 def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
     """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
     0."""
-    ended = missing(conn, absent) if absent else {}
-    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
+    deleted_streams = missing(conn, absent) if absent else {}
+    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
 
 
 def limit_ranges_by_size(

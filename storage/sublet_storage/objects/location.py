@@ -125,8 +125,8 @@ def _shown(text: str) -> str:
         scheme, netloc, path, *_ = urlsplit(text[:MAX_SHOWN_CHARS])
     except ValueError:
         return "..."
-    known = scheme in ("file", "s3") and "@" not in text and _PLAIN.fullmatch(netloc) and _PATH.fullmatch(path)
-    return f"{scheme}://{netloc}{path}" if known else "..."
+    is_location = scheme in ("file", "s3") and "@" not in text and _PLAIN.fullmatch(netloc) and _PATH.fullmatch(path)
+    return f"{scheme}://{netloc}{path}" if is_location else "..."
 
 
 @lru_cache(maxsize=256)

@@ -94,10 +94,12 @@ def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tupl
     _note(conn, _INTEND, owner, planned)
 
 
-def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
+def mark_for_deletion(
+    conn: Connection, owner: BlockOwner, objects: Sequence[tuple[str, int]], *, was_named: bool
+) -> None:
     """Mark these objects for deletion: no block names them, from this transaction on. `was_named`: one did before, and
     may still do so in a backup."""
-    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
+    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, objects)
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
@@ -179,10 +181,10 @@ def _delete(
         run_with_timeout(
             store, TO_CHANGE, store.check_marker
         )  # an object missing from a location that is away is not deleted
-        gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
-        conn.execute(_GONE, (gone,))
-        conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in gone],))
-        deleted += len(gone)
+        deleted_uris = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
+        conn.execute(_GONE, (deleted_uris,))
+        conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in deleted_uris],))
+        deleted += len(deleted_uris)
         problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectUnusable)][:1]
         errors = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectUnusable)]
         if errors:

@@ -56,9 +56,9 @@ class EpochCapability:
         self._timeline, self._check_timeline = timeline, check_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
-        self._held: LowerFrontier | None = None
+        self._frontier: LowerFrontier | None = None
         self._promised: LowerFrontier | None = None
-        self._lost: SubletError | None = None
+        self._error: SubletError | None = None
         self._over = threading.Event()
         self._reconnecting = ReconnectingConnection(
             self._connect
@@ -68,16 +68,16 @@ class EpochCapability:
     def check(self, epochs: Sequence[Epoch]) -> None:
         """Take the capability for these epochs if there is none yet. Raises `EpochAlreadyCompleted` for one that may be
         published no more, `InvalidEpoch`, and what `advance` raises."""
-        if self._held is None:
+        if self._frontier is None:
             with self._lock:
-                if self._held is None:
+                if self._frontier is None:
                     self._hold(epochs)
-        if self._lost is not None:
-            raise self._lost
-        held = self._promised or self._held
-        assert held is not None
+        if self._error is not None:
+            raise self._error
+        frontier = self._promised or self._frontier
+        assert frontier is not None
         epoch_capabilities.check_not_backwards(
-            self._producer, held, [check_epoch(epoch, len(held.least[0])) for epoch in epochs]
+            self._producer, frontier, [check_epoch(epoch, len(frontier.least[0])) for epoch in epochs]
         )
 
     def reserve(self, epochs: Sequence[Epoch]) -> None:
@@ -94,15 +94,15 @@ class EpochCapability:
         self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
     ) -> epoch_capabilities.EpochAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
-        if self._lost is not None:
-            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._lost)
+        if self._error is not None:
+            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._error)
         result = epoch_capabilities.append_and_advance(
             conn, appends, self._space_id, self._producer, epochs, self._lease_s
         )
         if isinstance(result.error, (EpochCapabilityExpired, ProducerFenced)):
-            self._lost = result.error
+            self._error = result.error
         if result.change is not None:
-            self._held = LowerFrontier.from_epochs(epochs)
+            self._frontier = LowerFrontier.from_epochs(epochs)
             shared_publisher(self._url).publish([result.change])
         return result
 
@@ -111,10 +111,10 @@ class EpochCapability:
         if the database is away."""
         self._over.set()
         with self._lock:
-            if self._held is not None and self._lost is None:
+            if self._frontier is not None and self._error is None:
                 if not abandon:
                     self._give_back()
-                self._lost = epoch_capabilities.capability_expired_error(self._producer.producer_id)
+                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
     def _give_back(self) -> None:
@@ -126,11 +126,11 @@ class EpochCapability:
             log.warning("the epochs of producer %s end with their lease: %s", self._producer.producer_id, error)
 
     def _hold(self, epochs: Sequence[Epoch]) -> None:
-        if self._lost is not None:
-            raise self._lost
+        if self._error is not None:
+            raise self._error
         frontier = LowerFrontier.from_epochs(check_epoch(epoch, len(epochs[0])) for epoch in epochs)
         self._retrying(lambda conn: self._move(conn, frontier))
-        self._held = frontier
+        self._frontier = frontier
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="sublet publisher lease", daemon=True)
             self._thread.start()
@@ -143,17 +143,17 @@ class EpochCapability:
         while not self._over.wait(self._lease_s / 3):
             try:
                 with self._connect() as conn:
-                    held = epoch_capabilities.renew(conn, self._producer, self._lease_s)
+                    space_ids = epoch_capabilities.renew(conn, self._producer, self._lease_s)
             except ProducerFenced as error:
-                self._lost = error
+                self._error = error
                 return
             except (*Retryable, SubletError) as error:
                 log.warning(
                     "the lease of producer %s is not renewed, and tried again: %s", self._producer.producer_id, error
                 )
                 continue
-            if self._space_id not in held and not self._over.is_set():
-                self._lost = epoch_capabilities.capability_expired_error(self._producer.producer_id)
+            if self._space_id not in space_ids and not self._over.is_set():
+                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
                 return
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:

@@ -236,6 +236,6 @@ def _tuple_ids(rows: Sequence[OutboxRow]) -> str:
     return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 
 
-def _check_same(rows: Sequence[OutboxRow], gone: psycopg.Cursor[Any]) -> None:
-    if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in gone}:
+def _check_same(rows: Sequence[OutboxRow], deleted: psycopg.Cursor[Any]) -> None:
+    if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in deleted}:
         raise _Elsewhere

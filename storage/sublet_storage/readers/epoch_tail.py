@@ -211,5 +211,5 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
         heads[stream_id] = message_log.HeadState(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_frontier_from_json(lower)
-    ended = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
-    return _Look(heads | ended, lowers)
+    deleted_heads = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    return _Look(heads | deleted_heads, lowers)

@@ -260,7 +260,7 @@ class MultiStreamReader:
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures = False
-        matching_streams = list_matching_streams(conn, self.filter, after=self._known, known=self._known)
+        matching_streams = list_matching_streams(conn, self.filter, after_stream_id=self._known, known=self._known)
         self._known = max(self._known, matching_streams.newest)
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
@@ -347,17 +347,18 @@ class Tail:
 
 
 def list_matching_streams(
-    conn: psycopg.Connection[Any], filter: TopicFilter, after: int = 0, known: int | None = None
+    conn: psycopg.Connection[Any], filter: TopicFilter, after_stream_id: int = 0, known: int | None = None
 ) -> MatchingStreams:
-    """Return the streams that match, with ids above `after`, by the filters that generations were filled under, in one
-    snapshot. `known`: the newest stream when that was done before; None: never, so that nothing is lost."""
+    """Return the streams that match, with ids above `after_stream_id`, by the filters that generations were filled
+    under, in one snapshot. `known`: the newest stream when that was done before; None: never, so that nothing is
+    lost."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
         filters = read_generation_filters(conn).matching(filter)
         parameters = {
             "open": [filter.text for filter, now in filters.items() if now],
             "closed": [filter.text for filter in filters],
-            "after": after,
+            "after": after_stream_id,
         }
         cursors = [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
         ((newest,),) = conn.execute(_NEWEST).fetchall()
@@ -365,11 +366,11 @@ def list_matching_streams(
 
 
 def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -> list[int]:
-    lost = conn.execute(_LOST, {"known": known}).fetchall()
-    if not lost:
+    rows = conn.execute(_LOST, {"known": known}).fetchall()
+    if not rows:
         return []
     since = [TopicFilter(text) for (text,) in conn.execute(_FILTERS_SINCE, {"known": known}).fetchall()]
-    return [each for text, each in lost if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
+    return [each for text, each in rows if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
 
 
 def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:

@@ -133,10 +133,10 @@ def delete(
     resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         overview = describe_group(connection, resolved_subscription)
-        held = sum(len(member.streams) for member in overview.members)
+        stream_count = sum(len(member.streams) for member in overview.members)
         if not yes:
             cli.confirm(
-                f"Delete {resolved_subscription}, its progress, and the lending of {held} streams?",
+                f"Delete {resolved_subscription}, its progress, and the lending of {stream_count} streams?",
                 "Nothing was deleted.",
             )
         deleted = admin.delete_group(database.url, resolved_subscription)

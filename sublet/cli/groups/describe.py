@@ -130,8 +130,8 @@ def describe(
 
 def _row(overview: GroupOverview) -> tuple[object, ...]:
     leader = overview.leader.node if overview.leader and overview.has_leader else None
-    held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
-    return overview.group.subscription, leader, streams, held, _lag(overview)
+    held_count, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
+    return overview.group.subscription, leader, streams, held_count, _lag(overview)
 
 
 def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
@@ -220,9 +220,11 @@ def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
 
 def _lost(overview: GroupOverview) -> list[str]:
     """Return the line of lost messages, empty if there are none."""
-    lost = {stream.stream_id: stream.lost_message_count for stream in overview.streams if stream.lost_message_count}
-    text = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
-    return [f"lost     {sum(lost.values())} {text}"] if lost else []
+    lost_counts = {
+        stream.stream_id: stream.lost_message_count for stream in overview.streams if stream.lost_message_count
+    }
+    text = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost_counts)}"
+    return [f"lost     {sum(lost_counts.values())} {text}"] if lost_counts else []
 
 
 def _epochs(frontier: GroupFrontierRow) -> str:

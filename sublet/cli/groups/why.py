@@ -60,10 +60,13 @@ def _in_all(subscription: str, answers: Sequence[StreamDiagnosis], at_work: int)
     if behind:
         text = f"{behind} of {len(answers)} streams of {subscription} are not consumed to their ends"
         return f"{text}. Being consumed right now: {at_work}."
-    held, finished = (sum(each.stream.status == status for each in answers) for status in ("held", "finished"))
-    over = f", finished: {finished}" if finished else ""
+    held_count, finished_count = (
+        sum(each.stream.status == status for each in answers) for status in ("held", "finished")
+    )
+    over = f", finished: {finished_count}" if finished_count else ""
     return (
-        f"Nothing waits: all {len(answers)} streams of {subscription} are consumed to their ends. Held: {held}{over}."
+        f"Nothing waits: all {len(answers)} streams of {subscription} are consumed to their ends. "
+        f"Held: {held_count}{over}."
     )
 
 

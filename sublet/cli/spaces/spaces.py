@@ -112,7 +112,7 @@ def list_(cli: CommandContext) -> None:
         cli.print_json(
             {
                 "spaces": live,
-                "dropped": [_left_as_json(dropped_space) for dropped_space in dropped],
+                "dropped": [_left_as_json(each) for each in dropped],
                 "outbox": asdict(outbox),
             }
         )
@@ -126,25 +126,18 @@ def list_(cli: CommandContext) -> None:
     cli.print_table(("SPACE", "FILTER", *settings), rows)
     if dropped:
         cli.print_lines([""])
-        left = [
-            (
-                dropped_space.space.name,
-                "dropped",
-                dropped_space.space.filter,
-                dropped_space.messages,
-                _until(dropped_space),
-            )
-            for dropped_space in dropped
+        dropped_rows = [
+            (each.space.name, "dropped", each.space.filter, each.messages, _until(each)) for each in dropped
         ]
-        cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
+        cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), dropped_rows)
 
 
 def _left_as_json(dropped: RetainedDroppedSpace) -> dict[str, Any]:
-    left = {"dropped_at": _time(dropped.dropped_at), "messages": dropped.messages}
+    fields = {"dropped_at": _time(dropped.dropped_at), "messages": dropped.messages}
     return {
         **space_to_json(dropped.space),
         "state": "dropped",
-        **left,
+        **fields,
         "until": dropped.retained_until and _time(dropped.retained_until),
     }
 

@@ -86,7 +86,7 @@ def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tu
     if not isinstance(topic, str):
         raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
-    return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
+    return size + sum(len(name) + len(data or b"") for name, data in headers) if headers else size
 
 
 def check_size(size: int, limit: int, subject: str, hint: str = "raise max_message_bytes.") -> None:
@@ -123,8 +123,8 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         return
     for index in range(batch.num_rows):
         row = batch.slice(index, 1)
-        held = row.column("headers").to_pylist()[0]
-        pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
+        stored_headers = row.column("headers").to_pylist()[0]
+        pairs = None if stored_headers is None else [(pair["key"], pair["value"]) for pair in stored_headers]
         topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
 

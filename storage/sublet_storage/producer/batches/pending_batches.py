@@ -174,12 +174,12 @@ def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
         offsets = memoryview(column.buffers()[1]).cast("i")
         ends = [offsets[end] for end in accumulate(counts, initial=column.offset)]
         if not pa.types.is_list(field.type):
-            more = [end - start for start, end in pairwise(ends)]
+            column_sizes = [end - start for start, end in pairwise(ends)]
         elif ends[0] < ends[-1]:
-            more = [each.column(index).nbytes for each in slices]
+            column_sizes = [each.column(index).nbytes for each in slices]
         else:
             continue
-        sizes = [size + held for size, held in zip(sizes, more, strict=True)]
+        sizes = [size + column_size for size, column_size in zip(sizes, column_sizes, strict=True)]
     return sizes
 
 

@@ -52,7 +52,7 @@ class RoutingTable:
         streams = [each for ring in self._rings.values() for each in ring.streams]
         stream_ids = [each.stream_id for each in streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
-        there = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
+        stored_streams = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
         deleted = missing(conn, stream_ids)
         spaces = set(conn.execute("select space_id, name, filter from space").fetchall())
         for each in streams:
@@ -60,7 +60,7 @@ class RoutingTable:
             names = (space.space_id, space.name, space.filter.text)
             if each.stream_id in deleted and names in spaces:
                 continue
-            if (each.stream_id, each.generation_id, *names, each.hash_from, each.hash_to) not in there:
+            if (each.stream_id, each.generation_id, *names, each.hash_from, each.hash_to) not in stored_streams:
                 raise ProducerFenced(
                     f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
                     f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "
