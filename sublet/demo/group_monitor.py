@@ -38,27 +38,27 @@ class DemoGroupMonitor:
         return list(self._groups.history(self._group.group_id))
 
 
-def list_holders(seen: GroupOverview) -> set[str]:
+def list_holders(overview: GroupOverview) -> set[str]:
     """Return the agents that hold streams."""
-    return {line.agent for line in _held(seen) if line.agent}
+    return {stream.agent for stream in _held(overview) if stream.agent}
 
 
-def count_consumed(seen: GroupOverview) -> int:
+def count_consumed(overview: GroupOverview) -> int:
     """Return the number of messages that are durably consumed."""
-    return sum(line.position for line in seen.streams)
+    return sum(stream.position for stream in overview.streams)
 
 
-def find_busiest(seen: GroupOverview) -> tuple[str, list[int]]:
+def find_busiest(overview: GroupOverview) -> tuple[str, list[int]]:
     """Return the agent with the highest lag, and its streams that have some; ("", []) if there is none."""
-    left: dict[str, int] = {}
+    lags: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
-    for line in _held(seen):
-        if line.agent and line.lag:
-            left[line.agent] = left.get(line.agent, 0) + line.lag
-            streams.setdefault(line.agent, []).append(line.stream_id)
-    agent = max(left, key=lambda a: left[a], default="")
+    for stream in _held(overview):
+        if stream.agent and stream.lag:
+            lags[stream.agent] = lags.get(stream.agent, 0) + stream.lag
+            streams.setdefault(stream.agent, []).append(stream.stream_id)
+    agent = max(lags, key=lambda a: lags[a], default="")
     return agent, streams.get(agent, [])
 
 
-def _held(seen: GroupOverview) -> list[StreamView]:
-    return [line for line in seen.streams if line.status == LendingStatus.HELD]
+def _held(overview: GroupOverview) -> list[StreamView]:
+    return [stream for stream in overview.streams if stream.status == LendingStatus.HELD]

@@ -14,8 +14,8 @@ _PROCESS = re.compile(r":(\d+):")
 
 def process_of(agent: str) -> int | None:
     """Return the process id that an agent's id contains."""
-    found = _PROCESS.search(agent)
-    return int(found[1]) if found else None
+    match = _PROCESS.search(agent)
+    return int(match[1]) if match else None
 
 
 def worker_of(agent: str) -> str:
@@ -27,17 +27,17 @@ def worker_of(agent: str) -> str:
 def holding_intervals(history: Sequence[HistoryRecord], began_us: int) -> list[dict[str, Any]]:
     """Return the holdings by stream and time, in seconds since `began_us`. `moved_from`: the previous holder, if
     any."""
-    lines: list[dict[str, Any]] = []
+    holdings: list[dict[str, Any]] = []
     current: dict[int, dict[str, Any]] = {}
     for record in history:
         if record.event == "grant":
-            before = current.get(record.stream_id)
-            line = _begun(record, began_us, before["holder"] if before else None)
-            lines.append(line)
-            current[record.stream_id] = line
+            previous = current.get(record.stream_id)
+            holding = _begun(record, began_us, previous["holder"] if previous else None)
+            holdings.append(holding)
+            current[record.stream_id] = holding
         elif not has_owner(record) and record.stream_id in current:
             current[record.stream_id] |= _ended(record, began_us)
-    return sorted(lines, key=lambda line: (line["stream_id"], line["from_s"]))
+    return sorted(holdings, key=lambda holding: (holding["stream_id"], holding["from_s"]))
 
 
 def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict[str, Any]:

@@ -73,15 +73,15 @@ def _empty(directory: Path) -> Path:
     """Create the directory if needed. Raises `UsageError` if it is not empty, or cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        found = sorted(entry.name for entry in directory.iterdir())
+        entries = sorted(entry.name for entry in directory.iterdir())
     except OSError as error:
         raise UsageError(
             f"--keep {str(directory)!r}: {error.strerror}. Name a directory that can be written."
         ) from None
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    if entries:
+        more = f" and {len(entries) - 3} more" if len(entries) > 3 else ""
         raise UsageError(
-            f"--keep {str(directory)!r}: it holds {', '.join(found[:3])}{more}, and the demo's records need a "
+            f"--keep {str(directory)!r}: it holds {', '.join(entries[:3])}{more}, and the demo's records need a "
             "directory to themselves. Name one that is new or empty."
         )
     return directory
@@ -119,7 +119,7 @@ class _Stage:
                 self._watch(sight, source.num_rows)
             self.show.print_line("everything is consumed; draining the application")
             application.communicate(timeout=60)
-            heads, history = {line.stream_id: line.head for line in sight.read().streams}, sight.history()
+            heads, history = {stream.stream_id: stream.head for stream in sight.read().streams}, sight.history()
         findings = delivery_check.check_deliveries(
             source, heads, delivery_check.read_delivered_batches(records), history, self.kills
         )
@@ -165,11 +165,11 @@ class _Stage:
         ]
 
         def done() -> bool:
-            seen = sight.read()
-            done_so_far = count_consumed(seen)
+            overview = sight.read()
+            done_so_far = count_consumed(overview)
             self.show.update(self.published, done_so_far)
-            self.takeover_reporter.update(seen)
-            if acts and done_so_far >= acts[0][0] * total and acts[0][2](seen):
+            self.takeover_reporter.update(overview)
+            if acts and done_so_far >= acts[0][0] * total and acts[0][2](overview):
                 self.kills.append(delivery_check.KillRecord(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
 
@@ -177,29 +177,29 @@ class _Stage:
         if acts:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
-    def _kill_worker(self, seen: GroupOverview) -> bool:
+    def _kill_worker(self, overview: GroupOverview) -> bool:
         """Kill the Python worker whose streams have the highest lag."""
-        agent, streams = find_busiest(seen)
+        agent, streams = find_busiest(overview)
         process = process_of(agent)
         if process is None:
             return False
         os.kill(process, signal.SIGKILL)
-        held = ", ".join(str(stream) for stream in sorted(streams))
+        stream_list = ", ".join(str(stream) for stream in sorted(streams))
         self.show.print_line(
-            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {held}"
+            f"[red]killed[/red] worker {process}, a task's Python process, which had work left in streams {stream_list}"
         )
         self.takeover_reporter.on_kill(agent, streams)
         return True
 
-    def _kill_leader(self, seen: GroupOverview) -> bool:
+    def _kill_leader(self, overview: GroupOverview) -> bool:
         """Kill the node that leads the group, if there is one."""
-        if seen.leader is None or not seen.has_leader:
+        if overview.leader is None or not overview.has_leader:
             return False
-        self.processes[seen.leader.node].kill()
-        self.show.print_line(f"[red]killed[/red] {seen.leader.node}, the node that leads the group")
+        self.processes[overview.leader.node].kill()
+        self.show.print_line(f"[red]killed[/red] {overview.leader.node}, the node that leads the group")
         return True
 
-    def _until(self, fact: Callable[[], bool], what: str) -> None:
+    def _until(self, fact: Callable[[], bool], description: str) -> None:
         """Wait until the fact is true. Raises if the application dies, the publisher fails or the time is over."""
         while not fact():
             if self.failure is not None:
@@ -207,7 +207,7 @@ class _Stage:
             if self.processes["application"].poll() is not None:
                 raise Unavailable(f"the Spark application ended by itself:\n{self.processes.tail_log('application')}")
             if self.show.seconds > LIMIT_S:
-                raise Unavailable(f"waited too long for {what}:\n{self.processes.tail_log('application')}")
+                raise Unavailable(f"waited too long for {description}:\n{self.processes.tail_log('application')}")
             time.sleep(0.1)
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -215,10 +215,10 @@ class _Stage:
     def _report(
         self, findings: delivery_check.DeliveryCheckResult, history: Sequence[HistoryRecord], as_json: bool
     ) -> None:
-        held = holding_intervals(history, round((time.time() - self.show.seconds) * 1e6))
-        moves = [one for one in held if one["moved_from"] is not None]
+        holdings = holding_intervals(history, round((time.time() - self.show.seconds) * 1e6))
+        moves = [holding for holding in holdings if holding["moved_from"] is not None]
         if not as_json:
-            self.show.print_result(findings, held, moves)
+            self.show.print_result(findings, holdings, moves)
             return
         summary: dict[str, Any] = {
             "published": findings.published,
@@ -228,7 +228,7 @@ class _Stage:
             "explained_duplicates": findings.explained_duplicates,
             "moves": len(moves),
             "seconds": round(self.show.seconds),
-            "totals_match": all(wanted == found for wanted, found, _ in findings.totals.values()),
+            "totals_match": all(published == consumed for published, consumed, _ in findings.totals.values()),
             "move_list": moves,
             "duplicate_ranges": findings.duplicate_ranges,
             "kills": [asdict(kill) for kill in findings.kills],

@@ -22,23 +22,23 @@ class TakeoverReporter:
         """Record that this agent's process was killed, which had these streams."""
         self._dead, self._orphans = agent, frozenset(streams)
 
-    def update(self, seen: GroupOverview) -> None:
+    def update(self, overview: GroupOverview) -> None:
         """Report the changes in this view of the group."""
-        self._report_leader(seen)
-        self._report_streams(seen)
+        self._report_leader(overview)
+        self._report_streams(overview)
 
-    def _report_leader(self, seen: GroupOverview) -> None:
-        if seen.leader is None or not seen.has_leader or seen.leader.node == self._leader:
+    def _report_leader(self, overview: GroupOverview) -> None:
+        if overview.leader is None or not overview.has_leader or overview.leader.node == self._leader:
             return
         if self._leader is not None:
-            self._report(f"{seen.leader.node} leads the group now; workers that live keep their streams")
-        self._leader = seen.leader.node
+            self._report(f"{overview.leader.node} leads the group now; workers that live keep their streams")
+        self._leader = overview.leader.node
 
-    def _report_streams(self, seen: GroupOverview) -> None:
+    def _report_streams(self, overview: GroupOverview) -> None:
         if self._dead is None:
             return
-        lines = [line for line in seen.streams if line.stream_id in self._orphans]
-        if all(line.agent not in (None, self._dead) for line in lines):
-            heirs = sorted({worker_of(line.agent or "") for line in lines})
-            self._report(f"what {worker_of(self._dead)} held is with {', '.join(heirs)} now")
+        streams = [stream for stream in overview.streams if stream.stream_id in self._orphans]
+        if all(stream.agent not in (None, self._dead) for stream in streams):
+            successors = sorted({worker_of(stream.agent or "") for stream in streams})
+            self._report(f"what {worker_of(self._dead)} held is with {', '.join(successors)} now")
             self._dead = None

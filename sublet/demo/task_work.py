@@ -13,13 +13,13 @@ from sublet.demo.flights import rows_of
 
 def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> None:
     """Record every delivered message in this process's own file, before progress can be reported."""
-    line = {
+    record = {
         "stream_id": batch.stream_id,
         "grant_id": batch.grant_id,
         "offsets": batch.table.column("offset").to_pylist(),
         "rows": rows_of(batch.table.column("value")),
         "at": time.time(),
     }
-    with (Path(directory) / f"{os.getpid()}.jsonl").open("a") as record:
-        record.write(json.dumps(line) + "\n")
+    with (Path(directory) / f"{os.getpid()}.jsonl").open("a") as file:
+        file.write(json.dumps(record) + "\n")
     time.sleep(len(batch) * seconds_per_message)

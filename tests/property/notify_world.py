@@ -99,9 +99,7 @@ class Speaker:
     def start(self) -> None:
         self._lives += 1
         self.is_alive = True
-        self._machine = NotificationPublisherMachine(
-            self._name, f"i{self._lives}", self._world.settings, most_waiting=4
-        )
+        self._machine = NotificationPublisherMachine(self._name, f"i{self._lives}", self._world.settings, max_waiting=4)
         self.do(NotificationSendersOpened(400))
 
     def do(self, event: SaidEvent) -> None:

@@ -49,7 +49,7 @@ def test_a_stored_header_without_a_name_is_shown() -> None:
 
 @pytest.mark.conforms("A9")
 def test_numbers_and_times_out_of_range_are_refused() -> None:
-    assert parse_int("--limit", str(2**63 - 1), least=1) == 2**63 - 1
+    assert parse_int("--limit", str(2**63 - 1), minimum=1) == 2**63 - 1
     for text in (str(2**63), "9" * 20, "9" * 5000, "-1", "x", "²", "٣"):
         with pytest.raises(UsageError, match="give a whole number of at least 0, and at most 9223372036854775807"):
             parse_int("--limit", text)

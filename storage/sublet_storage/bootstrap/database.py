@@ -49,10 +49,10 @@ def open_database(
     """
     if url and data_dir:
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
-    given = url if data_dir else database_url(url)
-    if given:
-        check_database(given)
-        yield DatabaseLocation(as_secret(given))
+    configured_url = url if data_dir else database_url(url)
+    if configured_url:
+        check_database(configured_url)
+        yield DatabaseLocation(as_secret(configured_url))
         return
     from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
 
@@ -65,9 +65,9 @@ def open_database(
 @contextmanager
 def open_connection(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database that `open_database` would open; a given database is checked first."""
-    given = None if data_dir else database_url(url)
-    if given:
-        with connect(given, application_name=application_name) as connection:
+    configured_url = None if data_dir else database_url(url)
+    if configured_url:
+        with connect(configured_url, application_name=application_name) as connection:
             check_schema(connection)
             yield connection
         return

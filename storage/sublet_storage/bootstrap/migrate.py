@@ -143,8 +143,8 @@ def latest_version() -> str:
 
 def scripts_path() -> Path:
     """Return where the migrations are: inside the installed wheel, else beside the packages in a checkout."""
-    here = Path(__file__).resolve().parent
-    folders = (here.parent / "_migrations", here.parents[2] / "migrations")
+    package_dir = Path(__file__).resolve().parent
+    folders = (package_dir.parent / "_migrations", package_dir.parents[2] / "migrations")
     for folder in folders:
         if (folder / "env.py").is_file():
             return folder

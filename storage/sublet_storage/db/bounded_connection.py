@@ -38,8 +38,8 @@ class BoundedConnection(psycopg.Connection[Any]):
     user may not see it."""
     _timeline_number: int | None = None
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+    def __init__(self, *arguments: Any, **keywords: Any) -> None:
+        super().__init__(*arguments, **keywords)
         _connections.add(self)
 
     def timeline_number(self, *, anew: bool = False) -> int:
@@ -49,9 +49,9 @@ class BoundedConnection(psycopg.Connection[Any]):
             ((self._timeline_number,),) = self.execute("select timeline_number()").fetchall()
         return self._timeline_number
 
-    def wait(self, gen: PQGen[_T], *arguments: Any, **named: Any) -> _T:
+    def wait(self, gen: PQGen[_T], *arguments: Any, **keywords: Any) -> _T:
         """Run the base class's wait, resuming the generator at intervals while nothing is received."""
-        return super().wait(self._bounded(gen), *arguments, **named)
+        return super().wait(self._bounded(gen), *arguments, **keywords)
 
     def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
@@ -104,27 +104,27 @@ def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
 
 def has_gone_over(connection: psycopg.Connection[Any], timeline: str | None) -> bool:
     """Return whether its server is on another timeline than this; not where one of them is unknown."""
-    here = timeline_of(connection)
-    return None not in (timeline, here) and timeline != here
+    current_timeline = timeline_of(connection)
+    return None not in (timeline, current_timeline) and timeline != current_timeline
 
 
-def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, what: str) -> None:
-    """Raise `PositionBeyondHead` where `what`, positions stored elsewhere, is of another timeline than the server is
+def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, subject: str) -> None:
+    """Raise `PositionBeyondHead` where `subject`, positions stored elsewhere, is of another timeline than the server is
     on: a position below the head may have been beyond it once."""
     if has_gone_over(connection, timeline):
-        here = timeline_of(connection)
+        current_timeline = timeline_of(connection)
         raise PositionBeyondHead(
-            f"{what} is of timeline {timeline} of the database, and this is {here}: a standby was promoted, or a backup"
-            " restored, and other messages may lie at its offsets now. Begin again at a time, or at earliest. Where no "
-            f"message was lost, take `timeline` out of {what}."
+            f"{subject} is of timeline {timeline} of the database, and this is {current_timeline}: a standby was "
+            "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "
+            f"at earliest. Where no message was lost, take `timeline` out of {subject}."
         )
 
 
-def check_timeline_number(connection: BoundedConnection, number: int, what: str) -> None:
-    """Raise `TimelineChanged` where `what`, from which is read on, is of another timeline than the server is on."""
+def check_timeline_number(connection: BoundedConnection, number: int, subject: str) -> None:
+    """Raise `TimelineChanged` where `subject`, from which is read on, is of another timeline than the server is on."""
     # An idle connection may lead to a dead server of the former timeline: so the server is queried.
     if number != connection.timeline_number() and number != connection.timeline_number(anew=True):
         raise TimelineChanged(
-            f"{what} on another timeline of the database: a standby was promoted, or a backup restored, and at its "
+            f"{subject} on another timeline of the database: a standby was promoted, or a backup restored, and at its "
             "offsets may lie other messages now."
         )

@@ -148,23 +148,24 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
     migrated first, and the programs that use it are replaced one by one afterwards.
     """
     location = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
-    found, compatible_from = schema_version(conn)
-    if found is None:
+    version, compatible_from = schema_version(conn)
+    if version is None:
         raise SchemaMismatch(
             f"{location} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
             "on it (or correct SUBLET_SCHEMA, or grant this user the right to read it)."
         )
-    check_released(found, location)
-    if found < SCHEMA_VERSION:
+    check_released(version, location)
+    if version < SCHEMA_VERSION:
         raise SchemaMismatch(
-            f"{location} is at version {found}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on it."
+            f"{location} is at version {version}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on "
+            "it."
         )
-    if not works_with(found, compatible_from):
+    if not works_with(version, compatible_from):
         raise SchemaMismatch(
-            f"{location} is at version {found}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: that "
-            f"schema works with programs of version {compatible_from or found} and later."
+            f"{location} is at version {version}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: "
+            f"that schema works with programs of version {compatible_from or version} and later."
         )
-    return found
+    return version
 
 
 def check_released(version: str, location: str) -> None:
@@ -206,25 +207,25 @@ def _schema_of(conn: psycopg.Connection[Any]) -> str:
 
 
 def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | None) -> dict[str, float]:
-    given = {
+    limits = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,
         "idle_in_transaction_session_timeout": idle_s,
     }
-    return {name: seconds for name, seconds in given.items() if seconds is not None}
+    return {name: seconds for name, seconds in limits.items() if seconds is not None}
 
 
 def _conninfo(
     url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
 ) -> str:
-    given = parse_url(url)
+    parameters = parse_url(url)
     settings = [_ISOLATION, "-c timezone=UTC", f"-c {_MARK}=on"]
     if search_path is not None:
         settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
-        given["client_encoding"] = "UTF8"
+        parameters["client_encoding"] = "UTF8"
     settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
-    ours: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "application_name": application_name,
         "connect_timeout": CONNECT_TIMEOUT_S,
         "keepalives": 1,
@@ -233,8 +234,8 @@ def _conninfo(
         "keepalives_count": 3,
         "tcp_user_timeout": round(tcp_timeout_s * 1000),
     }
-    options = " ".join([str(given.pop("options", "") or ""), *settings]).strip()
-    return make_conninfo("", **{**ours, **given, "options": options})
+    options = " ".join([str(parameters.pop("options", "") or ""), *settings]).strip()
+    return make_conninfo("", **{**defaults, **parameters, "options": options})
 
 
 def _milliseconds(seconds: float) -> int:

@@ -62,9 +62,9 @@ def format_url(url: str) -> str:
     hosts = (parts.get("host") or parts.get("hostaddr") or "").split(",")
     ports = parts.get("port", "").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else [*ports, *[""] * len(hosts)]
-    where = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
+    addresses = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
     user, database = _shown(parts.get("user", "")), _shown(parts.get("dbname", ""))
-    return (f"{user}@" if user else "") + where + (f"/{database}" if database else "")
+    return (f"{user}@" if user else "") + addresses + (f"/{database}" if database else "")
 
 
 def secret_parts(url: str) -> dict[str, str]:
@@ -83,18 +83,18 @@ def _secret_names() -> set[str]:
 def _secret_texts(text: str) -> Collection[str]:
     """Return what of a URL must not be shown: all of one that cannot be parsed, else secrets, also encoded."""
     try:
-        found = secret_parts(text).values()
+        secrets = secret_parts(text).values()
     except InvalidSetting:
         return (text,)
-    return [text, *found, *(quote(each, safe="") for each in found)] if found else ()
+    return [text, *secrets, *(quote(each, safe="") for each in secrets)] if secrets else ()
 
 
 def _has_stray_at(text: str) -> bool:
     """Return whether a URL has another @ than that behind the user: the password may contain it, and be longer than
     libpq takes it to be."""
     scheme = _SCHEME.match(text)
-    before, mark, behind = text[scheme.end() :].partition("@") if scheme else ("", "", "")
-    return bool(mark) and ("/" in before or "@" in behind)
+    prefix, separator, suffix = text[scheme.end() :].partition("@") if scheme else ("", "", "")
+    return bool(separator) and ("/" in prefix or "@" in suffix)
 
 
 def _shown(text: str) -> str:

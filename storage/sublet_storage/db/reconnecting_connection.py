@@ -79,9 +79,9 @@ class ReconnectingConnection:
         """Return the connection, as `ready` does, for work that cannot be retried by itself: after an idle time the
         server is first sent a query, and the connection is opened again if no answer comes."""
         idle, connection = self.current, self.ready()
-        now, before = time.monotonic(), self._asked_at
+        now, previous_at = time.monotonic(), self._asked_at
         self._asked_at = now
-        if connection is not idle or now - before < IDLE_S:
+        if connection is not idle or now - previous_at < IDLE_S:
             return connection
         limit_s, connection.receive_timeout_s = connection.receive_timeout_s, ANSWER_TIMEOUT_S
         try:

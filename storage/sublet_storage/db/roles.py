@@ -190,7 +190,7 @@ class DatabasePrivilege:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SchemaObject:
     """A table or a function of the schema. `listed`: its row in the table above."""
 
     name: str
@@ -209,16 +209,18 @@ RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
 
 def list_unknown(conn: Connection, schema: str) -> list[str]:
     """Return the tables and functions of the schema that are not in the table of rights."""
-    return [found.listed for found in _find(conn, schema) if found.listed not in RIGHTS]
+    return [schema_object.listed for schema_object in _find(conn, schema) if schema_object.listed not in RIGHTS]
 
 
 def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
     """Return what members of these roles may do with the schema as it is."""
-    wanted = list(roles)
-    rights = {right for found in _find(conn, schema) for role in wanted for right in _of(found, role)}
+    requested_roles = list(roles)
+    rights = {
+        right for schema_object in _find(conn, schema) for role in requested_roles for right in _of(schema_object, role)
+    }
     of_tables = {(right.privilege, right.on) for right in rights if right.column is None}
     rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in of_tables}
-    return frozenset(rights | ({DatabasePrivilege("usage", "schema")} if wanted else set()))
+    return frozenset(rights | ({DatabasePrivilege("usage", "schema")} if requested_roles else set()))
 
 
 def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabasePrivilege]:
@@ -228,10 +230,10 @@ def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseP
 
 
 def missing_rights(
-    wanted: frozenset[DatabasePrivilege], has: frozenset[DatabasePrivilege]
+    expected: frozenset[DatabasePrivilege], actual: frozenset[DatabasePrivilege]
 ) -> frozenset[DatabasePrivilege]:
-    """Return the privileges of `wanted` that are not in `has`; one on a table includes each of its columns."""
-    return frozenset(right for right in wanted - has if DatabasePrivilege(right.privilege, right.on) not in has)
+    """Return the privileges of `expected` that are not in `actual`; one on a table includes each of its columns."""
+    return frozenset(right for right in expected - actual if DatabasePrivilege(right.privilege, right.on) not in actual)
 
 
 def existing_roles(conn: Connection) -> list[Role]:
@@ -259,68 +261,68 @@ def dropping_role(conn: Connection, schema: str) -> str | None:
 def script(conn: Connection, schema: str) -> list[str]:
     """Return statements that make the roles that are missing and give all of them their rights. They may be run
     again."""
-    made = []
+    statements = []
     for role in Role:
         created, *granted = create_statements(conn, schema, [role])
-        made += [f"do $$ begin {created}; exception when duplicate_object then null; end $$", *granted]
-    return [f"{each};" for each in (*made, "begin", *grant_statements(conn, schema, Role), "commit")]
+        statements += [f"do $$ begin {created}; exception when duplicate_object then null; end $$", *granted]
+    return [f"{each};" for each in (*statements, "begin", *grant_statements(conn, schema, Role), "commit")]
 
 
 def list_members(conn: Connection) -> list[tuple[Role, list[str] | None]]:
     """Return the roles, each with its direct members; None where there is no such role."""
-    there = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
-    return [(role, there.get(role)) for role in Role]
+    members_by_role = dict(conn.execute(_MEMBERS, (list(Role),)).fetchall())
+    return [(role, members_by_role.get(role)) for role in Role]
 
 
 def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> Iterator[str]:
     """Yield what gives these roles their rights on the schema as it is, and takes away all others."""
-    wanted = list(roles)
-    if not wanted:
+    requested_roles = list(roles)
+    if not requested_roles:
         return
-    everyone = ", ".join(wanted)
+    everyone = ", ".join(requested_roles)
     for kind in ("tables", "routines", "sequences"):
         yield f'revoke all on all {kind} in schema "{schema}" from {everyone}'
     yield f'revoke all on schema "{schema}" from {everyone}'
     yield f'grant usage on schema "{schema}" to {everyone}'
-    found = _find(conn, schema)
-    for role in wanted:
+    schema_objects = _find(conn, schema)
+    for role in requested_roles:
         objects = defaultdict(list)
-        for one in found:
-            if privileges := ", ".join(_phrases(one, role)):
-                objects[privileges].append(f'  "{schema}".{one.name}')
+        for schema_object in schema_objects:
+            if privileges := ", ".join(_phrases(schema_object, role)):
+                objects[privileges].append(f'  "{schema}".{schema_object.name}')
         for privileges, names in objects.items():
             kind = " function" if privileges == "execute" else ""
             listed = ",\n".join(names)
             yield f"grant {privileges} on{kind}\n{listed}\nto {role}"
 
 
-def _find(conn: Connection, schema: str) -> list[_Found]:
-    found = []
+def _find(conn: Connection, schema: str) -> list[_SchemaObject]:
+    schema_objects = []
     for name, arguments, is_partition, columns in conn.execute(_FOUND, {"schema": schema}).fetchall():
         if arguments is None:
-            found.append(_Found(name, "block" if is_partition else name, tuple(columns)))
+            schema_objects.append(_SchemaObject(name, "block" if is_partition else name, tuple(columns)))
         else:
-            found.append(_Found(f"{name}({arguments})", f"{name}()", ()))
-    return found
+            schema_objects.append(_SchemaObject(f"{name}({arguments})", f"{name}()", ()))
+    return schema_objects
 
 
-def _of(found: _Found, role: Role) -> Iterator[DatabasePrivilege]:
-    for privilege, columns in _columns(found, role):
+def _of(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
+    for privilege, columns in _columns(schema_object, role):
         for column in columns or (None,):
-            yield DatabasePrivilege(privilege, found.name, column)
+            yield DatabasePrivilege(privilege, schema_object.name, column)
 
 
-def _phrases(found: _Found, role: Role) -> Iterator[str]:
+def _phrases(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
     """Yield the privileges as GRANT has them."""
-    for privilege, columns in _columns(found, role):
+    for privilege, columns in _columns(schema_object, role):
         yield f"{privilege} ({', '.join(columns)})" if columns else privilege
 
 
-def _columns(found: _Found, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each privilege, and on which columns it is; on none: on all."""
-    for letter in RIGHTS.get(found.listed, {}).get(role, "-").strip("-"):
-        hidden = _HIDDEN[found.listed] if letter == "s" else frozenset()
-        yield _LETTERS[letter], tuple(each for each in found.columns if each not in hidden) if hidden else ()
-    for column in found.columns:
-        for letter in RIGHTS.get(f"{found.listed}.{column}", {}).get(role, "-").strip("-"):
+    for letter in RIGHTS.get(schema_object.listed, {}).get(role, "-").strip("-"):
+        hidden = _HIDDEN[schema_object.listed] if letter == "s" else frozenset()
+        yield _LETTERS[letter], tuple(each for each in schema_object.columns if each not in hidden) if hidden else ()
+    for column in schema_object.columns:
+        for letter in RIGHTS.get(f"{schema_object.listed}.{column}", {}).get(role, "-").strip("-"):
             yield _LETTERS[letter], (column,)

@@ -113,23 +113,23 @@ class GroupStoreConnection:
         connection that survived is closed too: after a rejection within a pipeline psycopg may treat statements as
         prepared that the server does not have, and they would always fail.
         """
-        reported = " ".join(str(error).split()) or type(error).__name__
+        text = " ".join(str(error).split()) or type(error).__name__
         alive = self._roll_back(connection)
         self._reconnecting.close()
         if alive:
             if not isinstance(error, psycopg.OperationalError):
                 raise error
             raise TransactionRolledBack(
-                f"Postgres refused a statement on groups, nothing was written: {reported}"
+                f"Postgres refused a statement on groups, nothing was written: {text}"
             ) from error
         if committing:
             raise UnknownOutcome(
-                f"the connection to Postgres was lost during a commit on groups: {reported}. It may or may not have "
+                f"the connection to Postgres was lost during a commit on groups: {text}. It may or may not have "
                 "been"
                 " written: read the rows again before deciding anything."
             ) from error
         raise DatabaseUnreachable(
-            f"the connection to Postgres was lost before the commit, nothing was written: {reported}. The next call"
+            f"the connection to Postgres was lost before the commit, nothing was written: {text}. The next call"
             " connects again."
         ) from error
 

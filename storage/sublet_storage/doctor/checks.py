@@ -104,41 +104,43 @@ def _server(connection: Connection) -> DoctorFinding:
 
 def _rights(connection: Connection) -> DoctorFinding:
     """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
-    found = compare_rights(connection)
-    if found.is_owner:
-        return DoctorFinding("rights", Severity.OK, f"{found.user} owns the tables, or is a superuser: it may do all")
-    if not found.roles:
-        role, lacks = min(found.lacking.items(), key=lambda each: sum(map(len, each[1])))
-        detail = f"{found.user} is a member of no role of sublet's. For {role} it lacks {'; '.join(lacks)}"
-        hint = f'Make it a member of one: grant {role} to "{found.user}". `sublet roles --sql` makes the roles.'
+    privileges = compare_rights(connection)
+    if privileges.is_owner:
+        return DoctorFinding(
+            "rights", Severity.OK, f"{privileges.user} owns the tables, or is a superuser: it may do all"
+        )
+    if not privileges.roles:
+        role, lacks = min(privileges.lacking.items(), key=lambda each: sum(map(len, each[1])))
+        detail = f"{privileges.user} is a member of no role of sublet's. For {role} it lacks {'; '.join(lacks)}"
+        hint = f'Make it a member of one: grant {role} to "{privileges.user}". `sublet roles --sql` makes the roles.'
         return DoctorFinding("rights", Severity.ERROR, detail, hint)
-    is_what = "is a member of" if found.is_member else "has, as a member of no role, the rights of"
-    detail = f"{found.user} {is_what} {', '.join(found.roles)}"
-    if found.missing:
-        detail += f", and lacks {'; '.join(found.missing)}"
+    membership_text = "is a member of" if privileges.is_member else "has, as a member of no role, the rights of"
+    detail = f"{privileges.user} {membership_text} {', '.join(privileges.roles)}"
+    if privileges.missing:
+        detail += f", and lacks {'; '.join(privileges.missing)}"
         return DoctorFinding("rights", Severity.ERROR, detail, "The owner of the tables runs: sublet migrate --roles")
-    if found.excess:
-        detail += f", and may, beyond that, {'; '.join(found.excess)}"
+    if privileges.excess:
+        detail += f", and may, beyond that, {'; '.join(privileges.excess)}"
         hint = "Revoke what was granted to it, or to PUBLIC; what its role has too much, sublet migrate --roles takes."
         return DoctorFinding("rights", Severity.WARNING, detail, hint)
-    if found.drop_hint:
+    if privileges.drop_hint:
         detail += ", and cannot drop the messages that retention has taken"
-        return DoctorFinding("rights", Severity.WARNING, detail, found.drop_hint)
+        return DoctorFinding("rights", Severity.WARNING, detail, privileges.drop_hint)
     return DoctorFinding("rights", Severity.OK, f"{detail}, and may do no more than that")
 
 
 def _durability(connection: Connection) -> DoctorFinding:
-    wanted = ("fsync", "full_page_writes", "synchronous_commit")
-    found = connection.execute(
-        "select name, setting from pg_settings where name = any(%s) order by name", (list(wanted),)
+    names = ("fsync", "full_page_writes", "synchronous_commit")
+    rows = connection.execute(
+        "select name, setting from pg_settings where name = any(%s) order by name", (list(names),)
     ).fetchall()
-    off = [name for name, setting in found if setting == "off"]
+    off = [name for name, setting in rows if setting == "off"]
     if off:
-        lost = "what was acknowledged may be lost when the server, or its machine, stops"
+        consequence = "what was acknowledged may be lost when the server, or its machine, stops"
         return DoctorFinding(
-            "durability", Severity.ERROR, f"{', '.join(off)} off: {lost}", "Set it to on in postgresql.conf."
+            "durability", Severity.ERROR, f"{', '.join(off)} off: {consequence}", "Set it to on in postgresql.conf."
         )
-    return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in found))
+    return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in rows))
 
 
 def _isolation(connection: Connection) -> DoctorFinding:
@@ -154,9 +156,9 @@ def _isolation(connection: Connection) -> DoctorFinding:
         " where (s.setrole = 0 or r.rolname = current_user) and (s.setdatabase = 0 or d.datname = current_database())"
         " order by 1"
     ).fetchall()
-    others = [f"{level} of {whose}" for whose, level in rows if level != ISOLATION]
-    if others:
-        detail = f"{ISOLATION}; {_some(others)} is used by nothing of sublet's"
+    deviations = [f"{level} of {owner}" for owner, level in rows if level != ISOLATION]
+    if deviations:
+        detail = f"{ISOLATION}; {_some(deviations)} is used by nothing of sublet's"
         return DoctorFinding("isolation", Severity.OK, detail)
     return DoctorFinding("isolation", Severity.OK, ISOLATION)
 
@@ -176,11 +178,11 @@ def _connections(connection: Connection) -> DoctorFinding:
         "select count(*), current_setting('max_connections')::int from pg_stat_activity"
         " where backend_type = 'client backend'"
     ).fetchall()
-    used, most = row
-    if used > CROWDED * most:
+    used, max_connections = row
+    if used > CROWDED * max_connections:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
-        return DoctorFinding("connections", Severity.WARNING, f"{used} of {most} are used", hint)
-    return DoctorFinding("connections", Severity.OK, f"{used} of {most} are used")
+        return DoctorFinding("connections", Severity.WARNING, f"{used} of {max_connections} are used", hint)
+    return DoctorFinding("connections", Severity.OK, f"{used} of {max_connections} are used")
 
 
 def _transactions(connection: Connection) -> DoctorFinding:
@@ -224,9 +226,9 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     if not nodes:
         return DoctorFinding("nodes", Severity.ERROR, "no leader node is there", "Start one: sublet leader")
     versions = [(each.node.name, each.protocol_version) for each in nodes]
-    others = [f"{name} ({version})" for name, version in versions if version != protocol_version]
-    if others:
-        detail = f"of another protocol version than this release's ({protocol_version}): {_some(others)}"
+    other_nodes = [f"{name} ({version})" for name, version in versions if version != protocol_version]
+    if other_nodes:
+        detail = f"of another protocol version than this release's ({protocol_version}): {_some(other_nodes)}"
         return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
     detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
     if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:
@@ -281,9 +283,9 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
 
 
 def _leaderless(connection: Connection) -> DoctorFinding:
-    found = find_leaderless_groups(connection)
-    if found.total:
-        detail = f"{found.total} have consumers and no leader: {_some(found.names, found.total)}"
+    groups = find_leaderless_groups(connection)
+    if groups.total:
+        detail = f"{groups.total} have consumers and no leader: {_some(groups.names, groups.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
         return DoctorFinding("groups", Severity.WARNING, detail, hint)
     return DoctorFinding("groups", Severity.OK, "each that has consumers is led")

@@ -76,20 +76,22 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
 
 def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
     """Check the location that payloads are moved to: a node has to write there, while consumers only read."""
-    there, detail = get_store(location), f"space {space} at {location}"
+    store, detail = get_store(location), f"space {space} at {location}"
     try:
         if location.marker:
-            run_with_timeout(there, TO_CHANGE, there.check_marker)
+            run_with_timeout(store, TO_CHANGE, store.check_marker)
     except PayloadUnavailable as error:
         return _unavailable(Severity.ERROR, space, error)
     try:
-        run_with_timeout(there, TO_CHANGE, partial(_probe, there))
+        run_with_timeout(store, TO_CHANGE, partial(_probe, store))
     except PayloadUnavailable as error:
         if not location.marker:
             return _unavailable(Severity.ERROR, space, error)
-        what = str(error).partition(". ")[0]
+        problem = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
-        return DoctorFinding("payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {what}", hint)
+        return DoctorFinding(
+            "payloads", Severity.WARNING, f"{detail}: it can be read, and not written: {problem}", hint
+        )
     except PayloadObjectNotFound:
         hint = "See who else writes there, or deletes: a lifecycle rule of the bucket, say."
         return DoctorFinding("payloads", Severity.ERROR, f"{detail}: what was written is not there", hint)
@@ -100,8 +102,8 @@ def _overdue(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
     """Yield a finding for payloads that should have been moved and still fill Postgres."""
-    found = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
-    if late := [due_s for due_s in found if due_s > LATE_S]:
+    due_times = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
+    if late := [due_s for due_s in due_times if due_s > LATE_S]:
         detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
         hint = (
             "The log of the node that runs maintenance has what could not be moved, and why. Where it has nothing, "
@@ -113,11 +115,11 @@ def _overdue(
 
 def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
     """Return for how many seconds the next block of the stream has been due to be moved."""
-    asked = {"generation": generation_id, "stream": stream_id, "offset": offset}
+    parameters = {"generation": generation_id, "stream": stream_id, "offset": offset}
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         statement = sql.SQL(_DUE_FOR).format(block=partition_table(generation_id))
-        if (found := conn.execute(statement, asked).fetchone()) and found[0] is not None:
-            return float(found[0])
+        if (row := conn.execute(statement, parameters).fetchone()) and row[0] is not None:
+            return float(row[0])
     return 0.0
 
 
@@ -125,14 +127,14 @@ def _former(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
     """Check a former location, which matters as long as it still has payloads."""
-    asked = {"space": space_id, "prefix": f"{location.prefix}/"}
-    ((is_named,),) = conn.execute(_IS_NAMED, asked).fetchall()
-    ((waiting,),) = conn.execute(_WAITING, asked).fetchall()
+    parameters = {"space": space_id, "prefix": f"{location.prefix}/"}
+    ((is_named,),) = conn.execute(_IS_NAMED, parameters).fetchall()
+    ((waiting,),) = conn.execute(_WAITING, parameters).fetchall()
     if not (is_named or waiting):
         return
-    there = get_store(location)
+    store = get_store(location)
     try:
-        run_with_timeout(there, TO_READ, there.check_marker)
+        run_with_timeout(store, TO_READ, store.check_marker)
     except PayloadUnavailable as error:
         if is_named:
             yield _unavailable(Severity.ERROR, space, error)
@@ -150,8 +152,8 @@ def _former(
 
 
 def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
-    what, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
-    return DoctorFinding("payloads", state, f"space {space}: {what}", hint.partition(". ")[2] or None)
+    problem, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
+    return DoctorFinding("payloads", state, f"space {space}: {problem}", hint.partition(". ")[2] or None)
 
 
 def _probe(store: ObjectStore) -> None:

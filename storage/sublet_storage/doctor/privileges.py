@@ -46,22 +46,22 @@ def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
     user, is_super, is_owner, may_drop, owner, is_owner_super, member_of = rows[0]
     if is_super or is_owner:
         return UserPrivileges(user, is_owner=True)
-    has = read_rights(conn, schema, user)
+    actual = read_rights(conn, schema, user)
     if not member_of:
-        lacking = {role: missing_rights(expected_rights(conn, schema, [role]), has) for role in Role}
+        lacking = {role: missing_rights(expected_rights(conn, schema, [role]), actual) for role in Role}
         fitting = tuple(role for role, missing in lacking.items() if not missing)
         if not fitting:
             return UserPrivileges(user, lacking={role: describe(missing) for role, missing in lacking.items()})
-        return UserPrivileges(user, roles=fitting, excess=describe(has - expected_rights(conn, schema, fitting)))
+        return UserPrivileges(user, roles=fitting, excess=describe(actual - expected_rights(conn, schema, fitting)))
     roles = tuple(role for role in Role if role in member_of)
-    wanted, hint = expected_rights(conn, schema, roles), None
+    expected, hint = expected_rights(conn, schema, roles), None
     if Role.NODE in roles and not may_drop:
         hint = f"A superuser says: grant {owner} to {Role.NODE}"
         if is_owner_super:
             hint = (
                 "Have the tables owned by a role that is no superuser, and is granted to sublet_node (docs/roles.md)."
             )
-    missing, excess = describe(missing_rights(wanted, has)), describe(has - wanted)
+    missing, excess = describe(missing_rights(expected, actual)), describe(actual - expected)
     return UserPrivileges(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
 
 
@@ -74,6 +74,6 @@ def describe(rights: Iterable[DatabasePrivilege]) -> tuple[str, ...]:
             objects[right.privilege].add(name)
         else:
             columns[right.privilege, name].add(right.column)
-    for (privilege, name), of in columns.items():
-        objects[privilege].add(f"{name} ({', '.join(sorted(of))})")
+    for (privilege, name), column_names in columns.items():
+        objects[privilege].add(f"{name} ({', '.join(sorted(column_names))})")
     return tuple(f"{privilege} on {', '.join(sorted(names))}" for privilege, names in sorted(objects.items()))

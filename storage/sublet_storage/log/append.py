@@ -121,10 +121,10 @@ def register_producer(conn: psycopg.Connection[Any], producer_id: str) -> int:
         ) from None
 
 
-def register_again(conn: psycopg.Connection[Any], who: ProducerIdentity) -> None:
+def register_again(conn: psycopg.Connection[Any], producer: ProducerIdentity) -> None:
     """Register a named producer on another timeline of the database, where the registration may be missing: older
     incarnations stay fenced."""
-    conn.execute("select register_producer(%s, %s)", (who.producer_id, who.incarnation))
+    conn.execute("select register_producer(%s, %s)", (producer.producer_id, producer.incarnation))
 
 
 def producer_fenced_error(producer_id: str, incarnation: int) -> ProducerFenced:
@@ -149,9 +149,21 @@ def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
     stamp, block = append.stamp, append.block
-    who = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
-    what = (block.first_timestamp, block.last_timestamp, block.topics, Int2(block.codec), memoryview(block.payload))
-    parameters = (*who, Int8(append.stream_id), Int4(block.count), *what, _epochs(block.epochs))
+    stamp_parameters = (None, Int8(0), Int8(0)) if stamp is None else _stamp(stamp)
+    block_parameters = (
+        block.first_timestamp,
+        block.last_timestamp,
+        block.topics,
+        Int2(block.codec),
+        memoryview(block.payload),
+    )
+    parameters = (
+        *stamp_parameters,
+        Int8(append.stream_id),
+        Int4(block.count),
+        *block_parameters,
+        _epochs(block.epochs),
+    )
     return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 

@@ -121,7 +121,7 @@ def _field(data: bytes, table: int, index: int) -> int | None:
 
 
 def _present(data: bytes, table: int, index: int) -> int:
-    found = _field(data, table, index)
-    if found is None:
+    position = _field(data, table, index)
+    if position is None:
         raise ValueError(f"a record batch without the field {index}")
-    return found
+    return position

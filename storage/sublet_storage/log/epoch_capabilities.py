@@ -58,8 +58,8 @@ RETENTION_S = 7 * 86400.0
 def hold(
     conn: psycopg.Connection[Any],
     space_id: int,
-    who: ProducerIdentity,
-    least: Iterable[Epoch],
+    producer: ProducerIdentity,
+    epochs: Iterable[Epoch],
     lease_s: float = LEASE_S,
 ) -> LowerFrontier:
     """Restrict the producer to these epochs and later ones; return the space's resulting lower frontier.
@@ -68,9 +68,9 @@ def hold(
     of a named producer continues with that of the one before. Raises `EpochAlreadyCompleted`, `InvalidEpoch`,
     `ProducerFenced`, `EpochCapabilityExpired`, `UnknownSpace`.
     """
-    wanted = LowerFrontier.from_epochs(map(check_epoch, least))
-    check_count(wanted.least)
-    return _hold(conn, space_id, who, wanted, lease_s)[0]
+    frontier = LowerFrontier.from_epochs(map(check_epoch, epochs))
+    check_count(frontier.least)
+    return _hold(conn, space_id, producer, frontier, lease_s)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,40 +87,41 @@ def append_and_advance(
     conn: psycopg.Connection[Any],
     appends: Sequence[BlockAppend],
     space_id: int,
-    who: ProducerIdentity,
-    least: Iterable[Epoch],
+    producer: ProducerIdentity,
+    epochs: Iterable[Epoch],
     lease_s: float,
 ) -> EpochAdvanceResult:
     """Append blocks, and if all of them are stored, `hold` what comes next, in one transaction. Raises what `append`
     raises: then nothing has happened, or it is unknown, and the call may be repeated."""
-    wanted = LowerFrontier.from_epochs(least)
+    frontier = LowerFrontier.from_epochs(epochs)
     with raise_unknown_outcome(conn), conn.pipeline(), conn.transaction():
-        conn.execute(_LOCK, (who.producer_id,))  # before an append shares it: else two attempts wait for each other
+        # Before an append shares it: else two attempts wait for each other.
+        conn.execute(_LOCK, (producer.producer_id,))
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
             return EpochAdvanceResult(answers)
-        asked = _ask_to_hold(conn, space_id, who, wanted, lease_s)
+        cursor = _ask_to_hold(conn, space_id, producer, frontier, lease_s)
     try:
-        return EpochAdvanceResult(answers, _held(asked, space_id, who, wanted)[1])
+        return EpochAdvanceResult(answers, _held(cursor, space_id, producer, frontier)[1])
     except SubletError as error:
         return EpochAdvanceResult(answers, error=error)
 
 
-def release(conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity) -> None:
+def release(conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity) -> None:
     """Release the producer's capability: its open epochs are completed as far as it is concerned. Raises
     `ProducerFenced` if the capability is a later incarnation's, and changes nothing then."""
     released = "select release_epochs(%s, %s, %s)"
-    if conn.execute(released, (space_id, who.producer_id, who.incarnation)).fetchone() != (True,):
-        raise producer_fenced_error(who.producer_id, who.incarnation)
+    if conn.execute(released, (space_id, producer.producer_id, producer.incarnation)).fetchone() != (True,):
+        raise producer_fenced_error(producer.producer_id, producer.incarnation)
 
 
-def renew(conn: psycopg.Connection[Any], who: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
+def renew(conn: psycopg.Connection[Any], producer: ProducerIdentity, lease_s: float = LEASE_S) -> frozenset[int]:
     """Extend the producer's capabilities by another lease; return their spaces. Raises `ProducerFenced`: a later
     incarnation continues with them, or they end with their lease."""
-    asked = (who.producer_id, who.incarnation, lease_s)
-    ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", asked).fetchall()
+    parameters = (producer.producer_id, producer.incarnation, lease_s)
+    ((spaces, is_over),) = conn.execute("select * from renew_epochs(%s, %s, %s)", parameters).fetchall()
     if is_over:
-        raise producer_fenced_error(who.producer_id, who.incarnation)
+        raise producer_fenced_error(producer.producer_id, producer.incarnation)
     return frozenset(spaces)
 
 
@@ -195,13 +196,13 @@ def capability_expired_error(producer_id: str) -> EpochCapabilityExpired:
     )
 
 
-def check_not_backwards(who: ProducerIdentity, held: LowerFrontier, least: Iterable[Epoch]) -> None:
+def check_not_backwards(producer: ProducerIdentity, frontier: LowerFrontier, epochs: Iterable[Epoch]) -> None:
     """Raise `EpochAlreadyCompleted` for an epoch that is not at or after those that the producer holds."""
-    for epoch in least:
-        if not held.admits(epoch):
+    for epoch in epochs:
+        if not frontier.admits(epoch):
             raise EpochAlreadyCompleted(
-                f"epoch {format_epoch(epoch)}: producer {who.producer_id!r} has advanced to "
-                f"{format_frontier(held)}, and does not "
+                f"epoch {format_epoch(epoch)}: producer {producer.producer_id!r} has advanced to "
+                f"{format_frontier(frontier)}, and does not "
                 "go back. Give an epoch at or after that."
             )
 
@@ -215,24 +216,26 @@ def epoch_completed_error(producer_id: str) -> EpochAlreadyCompleted:
 
 
 def _hold(
-    conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier, lease_s: float
+    conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, ObjectChange]:
     """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
-    return _held(_ask_to_hold(conn, space_id, who, wanted, lease_s), space_id, who, wanted)
+    return _held(_ask_to_hold(conn, space_id, producer, frontier, lease_s), space_id, producer, frontier)
 
 
 def _ask_to_hold(
-    conn: psycopg.Connection[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier, lease_s: float
+    conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier, lease_s: float
 ) -> psycopg.Cursor[Any]:
-    return conn.execute(_HOLD, (space_id, who.producer_id, who.incarnation, _json(wanted), lease_s), prepare=True)
+    return conn.execute(
+        _HOLD, (space_id, producer.producer_id, producer.incarnation, _json(frontier), lease_s), prepare=True
+    )
 
 
 def _held(
-    asked: psycopg.Cursor[Any], space_id: int, who: ProducerIdentity, wanted: LowerFrontier
+    cursor: psycopg.Cursor[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier
 ) -> tuple[LowerFrontier, ObjectChange]:
-    found = asked.fetchone()
-    assert found is not None
-    outcome, stored, name, moves = found
+    row = cursor.fetchone()
+    assert row is not None
+    outcome, stored, name, moves = row
     lower = lower_frontier_from_json(stored) or LowerFrontier()
     match outcome:
         case "held":
@@ -240,17 +243,17 @@ def _held(
         case "unknown":
             raise UnknownSpace(f"space {space_id} does not exist any more.")
         case "fenced":
-            raise producer_fenced_error(who.producer_id, who.incarnation)
+            raise producer_fenced_error(producer.producer_id, producer.incarnation)
         case "expired":
-            raise capability_expired_error(who.producer_id)
+            raise capability_expired_error(producer.producer_id)
         case "numbers":
-            for epoch in wanted.least:
+            for epoch in frontier.least:
                 check_epoch(epoch, len(lower.least[0]))
         case "backward":
-            check_not_backwards(who, lower, wanted.least)
+            check_not_backwards(producer, lower, frontier.least)
         case "completed":
-            _check_open(lower, wanted)
-    raise AssertionError(f"hold_epochs says {outcome}: {wanted} by {lower}")
+            _check_open(lower, frontier)
+    raise AssertionError(f"hold_epochs says {outcome}: {frontier} by {lower}")
 
 
 def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
@@ -261,10 +264,10 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
     return UpperFrontier.from_epochs(tuple(epoch) for (greatest,) in rows for epoch in greatest)
 
 
-def _check_open(lower: LowerFrontier, wanted: LowerFrontier) -> None:
-    for epoch in wanted.least:
+def _check_open(lower: LowerFrontier, requested_frontier: LowerFrontier) -> None:
+    for epoch in requested_frontier.least:
         if not lower.admits(epoch):
-            is_over = all(number > LARGEST_EPOCH for least in lower.least for number in least)
+            is_over = all(number > LARGEST_EPOCH for lower_epoch in lower.least for number in lower_epoch)
             hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "

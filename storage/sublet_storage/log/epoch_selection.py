@@ -79,12 +79,12 @@ class EpochSelection:
         """
         begun, gone = list(begun), list(gone)
         check_same_dimensions(_epochs(lowers, *begun, *gone))
-        upper, taken = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
+        upper, gone_frontier = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
         lower = _least(lowers)
         if begin is EpochStartingPosition.EARLIEST:
-            return cls(None, taken, excluded_by_space=apart or {})
+            return cls(None, gone_frontier, excluded_by_space=apart or {})
         if begin is EpochStartingPosition.ACTIVE:
-            return cls(lower, active_epochs(taken, lower), excluded_by_space=apart or {})
+            return cls(lower, active_epochs(gone_frontier, lower), excluded_by_space=apart or {})
         return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
@@ -100,12 +100,12 @@ class EpochSelection:
         check_same_dimensions(
             [*_epochs(lowers, self.covered), *(self.announced.least if self.announced is not None else ())]
         )
-        reported = _least(lowers)
-        if reported is None or self.announced is None:
-            reported = reported or self.announced
-        elif reported != self.announced:
-            reported = reported.intersect(self.announced)
-        return EpochSelection(reported, active_epochs(self.covered, reported), _passed(lowers, reported))
+        announced = _least(lowers)
+        if announced is None or self.announced is None:
+            announced = announced or self.announced
+        elif announced != self.announced:
+            announced = announced.intersect(self.announced)
+        return EpochSelection(announced, active_epochs(self.covered, announced), _passed(lowers, announced))
 
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
         """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
@@ -141,18 +141,18 @@ def drop_excluded(batch: pa.RecordBatch, left_out: ExcludedEpochs) -> pa.RecordB
 
 
 def _epochs(lowers: LowerFrontiers, *uppers: UpperFrontier) -> list[Epoch]:
-    least = [epoch for lower in lowers.values() if lower is not None for epoch in lower.least]
-    return least + [epoch for upper in uppers for epoch in upper.greatest]
+    epochs = [epoch for lower in lowers.values() if lower is not None for epoch in lower.least]
+    return epochs + [epoch for upper in uppers for epoch in upper.greatest]
 
 
 def _least(lowers: LowerFrontiers) -> LowerFrontier | None:
-    found = [lower for lower in lowers.values() if lower is not None]
-    return LowerFrontier().meet(*found) if found else None
+    frontiers = [lower for lower in lowers.values() if lower is not None]
+    return LowerFrontier().meet(*frontiers) if frontiers else None
 
 
-def _passed(lowers: LowerFrontiers, reported: LowerFrontier | None) -> frozenset[int]:
+def _passed(lowers: LowerFrontiers, announced: LowerFrontier | None) -> frozenset[int]:
     return frozenset(
         space_id
         for space_id, lower in lowers.items()
-        if lower is not None and (reported is None or reported.is_at_or_before(lower))
+        if lower is not None and (announced is None or announced.is_at_or_before(lower))
     )

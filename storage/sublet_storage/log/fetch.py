@@ -148,7 +148,7 @@ def fetch(
     filter: TopicFilter = MATCH_ALL,
     generation_id: int | None = None,
     left_out: ExcludedEpochs | None = None,
-    wanted: MessagePredicate | None = None,
+    predicate: MessagePredicate | None = None,
     end: int | None = None,
     limit_blocks: int = PAGE_BLOCKS,
     limit_bytes: int = PAGE_BYTES,
@@ -157,14 +157,15 @@ def fetch(
     """Read the messages at and after `offset` that match the filter, a page of blocks at most, at least one.
 
     `left_out`: without the messages of these epochs; blocks that have no others are not fetched, nor are those without
-    messages that match `wanted`, or before the offset `end`. `generation_id` saves a look-up. `few`: blocks with fewer
-    messages on average come as one batch, where they need not be filtered. Raises `PositionGone` if the offset is older
-    than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`, `PayloadObjectUnreadable` and
-    `PoisonBlock` of the first block only, as a page ends before the next that cannot be read.
+    messages that match `predicate`, or before the offset `end`. `generation_id` saves a look-up. `few`: blocks with
+    fewer messages on average come as one batch, where they need not be filtered. Raises `PositionGone` if the offset is
+    older than retention, `PositionBeyondHead` after the end, `NotFound`; `PayloadUnavailable`,
+    `PayloadObjectUnreadable` and `PoisonBlock` of the first block only, as a page ends before the next that cannot be
+    read.
     """
     if generation_id is None:
         generation_id = _generation_of(conn, stream_id, offset)
-    statement = _statement(_is_for_postgres(filter), left_out is not None, wanted is not None, end is not None)
+    statement = _statement(_is_for_postgres(filter), left_out is not None, predicate is not None, end is not None)
     parameters = {
         "generation": Int8(generation_id),
         "stream": Int8(stream_id),
@@ -173,7 +174,7 @@ def fetch(
         "bytes": Int8(max(1, limit_bytes)),
         "regex": filter.regex,
         **({} if left_out is None else left_out.to_json()),
-        **({} if wanted is None else wanted.to_parameters()),
+        **({} if predicate is None else predicate.to_parameters()),
         **({} if end is None else {"end": Int8(end)}),
     }
 
@@ -185,9 +186,9 @@ def fetch(
     if not blocks:
         return LogPage((), offset, offset, head, closed)
     blocks = _decoded(stream_id, blocks)
-    takes_all = filter == MATCH_ALL and left_out is None and wanted is None
+    takes_all = filter == MATCH_ALL and left_out is None and predicate is None
     parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
-    read = (_batch(stream_id, offset, filter, left_out, wanted, part) for part in parts)
+    read = (_batch(stream_id, offset, filter, left_out, predicate, part) for part in parts)
     page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
 
@@ -237,16 +238,16 @@ def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict
 
 def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
     """Return {stream: its head}; deleted streams have the end that `ends` returns."""
-    wanted = list(stream_ids)
-    found = read_heads(conn, wanted)
-    return found | ends(conn, [stream_id for stream_id in wanted if stream_id not in found])
+    requested_ids = list(stream_ids)
+    heads = read_heads(conn, requested_ids)
+    return heads | ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
 
 
 def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
     """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
     0."""
-    ended = missing(conn, absent) if absent else {}
-    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in ended.items()}
+    deleted_streams = missing(conn, absent) if absent else {}
+    return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
 
 
 def limit_ranges_by_size(
@@ -315,8 +316,8 @@ def beyond_head_error(stream_id: int, offset: int, head: int) -> PositionBeyondH
 def count_contiguous(spans: Sequence[tuple[int, int]]) -> int:
     """Return how many of these [first, end) are contiguous; what lies behind a hole is left to the next read, which
     reports it."""
-    for index, (before, behind) in enumerate(pairwise(spans), start=1):
-        if behind[0] != before[1]:
+    for index, (previous, following) in enumerate(pairwise(spans), start=1):
+        if following[0] != previous[1]:
             return index
     return len(spans)
 
@@ -338,7 +339,7 @@ def _read_stream(
 def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
     make a page too large. Raises `PoisonBlock` if that is the very first."""
-    found: list[tuple[Any, ...]] = []
+    decoded_blocks: list[tuple[Any, ...]] = []
     size = 0
     for row in blocks:
         end_offset, count, codec, _, payload = row[:5]
@@ -347,14 +348,14 @@ def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[An
             try:
                 batch, decoded_bytes = validate_block(codec, payload, stream_id, end_offset, count)
             except PoisonBlock:
-                if not found:
+                if not decoded_blocks:
                     raise
                 break
             size += decoded_bytes
-        if found and size > MAX_DECODED_BYTES:
+        if decoded_blocks and size > MAX_DECODED_BYTES:
             break
-        found.append((*row[:4], batch))
-    return found
+        decoded_blocks.append((*row[:4], batch))
+    return decoded_blocks
 
 
 def _is_for_postgres(filter: TopicFilter) -> bool:
@@ -362,9 +363,9 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 
 
 @lru_cache
-def _statement(*asked: bool) -> str:
+def _statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
-    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), asked)
+    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
     return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 
@@ -387,18 +388,18 @@ def _batch(
     offset: int,
     filter: TopicFilter,
     left_out: ExcludedEpochs | None,
-    wanted: MessagePredicate | None,
+    predicate: MessagePredicate | None,
     blocks: Sequence[tuple[Any, ...]],
 ) -> pa.RecordBatch | None:
-    """Return the wanted messages of a block, or of several with the same layout; None if there are none."""
+    """Return the matching messages of a block, or of several with the same layout; None if there are none."""
     end_offset, count, codec, topics, stored = blocks[0][:5]
     if stored is None:
         return None
     first = end_offset - count
     entire = add_position_columns(restore(codec, [row[4] for row in blocks]), stream_id, first)
-    found = filter_by_topic(drop_before(entire, first, offset), filter, topics)
+    messages = filter_by_topic(drop_before(entire, first, offset), filter, topics)
     if left_out is not None:
-        found = drop_excluded(found, left_out)
-    if wanted is not None:
-        found = wanted.filter_batch(found)
-    return found if found.num_rows else None
+        messages = drop_excluded(messages, left_out)
+    if predicate is not None:
+        messages = predicate.filter_batch(messages)
+    return messages if messages.num_rows else None

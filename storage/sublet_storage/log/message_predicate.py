@@ -45,15 +45,15 @@ class MessagePredicate:
 
     def to_parameters(self) -> dict[str, object]:
         """Return the parameters of `BLOCK_MAY_MATCH`."""
-        least, beyond = self.epochs or (SMALLEST_EPOCH, LARGEST_EPOCH)
+        min_epoch, end_epoch = self.epochs or (SMALLEST_EPOCH, LARGEST_EPOCH)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
             "prefix": self.prefix,
             "first": self.min_timestamp,
             "last": self.max_timestamp,
             "any_epoch": self.epochs is None,
-            "least": least,
-            "beyond": beyond,
+            "least": min_epoch,
+            "beyond": end_epoch,
         }
 
     def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -71,13 +71,13 @@ class MessagePredicate:
         return pa.array(map(self.may_match_topic, coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
 
 
-def _within(column: pa.Array, least: int, beyond: int) -> pa.Array:
+def _within(column: pa.Array, min_epoch: int, end_epoch: int) -> pa.Array:
     """Return which epochs of one number lie from the first up to before the second."""
-    most = pc.max(pc.list_value_length(column)).as_py() or 1
-    if most > 1:
+    max_dimensions = pc.max(pc.list_value_length(column)).as_py() or 1
+    if max_dimensions > 1:
         raise InvalidEpoch(
-            f"epochs of {most} numbers are among what the filter matches, and have no order of before and after. Read "
-            "their space without startingEpoch and endingEpoch."
+            f"epochs of {max_dimensions} numbers are among what the filter matches, and have no order of before and "
+            "after. Read their space without startingEpoch and endingEpoch."
         )
     first = pc.list_element(column, 0)
-    return pc.and_(pc.greater_equal(first, least), pc.less(first, beyond))
+    return pc.and_(pc.greater_equal(first, min_epoch), pc.less(first, end_epoch))

@@ -46,10 +46,10 @@ def _names_partition(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     """
     if not conn.autocommit or conn.info.transaction_status != TransactionStatus.IDLE:
         return False
-    known = _may_name.setdefault(conn, {})
-    if generation_id in known:
-        return known[generation_id]
-    if len(known) >= _MAX_GENERATIONS:
-        known.clear()
-    known[generation_id] = True
+    generations = _may_name.setdefault(conn, {})
+    if generation_id in generations:
+        return generations[generation_id]
+    if len(generations) >= _MAX_GENERATIONS:
+        generations.clear()
+    generations[generation_id] = True
     return False

@@ -138,9 +138,9 @@ def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
     header = envelope(message)
     if header.count != count:
         raise ValueError(f"it has {header.count} messages, and its row says {count}")
-    found = _validated(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
-    _check_columns(layout, found.batch)
-    return found
+    validated_batch = _validated(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
+    _check_columns(layout, validated_batch.batch)
+    return validated_batch
 
 
 def _read_published(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
@@ -161,10 +161,10 @@ def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
         raise SchemaMismatch("it is in another schema")
     layout, batches, size = _layout(schema), list[pa.RecordBatch](), 0
     for message in reader:
-        found = _validated(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
-        _check_columns(layout, found.batch)
-        batches.append(found.batch)
-        size += found.decoded_bytes
+        validated_batch = _validated(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
+        _check_columns(layout, validated_batch.batch)
+        batches.append(validated_batch.batch)
+        size += validated_batch.decoded_bytes
     return pa.Table.from_batches(batches, schema=schema)
 
 
@@ -245,8 +245,8 @@ def _check_columns(layout: _Layout, batch: pa.RecordBatch) -> None:
 def _check_topics(topics: pa.Array) -> None:
     """Raise `ValueError` for a NUL, which Postgres does not store, and for the wildcards of filters."""
     data = topics.buffers()[2]
-    held = b"" if data is None else data.to_pybytes()
-    if any(each in held for each in (b"\0", b"+", b"#")) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):
+    text = b"" if data is None else data.to_pybytes()
+    if any(each in text for each in (b"\0", b"+", b"#")) and pc.any(pc.match_substring_regex(topics, r"[+#\x00]")):
         raise ValueError("its column topic has a wildcard or a NUL")
 
 
@@ -261,8 +261,8 @@ def _check_headers(headers: pa.Array) -> None:
 def _check_timestamps(timestamps: pa.Array) -> None:
     if len(timestamps) < FEW:
         start, end = 8 * timestamps.offset, 8 * (timestamps.offset + len(timestamps))
-        held = memoryview(timestamps.buffers()[1])[start:end].cast("q")
-        first, last = min(held), max(held)
+        values = memoryview(timestamps.buffers()[1])[start:end].cast("q")
+        first, last = min(values), max(values)
     else:
         span = pc.min_max(timestamps.view(pa.int64()))
         first, last = span["min"].as_py(), span["max"].as_py()

@@ -88,8 +88,8 @@ def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadS
     def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         if kind == STREAM:
             ids = frozenset(wanted_streams())
-            found = read_streams(conn, ids) if ids else []
-            return CatchUpSnapshot(tuple(found), frozenset(map(str, ids)))
+            changes = read_streams(conn, ids) if ids else []
+            return CatchUpSnapshot(tuple(changes), frozenset(map(str, ids)))
         return CatchUpSnapshot(
             tuple({SPACE: read_spaces, GROUP: read_groups, NODE: read_nodes, EPOCHS: read_epochs}[kind](conn))
         )

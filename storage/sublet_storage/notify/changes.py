@@ -113,11 +113,11 @@ def epochs_change(space: str, moves: int) -> ObjectChange:
     return ObjectChange(EPOCHS, space, moves)
 
 
-def _at_least(name: str, *least: str, reason: str) -> CrossSettingRule:
+def _at_least(name: str, *summands: str, reason: str) -> CrossSettingRule:
     return CrossSettingRule(
-        (name, *least),
-        f"{name} must be at least {' + '.join(least)}",
-        lambda s: getattr(s, name) >= sum(getattr(s, each) for each in least),
+        (name, *summands),
+        f"{name} must be at least {' + '.join(summands)}",
+        lambda s: getattr(s, name) >= sum(getattr(s, each) for each in summands),
         reason,
         f"Raise {name}",
     )

@@ -56,8 +56,8 @@ def decode(raw: bytes) -> Message:
     if len(raw) > MAX_NOTIFICATION_BYTES:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:
-        found = json.loads(raw)
-        return _envelope(found) if isinstance(found, dict) and "e" in found else _hello(found)
+        document = json.loads(raw)
+        return _envelope(document) if isinstance(document, dict) and "e" in document else _hello(document)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 

@@ -77,7 +77,7 @@ class NotificationPublisher:
         self._publisher = publisher or f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(3)}"
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._reported: deque[Sequence[ObjectChange]] = deque()
+        self._queued_changes: deque[Sequence[ObjectChange]] = deque()
         self._has_overflown = self._is_closing = False
         self._is_looking = self._is_napping = False
         self._directory_endpoints: list[str] | None = None
@@ -97,8 +97,8 @@ class NotificationPublisher:
         if self._is_in_vain():
             return
         with self._changed:
-            if len(self._reported) < MAX_PENDING_CHANGES:
-                self._reported.append(changes)
+            if len(self._queued_changes) < MAX_PENDING_CHANGES:
+                self._queued_changes.append(changes)
             else:
                 self._has_overflown = True
             if self._thread is None:
@@ -149,17 +149,17 @@ class NotificationPublisher:
         with self._changed:
             while True:
                 now = time.monotonic()
-                has_work = bool(self._reported) or self._directory_endpoints is not None
+                has_work = bool(self._queued_changes) or self._directory_endpoints is not None
                 is_early = now < self._announcer.ready_at and not self._is_closing
                 if has_work and not is_early:
                     return True
                 if not has_work and self._is_over():
                     return False
-                until = self._announcer.ready_at if is_early else min(wake_at, self._close_by)
-                if until <= now:
+                deadline = self._announcer.ready_at if is_early else min(wake_at, self._close_by)
+                if deadline <= now:
                     return True
                 self._is_napping = is_early  # no call need wake it then
-                self._changed.wait(None if until == math.inf else until - now)
+                self._changed.wait(None if deadline == math.inf else deadline - now)
                 self._is_napping = False
 
     def _is_over(self) -> bool:
@@ -171,15 +171,19 @@ class NotificationPublisher:
     def _work(self, now: float) -> float:
         """Execute what is due; return when to call again at the latest."""
         with self._changed:
-            reported, has_overflown, found = list(self._reported), self._has_overflown, self._directory_endpoints
-            self._reported.clear()
+            queued_changes, has_overflown, endpoints = (
+                list(self._queued_changes),
+                self._has_overflown,
+                self._directory_endpoints,
+            )
+            self._queued_changes.clear()
             self._has_overflown, self._directory_endpoints = False, None
-        if reported:
+        if queued_changes:
             self._rest_at = now + REST_S
-            self._send(ChangesQueued(tuple(change for changes in reported for change in changes)), now)
+            self._send(ChangesQueued(tuple(change for changes in queued_changes for change in changes)), now)
             self._look_if_due(now)
-        if found is not None:
-            self._reach(found, now)
+        if endpoints is not None:
+            self._reach(endpoints, now)
         if has_overflown:
             self._begin_anew(now)
         if now >= self._rest_at:
@@ -223,15 +227,15 @@ class NotificationPublisher:
 
     def _look(self) -> None:
         """Read the directory in a thread of its own, so that a slow database does not delay known nodes."""
-        found: list[str] | None = None
+        endpoints: list[str] | None = None
         try:
             with connect(self._url, application_name="sublet look", silence_s=READ_TIMEOUT_S) as connection:
-                found = node_directory.list_notify_endpoints(connection)
+                endpoints = node_directory.list_notify_endpoints(connection)
         except (psycopg.Error, SubletError) as error:
             if self._quiet.acquire("look") is not None:
                 log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:
-            self._directory_endpoints, self._is_looking = found, False
+            self._directory_endpoints, self._is_looking = endpoints, False
             self._changed.notify()
 
     def _reach(self, endpoints: list[str], now: float) -> None:
@@ -318,11 +322,11 @@ class NotificationSenders:
 
     def set_endpoints(self, endpoints: Iterable[str]) -> bool:
         """Open senders to these endpoints, and close others; return True if one was opened."""
-        wanted: dict[str, list[str]] = {}
+        endpoints_by_driver: dict[str, list[str]] = {}
         for endpoint in endpoints:
-            wanted.setdefault(registry.driver_name(endpoint), []).append(endpoint)
-        opened = [self._open(name, tuple(sorted(addresses))) for name, addresses in wanted.items()]
-        for name in self._senders.keys() - wanted.keys():
+            endpoints_by_driver.setdefault(registry.driver_name(endpoint), []).append(endpoint)
+        opened = [self._open(name, tuple(sorted(addresses))) for name, addresses in endpoints_by_driver.items()]
+        for name in self._senders.keys() - endpoints_by_driver.keys():
             self._close(name, self._senders.pop(name).sender)
         return any(opened)
 
@@ -343,8 +347,8 @@ class NotificationSenders:
         return True
 
     def _open(self, name: str, endpoints: tuple[str, ...]) -> bool:
-        before, driver = self._senders.get(name), self._driver(name)
-        if driver is None or (before and before.endpoints == endpoints):
+        previous, driver = self._senders.get(name), self._driver(name)
+        if driver is None or (previous and previous.endpoints == endpoints):
             return False
         try:
             if not driver.capabilities.is_push:
@@ -356,8 +360,8 @@ class NotificationSenders:
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
             self._complain(name, "notification sender not opened: driver=%s: %s", error)
             return False
-        if before:
-            self._close(name, before.sender)
+        if previous:
+            self._close(name, previous.sender)
         return True
 
     def _close(self, name: str, sender: NotificationSender) -> None:

@@ -81,7 +81,7 @@ class NotificationPublisherMachine:
     """The machine of one incarnation of a publisher. Pass it every event, and a `Tick` at `wake_at`."""
 
     def __init__(
-        self, publisher: str, incarnation: str, settings: NotifySettings, most_waiting: int = MAX_WAITING
+        self, publisher: str, incarnation: str, settings: NotifySettings, max_waiting: int = MAX_WAITING
     ) -> None:
         self.status = NotificationPublisherStatus.WAITING
         self.dropped_change_count = 0
@@ -91,7 +91,7 @@ class NotificationPublisherMachine:
         self._publisher, self._incarnation, self._settings = publisher, incarnation, settings
         self._pause_s = 1 / settings.max_sends_per_s
         self._sent_at, self._replaced = -math.inf, 0
-        self._most_waiting = most_waiting
+        self._max_waiting = max_waiting
         self._limit = MAX_NOTIFICATION_BYTES
         self._sequences: dict[str, int] = {}
         self._waiting: OrderedDict[tuple[str, str], ObjectChange] = OrderedDict()
@@ -138,12 +138,12 @@ class NotificationPublisherMachine:
     def _keep(self, change: ObjectChange) -> None:
         """Queue the newest change of each object, in the place of the first."""
         object_key = change.kind, change.key
-        before = self._waiting.get(object_key)
-        if before is None:
+        queued_change = self._waiting.get(object_key)
+        if queued_change is None:
             self._waiting[object_key] = change
-            if len(self._waiting) > self._most_waiting:
+            if len(self._waiting) > self._max_waiting:
                 self._skip(self._waiting.popitem(last=False)[1].kind)
-        elif change.order_key > before.order_key:
+        elif change.order_key > queued_change.order_key:
             self._waiting[object_key] = change
             self._replaced += 1
 
@@ -171,11 +171,11 @@ class NotificationPublisherMachine:
     def _next_pause_s(self, now: float) -> float:
         """Return the next pause: longer where an object has changed more often since the last send than may be sent,
         and the shortest where it has changed seldom, so that a rare change is sent at once."""
-        most = self._settings.max_sends_per_s * (now - self._sent_at)
-        reported = self._replaced + 1
-        if reported >= most:
+        max_sends = self._settings.max_sends_per_s * (now - self._sent_at)
+        change_count = self._replaced + 1
+        if change_count >= max_sends:
             return min(self._pause_s * GROWTH, BUSY / self._settings.max_sends_per_s)
-        return self._pause_s if reported > LIGHT * most else 1 / self._settings.max_sends_per_s
+        return self._pause_s if change_count > LIGHT * max_sends else 1 / self._settings.max_sends_per_s
 
     def _wake_at(self) -> float | None:
         if self.status is not NotificationPublisherStatus.OPEN:

@@ -74,18 +74,18 @@ class NotificationRateLimiter:
     limit."""
 
     def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S) -> None:
-        self._limit, self._begun_at, self._taken = limit, float("-inf"), 0
+        self._limit, self._begun_at, self._count = limit, float("-inf"), 0
 
     def take(self, now: float) -> bool:
         """Return whether one more may be taken in."""
         if now >= self._begun_at + 1.0:
-            self._begun_at, self._taken = now, 0
-        self._taken += 1
-        return self._taken <= self._limit
+            self._begun_at, self._count = now, 0
+        self._count += 1
+        return self._count <= self._limit
 
     @property
     def is_first_refused(self) -> bool:
-        return self._taken == self._limit + 1
+        return self._count == self._limit + 1
 
 
 class NotificationSubscriber:
@@ -260,7 +260,7 @@ class _SnapshotReader(threading.Thread):
     def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
         super().__init__(name="sublet notify catch-up", daemon=True)
         self._read_snapshot, self._put = read_snapshot, put
-        self._wanted: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
         self._reconnecting = ReconnectingConnection(
             lambda: connect(url, application_name="sublet catch-up", silence_s=READ_TIMEOUT_S)
         )
@@ -268,19 +268,19 @@ class _SnapshotReader(threading.Thread):
 
     def read(self, catch_up: CatchUp, begun: int) -> None:
         """Queue it; `begun` is handed back."""
-        self._wanted.put((catch_up.channel, begun))
+        self._requests.put((catch_up.channel, begun))
 
     def end(self) -> None:
         """Stop; a read under way is cancelled."""
         self._ending = True
-        self._wanted.put(None)
+        self._requests.put(None)
         self._reconnecting.stop_waiting()
         if threading.current_thread() is not self:
             self.join(JOIN_TIMEOUT_S)
 
     def run(self) -> None:
-        while (wanted := self._wanted.get()) is not None and not self._ending:
-            channel, begun = wanted
+        while (request := self._requests.get()) is not None and not self._ending:
+            channel, begun = request
             self._put(_Read(channel, self._attempt(channel), begun))
         self._reconnecting.close()
 

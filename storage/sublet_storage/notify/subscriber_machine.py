@@ -159,18 +159,18 @@ class NotificationSubscriberMachine:
     def _publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
         """Return the publisher of a message, and whether it was unknown before."""
         name = message.publisher
-        known = self._speaking.pop(name, None) or self._silent.pop(name, None)
-        is_met = known is None or known.incarnation != message.incarnation
-        if known is None or is_met:
-            cause = CatchUpCause.NEW_PUBLISHER if known is None else CatchUpCause.RESTARTED
-            self.counters.restarts += known is not None
-            self._drop_gaps(known)
+        publisher = self._speaking.pop(name, None) or self._silent.pop(name, None)
+        is_met = publisher is None or publisher.incarnation != message.incarnation
+        if publisher is None or is_met:
+            cause = CatchUpCause.NEW_PUBLISHER if publisher is None else CatchUpCause.RESTARTED
+            self.counters.restarts += publisher is not None
+            self._drop_gaps(publisher)
             self.catch_ups.request_all(cause, self._by_all(now, jitter))
-            known = _Publisher(message.incarnation)
-        known.received_at = now
-        (self._silent if known.is_leaving else self._speaking)[name] = known
+            publisher = _Publisher(message.incarnation)
+        publisher.received_at = now
+        (self._silent if publisher.is_leaving else self._speaking)[name] = publisher
         self._forget_beyond_bound()
-        return known, is_met
+        return publisher, is_met
 
     def _first_of_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
         """Record the first message of a channel: nothing came before it if a hello has named all channels; else that is
@@ -199,10 +199,10 @@ class NotificationSubscriberMachine:
 
     # --- gaps -------------------------------------------------------------------------------------------------------
 
-    def _open_gap(self, publisher: _Publisher, channel: str, after: int, until: int, now: float) -> None:
+    def _open_gap(self, publisher: _Publisher, channel: str, predecessor: int, sequence: int, now: float) -> None:
         self.counters.gaps += 1
-        gap = SequenceGap(channel, now + self._settings.gap_window_s, [(after, until)])
-        publisher.last[channel] = until
+        gap = SequenceGap(channel, now + self._settings.gap_window_s, [(predecessor, sequence)])
+        publisher.last[channel] = sequence
         still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.missing_ranges]
         if len(still_open) == MAX_GAPS:
             self._give_up(still_open.pop(0), gap.deadline)

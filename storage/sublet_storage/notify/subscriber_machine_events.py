@@ -111,9 +111,9 @@ class SequenceGap:
 
     def fill(self, predecessor: int, sequence: int) -> bool:
         """Add a message that came late; return False if it was not missing here."""
-        for index, (after, until) in enumerate(self.missing_ranges):
-            if after <= predecessor and sequence <= until:
-                rest = [(after, predecessor), (sequence, until)]
-                self.missing_ranges[index : index + 1] = [piece for piece in rest if piece[0] < piece[1]]
+        for index, (lower, upper) in enumerate(self.missing_ranges):
+            if lower <= predecessor and sequence <= upper:
+                remaining = [(lower, predecessor), (sequence, upper)]
+                self.missing_ranges[index : index + 1] = [piece for piece in remaining if piece[0] < piece[1]]
                 return True
         return False

@@ -82,9 +82,9 @@ class VersionCache:
         """
         self._expire(now)
         changes = [change for change in snapshot.changes if self._confirm(change, begun, now)]
-        there = {change.key for change in snapshot.changes}
+        keys = {change.key for change in snapshot.changes}
         for key, entry in list(self._live.get(kind, {}).items()):
-            if key in there or entry.turn > begun:
+            if key in keys or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
                 changes.append(self._bury_absent(entry, now))
@@ -133,10 +133,10 @@ class VersionCache:
 
     def _bury_absent(self, entry: _Entry, now: float) -> ObjectChange:
         last = entry.change
-        gone = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
-        self._put(gone, now)
-        self._absent.add((gone.kind, gone.key))
-        return gone
+        deletion = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
+        self._put(deletion, now)
+        self._absent.add((deletion.kind, deletion.key))
+        return deletion
 
     def _expire(self, now: float) -> None:
         for object_key in list(self._expired(now)):

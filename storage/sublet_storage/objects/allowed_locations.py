@@ -35,14 +35,14 @@ def find_refusal(location: PayloadStoreLocation) -> str | None:
 
 def allowed_endpoints() -> frozenset[str]:
     """Return those that this process's setting names, as SCHEME://HOST:PORT. Raise `InvalidSetting`."""
-    found = set[str]()
+    endpoints = set[str]()
     for text in _listed(ENDPOINTS):
         if not _ENDPOINT.fullmatch(text.rstrip("/")):
             raise InvalidSetting(
                 f"{ENDPOINTS}: {text!r} is no endpoint. Give https://HOST:PORT, several separated by commas."
             )
-        found.add(text.lower().rstrip("/"))
-    return frozenset(found)
+        endpoints.add(text.lower().rstrip("/"))
+    return frozenset(endpoints)
 
 
 def _allowed_locations() -> list[str]:

@@ -102,17 +102,17 @@ def parse_location(text: str) -> PayloadStoreLocation:
 
 def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
     pairs = parse_qsl(query, keep_blank_values=True)
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    options = dict(pairs)
+    if len(options) < len(pairs):
         raise _invalid(shown, "with each option once")
-    if found.keys() - set(OPTIONS):
+    if options.keys() - set(OPTIONS):
         raise _invalid(shown, f"without other options than {', '.join(OPTIONS)}")
-    if not all(_VALUE.fullmatch(value) for value in found.values()) or found.get("scheme", "https") not in (
+    if not all(_VALUE.fullmatch(value) for value in options.values()) or options.get("scheme", "https") not in (
         "http",
         "https",
     ):
         raise _invalid(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
-    return tuple(sorted(found.items()))
+    return tuple(sorted(options.items()))
 
 
 def _invalid(shown: str, rule: str) -> InvalidSetting:
@@ -125,8 +125,8 @@ def _shown(text: str) -> str:
         scheme, netloc, path, *_ = urlsplit(text[:MAX_SHOWN_CHARS])
     except ValueError:
         return "..."
-    known = scheme in ("file", "s3") and "@" not in text and _PLAIN.fullmatch(netloc) and _PATH.fullmatch(path)
-    return f"{scheme}://{netloc}{path}" if known else "..."
+    is_location = scheme in ("file", "s3") and "@" not in text and _PLAIN.fullmatch(netloc) and _PATH.fullmatch(path)
+    return f"{scheme}://{netloc}{path}" if is_location else "..."
 
 
 @lru_cache(maxsize=256)

@@ -89,9 +89,9 @@ class LocalBackend:
     def write(self, name: str, payload: Payload) -> None:
         with self._folder(name, make=True) as (folder, file_name):
             part = _part(file_name)
-            how = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
-                with open(os.open(part, how, 0o666, dir_fd=folder), "wb") as file:
+                with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as file:
                     file.write(payload)
                     file.flush()
                     os.fsync(file.fileno())
@@ -103,8 +103,8 @@ class LocalBackend:
             os.fsync(folder)
 
     def read(self, name: str, limit: int) -> Payload:
-        how = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._folder(name) as (folder, file_name), open(os.open(file_name, how, dir_fd=folder), "rb") as file:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with self._folder(name) as (folder, file_name), open(os.open(file_name, flags, dir_fd=folder), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise IsADirectoryError(f"{self._root}/{name} is not a file")
             return file.read(limit)
@@ -128,10 +128,10 @@ class LocalBackend:
         """Yield the open directory of an object, and the object's name in it; no link below the location is
         followed."""
         above, _, file_name = name.rpartition("/")
-        how = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         with contextlib.ExitStack() as opened:
             try:
-                folder = os.open(self._root, how)
+                folder = os.open(self._root, flags)
             except FileNotFoundError:
                 if not make:
                     raise
@@ -146,7 +146,7 @@ class LocalBackend:
                         os.mkdir(each, dir_fd=folder)
                         os.fsync(folder)
                 try:
-                    folder = os.open(each, how | os.O_NOFOLLOW, dir_fd=folder)
+                    folder = os.open(each, flags | os.O_NOFOLLOW, dir_fd=folder)
                 except OSError as error:
                     if error.errno not in (errno.ELOOP, errno.ENOTDIR):
                         raise
@@ -211,26 +211,28 @@ class ObjectStore:
 
     def write_marker(self, marker: str) -> str:
         """Return the id of the location, which is this one from now on if it had none."""
-        found = self._marked()
-        if found is None:
+        stored_marker = self._marked()
+        if stored_marker is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
             with self._errors_mapped():
                 self._opened().write(MARKER, text)
-            found = self._marked()
-        if not found:
+            stored_marker = self._marked()
+        if not stored_marker:
             raise self._unavailable(f"does not answer as it should: its object {MARKER} has no id")
-        return found
+        return stored_marker
 
     def check_marker(self) -> None:
         """Raise `PayloadUnavailable` unless the marker is there, with the id that it has had from the beginning."""
-        found, known = self._marked(), self.location.marker
-        if found is None:
+        stored_marker, expected_marker = self._marked(), self.location.marker
+        if stored_marker is None:
             raise self._unavailable(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
-                + (f" (one that says `id {known}` is this place's)" if known else "")
+                + (f" (one that says `id {expected_marker}` is this place's)" if expected_marker else "")
             )
-        if known and found != known:
-            raise self._unavailable(f"is not the one that it was: its object {MARKER} should have the id {known}")
+        if expected_marker and stored_marker != expected_marker:
+            raise self._unavailable(
+                f"is not the one that it was: its object {MARKER} should have the id {expected_marker}"
+            )
         self._backoff.succeeded()
 
     def note_timeout(self, seconds: float) -> PayloadUnavailable:
@@ -290,11 +292,11 @@ class ObjectStore:
                 )
             return self._backend
 
-    def _unavailable(self, what: str, pause_s: float = 0.0) -> PayloadUnavailable:
+    def _unavailable(self, problem: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
             self._backoff.failed(pause_s)
         hint = _HINTS[self.location.scheme]
-        self._last_error = f"the place of payloads {self.location} {what}. It is tried again. {hint}. {ASK_DOCTOR}"
+        self._last_error = f"the place of payloads {self.location} {problem}. It is tried again. {hint}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._last_error)
 
 
@@ -311,10 +313,10 @@ def _store(pid: int, location: PayloadStoreLocation) -> ObjectStore:
 def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
     """Write the object and read it back: a store may have stored something else, and soon there is no other copy."""
     backend.write(name, payload)
-    given = memoryview(payload).cast("B")
-    found = memoryview(backend.read(name, given.nbytes + 1)).cast("B")
-    if found != given:
-        raise OSError(f"it came back different from what was written: {found.nbytes} bytes, of {given.nbytes}")
+    expected = memoryview(payload).cast("B")
+    actual = memoryview(backend.read(name, expected.nbytes + 1)).cast("B")
+    if actual != expected:
+        raise OSError(f"it came back different from what was written: {actual.nbytes} bytes, of {expected.nbytes}")
 
 
 def _part(name: str) -> str:

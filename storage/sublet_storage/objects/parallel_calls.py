@@ -28,12 +28,14 @@ _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
-def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items: Sequence[_T]) -> list[_R | Exception]:
-    """Return what it makes of each, or has raised, in their order. `what` is done there: `TO_READ` or `TO_CHANGE`.
+def run_parallel(
+    store: ObjectStore, operation: str, work: Callable[[_T], _R], items: Sequence[_T]
+) -> list[_R | Exception]:
+    """Return what it makes of each, or has raised, in their order. `operation`: `TO_READ` or `TO_CHANGE`.
 
     Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
-    pool = _pool(os.getpid(), there.location.prefix, what)
+    pool = _pool(os.getpid(), store.location.prefix, operation)
     futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
     waiting = set(futures)
     while waiting:
@@ -41,7 +43,7 @@ def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items:
         if not ended:
             for future in waiting:
                 future.cancel()
-            raise there.note_timeout(RECEIVE_TIMEOUT_S)
+            raise store.note_timeout(RECEIVE_TIMEOUT_S)
     errors = [future.exception() for future in futures]
     return [
         error if isinstance(error, Exception) else future.result()
@@ -49,9 +51,9 @@ def run_parallel(there: ObjectStore, what: str, work: Callable[[_T], _R], items:
     ]
 
 
-def run_with_timeout(there: ObjectStore, what: str, work: Callable[[], _R]) -> _R:
+def run_with_timeout(store: ObjectStore, operation: str, work: Callable[[], _R]) -> _R:
     """Return the same of a single thing: its answer. Raises what it raises."""
-    (outcome,) = run_parallel(there, what, lambda _: work(), (None,))
+    (outcome,) = run_parallel(store, operation, lambda _: work(), (None,))
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -83,6 +85,6 @@ class _Pool:
 
 
 @cache
-def _pool(pid: int, prefix: str, what: str) -> _Pool:
+def _pool(pid: int, prefix: str, operation: str) -> _Pool:
     """Return the process's pool: a forked child has none of its parent's threads."""
     return _Pool()

@@ -51,42 +51,44 @@ def attach_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list
 
 def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[Payload | Exception | None]:
     """Return the payload of each row, or its error; null if a row has none."""
-    found: list[Payload | Exception | None] = [row[4] for row in rows]
+    payloads: list[Payload | Exception | None] = [row[4] for row in rows]
     by_location: dict[PayloadStoreLocation, list[tuple[int, PayloadObjectName]]] = {}
     for index, row in enumerate(rows):
         if row[5] is None:
             continue
         uri, _, *locations = row[5]
-        where = locate_object(uri, locations)
-        if where is None:
+        reference = locate_object(uri, locations)
+        if reference is None:
             listed = ", ".join(map(format_location, locations)) or "it has none"
-            found[index] = _damaged(stream_id, row, f"that is not in a place of its space ({listed}): it is not read")
+            payloads[index] = _damaged(
+                stream_id, row, f"that is not in a place of its space ({listed}): it is not read"
+            )
         else:
-            by_location.setdefault(where[0], []).append((index, where[1]))
-    for location, there in by_location.items():
-        outcomes = _fetch(generation_id, stream_id, location, [(rows[index], name) for index, name in there])
-        for (index, _), outcome in zip(there, outcomes, strict=True):
-            found[index] = outcome
-    return found
+            by_location.setdefault(reference[0], []).append((index, reference[1]))
+    for location, references in by_location.items():
+        outcomes = _fetch(generation_id, stream_id, location, [(rows[index], name) for index, name in references])
+        for (index, _), outcome in zip(references, outcomes, strict=True):
+            payloads[index] = outcome
+    return payloads
 
 
 def _fetch(
-    generation_id: int, stream_id: int, location: PayloadStoreLocation, named: list[tuple[Row, PayloadObjectName]]
+    generation_id: int, stream_id: int, location: PayloadStoreLocation, references: list[tuple[Row, PayloadObjectName]]
 ) -> Sequence[Payload | Exception]:
     """Return the payloads of one location, or the errors in their place."""
     try:
         return run_parallel(
-            get_store(location), TO_READ, partial(_fetch_one, generation_id, stream_id, location), named
+            get_store(location), TO_READ, partial(_fetch_one, generation_id, stream_id, location), references
         )
     except PayloadUnavailable as silent:
-        return [silent] * len(named)
+        return [silent] * len(references)
 
 
 def _fetch_one(
-    generation_id: int, stream_id: int, location: PayloadStoreLocation, named: tuple[Row, PayloadObjectName]
+    generation_id: int, stream_id: int, location: PayloadStoreLocation, reference: tuple[Row, PayloadObjectName]
 ) -> Payload:
     """Return the payload of one block. Raises as `attach_payloads` does."""
-    row, name = named
+    row, name = reference
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):
         raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
@@ -115,5 +117,5 @@ def _damaged(stream_id: int, row: Row, detail: str) -> PayloadDamaged:
 
 
 def _sized(payload: Payload, size: int) -> str:
-    found = memoryview(payload).nbytes
-    return "more" if found > size else str(found)
+    received_bytes = memoryview(payload).nbytes
+    return "more" if received_bytes > size else str(received_bytes)

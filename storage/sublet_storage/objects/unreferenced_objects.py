@@ -94,10 +94,12 @@ def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tupl
     _note(conn, _INTEND, owner, planned)
 
 
-def mark_for_deletion(conn: Connection, owner: BlockOwner, lost: Sequence[tuple[str, int]], *, was_named: bool) -> None:
+def mark_for_deletion(
+    conn: Connection, owner: BlockOwner, objects: Sequence[tuple[str, int]], *, was_named: bool
+) -> None:
     """Mark these objects for deletion: no block names them, from this transaction on. `was_named`: one did before, and
     may still do so in a backup."""
-    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, lost)
+    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, objects)
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
@@ -120,7 +122,7 @@ def delete_expired_objects(
     spaces = conn.execute(_SPACES).fetchall()
     if not spaces:
         return 0
-    until = time.monotonic() + most_s
+    deadline = time.monotonic() + most_s
     with conn.transaction():
         if guard is not None:
             guard(conn)
@@ -128,12 +130,12 @@ def delete_expired_objects(
     deleted = 0
     problems: list[Exception] = []
     for (space_id,) in spaces:
-        asked = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MAX_OBJECTS}
-        for (text,) in conn.execute(_LOCATIONS, asked).fetchall():
+        parameters = {"space": space_id, "grace": grace_s, "name": f"^{NAME}$", "most": MAX_OBJECTS}
+        for (text,) in conn.execute(_LOCATIONS, parameters).fetchall():
             location = parse_stored_location(text)
             try:
-                uris = _picked(conn, {**asked, "prefix": f"{location.prefix}/"})
-                deleted += _delete(conn, location, uris, until, problems)
+                uris = _picked(conn, {**parameters, "prefix": f"{location.prefix}/"})
+                deleted += _delete(conn, location, uris, deadline, problems)
             except PayloadUnavailable as error:
                 problems.append(error)
     if problems:
@@ -141,10 +143,10 @@ def delete_expired_objects(
     return deleted
 
 
-def _picked(conn: Connection, asked: dict[str, object]) -> list[str]:
+def _picked(conn: Connection, parameters: dict[str, object]) -> list[str]:
     """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
     that cannot be deleted."""
-    rows = conn.execute(_PICKED, asked).fetchall()
+    rows = conn.execute(_PICKED, parameters).fetchall()
     conn.execute(_DELETE_FAILED, ([uri for uri, is_named in rows if is_named],))
     return [uri for uri, is_named in rows if not is_named]
 
@@ -162,30 +164,30 @@ def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tu
 
 
 def _delete(
-    conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], until: float, problems: list[Exception]
+    conn: Connection, location: PayloadStoreLocation, uris: Sequence[str], deadline: float, problems: list[Exception]
 ) -> int:
     """Delete objects and then their rows: an object that cannot be deleted keeps its row, and holds up no other."""
-    deleted, there = 0, get_store(location)
+    deleted, store = 0, get_store(location)
 
     def delete(uri: str) -> None:
-        there.delete(uri[len(location.prefix) + 1 :])
+        store.delete(uri[len(location.prefix) + 1 :])
 
     for first in range(0, len(uris), CHUNK):
-        if time.monotonic() >= until:
+        if time.monotonic() >= deadline:
             break
         chunk = uris[first : first + CHUNK]
-        run_with_timeout(there, TO_CHANGE, there.check_marker)
-        outcomes = run_parallel(there, TO_CHANGE, delete, chunk)
+        run_with_timeout(store, TO_CHANGE, store.check_marker)
+        outcomes = run_parallel(store, TO_CHANGE, delete, chunk)
         run_with_timeout(
-            there, TO_CHANGE, there.check_marker
+            store, TO_CHANGE, store.check_marker
         )  # an object missing from a location that is away is not deleted
-        gone = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
-        conn.execute(_GONE, (gone,))
-        conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in gone],))
-        deleted += len(gone)
+        deleted_uris = [uri for uri, outcome in zip(chunk, outcomes, strict=True) if outcome is None]
+        conn.execute(_GONE, (deleted_uris,))
+        conn.execute(_DELETE_FAILED, ([uri for uri in chunk if uri not in deleted_uris],))
+        deleted += len(deleted_uris)
         problems += [outcome for outcome in outcomes if isinstance(outcome, ObjectUnusable)][:1]
-        others = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectUnusable)]
-        if others:
-            problems.append(others[0])
+        errors = [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, ObjectUnusable)]
+        if errors:
+            problems.append(errors[0])
             break
     return deleted

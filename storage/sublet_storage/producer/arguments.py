@@ -17,22 +17,27 @@ MAX_PRODUCER = 200
 HINT = "Leave it out for the default."
 
 
-def check_int(name: str, value: object, most: int = MAX_COUNT) -> int:
-    """Check that it is an integer from 1 to `most`. Raises `InvalidSetting`."""
+def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
+    """Check that it is an integer from 1 to `maximum`. Raises `InvalidSetting`."""
     number = _index(value)
     if number is None:
         raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {HINT}")
     if number < 1:
         raise InvalidSetting(f"{name} {_shown(value)}: must be at least 1. {HINT}")
-    if number > most:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {most}. {HINT}")
+    if number > maximum:
+        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {maximum}. {HINT}")
     return number
 
 
-def check_duration(name: str, value: object, most: float, hint: str = HINT, least: float = 0) -> float:
-    """Return a number from `least` to `most`, in the unit that the name bears. Raises `InvalidSetting`."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or not least <= value <= most:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {least:g} to {most:.12g}. {hint}")
+def check_duration(name: str, value: object, maximum: float, hint: str = HINT, minimum: float = 0) -> float:
+    """Return a number from `minimum` to `maximum`, in the unit that the name bears. Raises `InvalidSetting`."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or math.isnan(value)
+        or not minimum <= value <= maximum
+    ):
+        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {minimum:g} to {maximum:.12g}. {hint}")
     return float(value)
 
 

@@ -59,11 +59,11 @@ class AppendedSpan:
 class DeliveryState:
     """The common state of messages published together: settled when each of them is durable or has failed."""
 
-    __slots__ = ("_callbacks", "_error", "_left", "_lock", "_process", "_spans", "entered", "entered_at")
+    __slots__ = ("_callbacks", "_error", "_lock", "_pending_count", "_process", "_spans", "entered", "entered_at")
 
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
-        self._left = count
+        self._pending_count = count
         self._spans: list[AppendedSpan] = []
         self._error: Exception | None = None
         self._callbacks: list[Callable[[], None]] = []
@@ -73,17 +73,17 @@ class DeliveryState:
 
     def expect(self, count: int) -> None:
         """Set the number of messages, while none is sent."""
-        self._left = count
+        self._pending_count = count
 
     @property
     def is_done(self) -> bool:
         """Return whether all messages are settled."""
-        return self._left == 0
+        return self._pending_count == 0
 
     @property
     def pending_count(self) -> int:
         """Return the number of messages that are not settled."""
-        return self._left
+        return self._pending_count
 
     def complete_span(self, span: AppendedSpan) -> None:
         """Settle messages that are durable."""
@@ -133,14 +133,14 @@ class DeliveryState:
         """Call back once, from the publisher's thread, or at once if it is settled already."""
         self._check_process()
         with self._lock:
-            if self._left:
+            if self._pending_count:
                 self._callbacks.append(callback)
                 return
         callback()
 
     def _check_process(self) -> None:
         """Raise `UsageError` in a process where nothing will ever settle it."""
-        if self._left:
+        if self._pending_count:
             check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
 
     def _settle(self, count: int | None, span: AppendedSpan | None, error: Exception | None) -> None:
@@ -148,11 +148,11 @@ class DeliveryState:
         with self._lock:
             if span is not None:
                 self._spans.append(span)
-            if not self._left:
+            if not self._pending_count:
                 return
             self._error = self._error or error
-            self._left -= self._left if count is None else count
-            if self._left:
+            self._pending_count -= self._pending_count if count is None else count
+            if self._pending_count:
                 return
             callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:

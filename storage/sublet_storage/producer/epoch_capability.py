@@ -46,110 +46,114 @@ class EpochCapability:
         self,
         url: str,
         space_id: int,
-        who: ProducerIdentity,
+        producer: ProducerIdentity,
         delivery_timeout_s: float,
         lease_s: float,
         timeline: str | None,
         check_timeline: Callable[[psycopg.Connection[Any]], None],
     ) -> None:
-        self._url, self._space_id, self._who = url, space_id, who
+        self._url, self._space_id, self._producer = url, space_id, producer
         self._timeline, self._check_timeline = timeline, check_timeline
         self._delivery_timeout_s, self._lease_s = delivery_timeout_s, lease_s
         self._lock = threading.Lock()
-        self._held: LowerFrontier | None = None
+        self._frontier: LowerFrontier | None = None
         self._promised: LowerFrontier | None = None
-        self._lost: SubletError | None = None
+        self._error: SubletError | None = None
         self._over = threading.Event()
         self._reconnecting = ReconnectingConnection(
             self._connect
         )  # for the holder of the lock: epochs may follow one another quickly
         self._thread: threading.Thread | None = None
 
-    def check(self, least: Sequence[Epoch]) -> None:
+    def check(self, epochs: Sequence[Epoch]) -> None:
         """Take the capability for these epochs if there is none yet. Raises `EpochAlreadyCompleted` for one that may be
         published no more, `InvalidEpoch`, and what `advance` raises."""
-        if self._held is None:
+        if self._frontier is None:
             with self._lock:
-                if self._held is None:
-                    self._hold(least)
-        if self._lost is not None:
-            raise self._lost
-        held = self._promised or self._held
-        assert held is not None
+                if self._frontier is None:
+                    self._hold(epochs)
+        if self._error is not None:
+            raise self._error
+        frontier = self._promised or self._frontier
+        assert frontier is not None
         epoch_capabilities.check_not_backwards(
-            self._who, held, [check_epoch(epoch, len(held.least[0])) for epoch in least]
+            self._producer, frontier, [check_epoch(epoch, len(frontier.least[0])) for epoch in epochs]
         )
 
-    def reserve(self, least: Sequence[Epoch]) -> None:
+    def reserve(self, epochs: Sequence[Epoch]) -> None:
         """Check what is published by these from now on; what is held moves on later. Raises what `check` raises."""
-        check_count(least)
-        self.check(least)
-        self._promised = LowerFrontier.from_epochs(least)
+        check_count(epochs)
+        self.check(epochs)
+        self._promised = LowerFrontier.from_epochs(epochs)
 
     def cancel_reservations(self) -> None:
         """Cancel the reservation of epochs."""
         self._promised = None
 
     def advance(
-        self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], least: Sequence[Epoch]
+        self, conn: psycopg.Connection[Any], appends: Sequence[BlockAppend], epochs: Sequence[Epoch]
     ) -> epoch_capabilities.EpochAdvanceResult:
         """Append these blocks, and publish only at or after these epochs from now on. Raises what `append` raises."""
-        if self._lost is not None:
-            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._lost)
-        moved = epoch_capabilities.append_and_advance(conn, appends, self._space_id, self._who, least, self._lease_s)
-        if isinstance(moved.error, (EpochCapabilityExpired, ProducerFenced)):
-            self._lost = moved.error
-        if moved.change is not None:
-            self._held = LowerFrontier.from_epochs(least)
-            shared_publisher(self._url).publish([moved.change])
-        return moved
+        if self._error is not None:
+            return epoch_capabilities.EpochAdvanceResult(append(conn, appends) if appends else [], error=self._error)
+        result = epoch_capabilities.append_and_advance(
+            conn, appends, self._space_id, self._producer, epochs, self._lease_s
+        )
+        if isinstance(result.error, (EpochCapabilityExpired, ProducerFenced)):
+            self._error = result.error
+        if result.change is not None:
+            self._frontier = LowerFrontier.from_epochs(epochs)
+            shared_publisher(self._url).publish([result.change])
+        return result
 
     def close(self, *, abandon: bool = False) -> None:
         """Release the capability; or `abandon` it: unfinished epochs stay open until the lease has run out, as they do
         if the database is away."""
         self._over.set()
         with self._lock:
-            if self._held is not None and self._lost is None:
+            if self._frontier is not None and self._error is None:
                 if not abandon:
                     self._give_back()
-                self._lost = epoch_capabilities.capability_expired_error(self._who.producer_id)
+                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
     def _give_back(self) -> None:
         try:
             with self._reconnecting as conn:
-                epoch_capabilities.release(conn, self._space_id, self._who)
+                epoch_capabilities.release(conn, self._space_id, self._producer)
                 shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
         except (*Retryable, SubletError) as error:
-            log.warning("epochs not released, lease expires instead: producer_id=%s: %s", self._who.producer_id, error)
+            log.warning(
+                "epochs not released, lease expires instead: producer_id=%s: %s", self._producer.producer_id, error
+            )
 
-    def _hold(self, least: Sequence[Epoch]) -> None:
-        if self._lost is not None:
-            raise self._lost
-        wanted = LowerFrontier.from_epochs(check_epoch(epoch, len(least[0])) for epoch in least)
-        self._retrying(lambda conn: self._move(conn, wanted))
-        self._held = wanted
+    def _hold(self, epochs: Sequence[Epoch]) -> None:
+        if self._error is not None:
+            raise self._error
+        frontier = LowerFrontier.from_epochs(check_epoch(epoch, len(epochs[0])) for epoch in epochs)
+        self._retrying(lambda conn: self._move(conn, frontier))
+        self._frontier = frontier
         if self._thread is None:
             self._thread = threading.Thread(target=self._keep, name="sublet publisher lease", daemon=True)
             self._thread.start()
 
-    def _move(self, conn: psycopg.Connection[Any], wanted: LowerFrontier) -> None:
-        epoch_capabilities.hold(conn, self._space_id, self._who, wanted.least, self._lease_s)
+    def _move(self, conn: psycopg.Connection[Any], frontier: LowerFrontier) -> None:
+        epoch_capabilities.hold(conn, self._space_id, self._producer, frontier.least, self._lease_s)
         shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
 
     def _keep(self) -> None:
         while not self._over.wait(self._lease_s / 3):
             try:
                 with self._connect() as conn:
-                    held = epoch_capabilities.renew(conn, self._who, self._lease_s)
+                    space_ids = epoch_capabilities.renew(conn, self._producer, self._lease_s)
             except ProducerFenced as error:
-                self._lost = error
+                self._error = error
                 return
             except (*Retryable, SubletError) as error:
-                log.warning("lease not renewed, retrying: producer_id=%s: %s", self._who.producer_id, error)
+                log.warning("lease not renewed, retrying: producer_id=%s: %s", self._producer.producer_id, error)
                 continue
-            if self._space_id not in held and not self._over.is_set():
-                self._lost = epoch_capabilities.capability_expired_error(self._who.producer_id)
+            if self._space_id not in space_ids and not self._over.is_set():
+                self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
                 return
 
     def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:

@@ -96,10 +96,10 @@ def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: Idem
 
 def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
     """Enter the batch in the ledger; return False if it is the one that is there already."""
-    who = _who(batch)
-    if conn.execute(_ENTER, who, prepare=True).fetchone() is not None:
+    parameters = _who(batch)
+    if conn.execute(_ENTER, parameters, prepare=True).fetchone() is not None:
         return True
-    incarnation, number, digest = conn.execute(_NEWEST, who).fetchone() or (0, 0, 0)
+    incarnation, number, digest = conn.execute(_NEWEST, parameters).fetchone() or (0, 0, 0)
     if (incarnation, number) < (batch.incarnation, batch.number):
         raise UsageError(
             f"producer {batch.producer_id!r}: incarnation {batch.incarnation}, batch number {batch.number} after "

@@ -130,7 +130,7 @@ class OutboxMover:
         self._conn, self._guard = conn, guard
         conn.execute(_PLANS)
         self._routes: RoutingTable | None = None
-        self._seen: _Seen | None = None
+        self._scan_position: _Seen | None = None
         self._routed_at = self._locked_at = self._looked_at = float("-inf")
 
     def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> OutboxMoveResult:
@@ -140,16 +140,16 @@ class OutboxMover:
         passed over from the next call on. Raises what the guard does; errors of the database pass through, and the next
         call moves what was not moved.
         """
-        messages, seen = self._read(rows, bytes)
+        messages, scan_position = self._read(rows, bytes)
         if not messages:
-            self._seen = seen
+            self._scan_position = scan_position
             return NOTHING
         routes = self._current_routes()
         batches, refused = validate_rows(messages, routes)
         heads = self._stored(messages, refused, [each for batch in batches for each in build_appends(batch, routes)])
         if heads is None:
             return NOTHING
-        self._seen = seen
+        self._scan_position = scan_position
         more = len(messages) == rows or sum(row.size for row in messages) >= bytes
         return OutboxMoveResult(len(messages) - len(refused), heads, refused, more)
 
@@ -165,7 +165,7 @@ class OutboxMover:
                 self._set_aside([row for row in rows if row.outbox_id in refused], refused)
                 return self._append(appends)
         except _Elsewhere:
-            self._routes = self._seen = None
+            self._routes = self._scan_position = None
             return None
 
     def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _Seen | None]:
@@ -173,14 +173,14 @@ class OutboxMover:
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
         if passing_over or now > self._looked_at + RETRY_INTERVAL_S:
-            self._looked_at, self._seen = now, None
-        statement = _READ_FREE if passing_over else _READ_SINCE if self._seen else _READ_ALL
+            self._looked_at, self._scan_position = now, None
+        statement = _READ_FREE if passing_over else _READ_SINCE if self._scan_position else _READ_ALL
         limits: dict[str, Any] = {"rows": rows, "bytes": bytes, "fetched": FETCHED_BYTES}
-        since = self._seen or _Seen("0", 0, [])
+        since = self._scan_position or _Seen("0", 0, [])
         limits |= {"xact": since.xact, "outbox_id": since.outbox_id, "running": since.running}
-        found = [OutboxRow._make(line) for line in self._conn.execute(statement, limits, prepare=True, binary=True)]
-        seen = None if passing_over else _seen(found)
-        return [] if found[0].ctid is None else found, seen
+        outbox_rows = [OutboxRow._make(row) for row in self._conn.execute(statement, limits, prepare=True, binary=True)]
+        scan_position = None if passing_over else _seen(outbox_rows)
+        return [] if outbox_rows[0].ctid is None else outbox_rows, scan_position
 
     def _current_routes(self) -> RoutingTable:
         if self._routes is None or time.monotonic() > self._routed_at + ROUTING_MAX_AGE_S:
@@ -190,11 +190,11 @@ class OutboxMover:
 
     def _take(self, rows: Sequence[OutboxRow]) -> None:
         try:
-            taken = self._conn.execute(_TAKE, (_tuple_ids(rows),), prepare=True, binary=True)
+            cursor = self._conn.execute(_TAKE, (_tuple_ids(rows),), prepare=True, binary=True)
         except psycopg.errors.LockNotAvailable:
             self._locked_at = time.monotonic()
             raise _Elsewhere from None
-        _check_same(rows, taken)
+        _check_same(rows, cursor)
 
     def _set_aside(self, rows: Sequence[OutboxRow], reasons: Mapping[int, str]) -> None:
         if rows:
@@ -220,12 +220,12 @@ def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
     return OutboxBacklog(*row)
 
 
-def _seen(lines: Sequence[OutboxRow]) -> _Seen:
+def _seen(rows: Sequence[OutboxRow]) -> _Seen:
     """Return the last row from a snapshot of Postgres, xmin:xmax:running,running,...; an empty outbox is one row of
     nulls."""
-    assert lines[0].snapshot is not None
-    _, next_xact, running = lines[0].snapshot.split(":")
-    last = (int(lines[-1].xact or next_xact), lines[-1].outbox_id or 0)
+    assert rows[0].snapshot is not None
+    _, next_xact, running = rows[0].snapshot.split(":")
+    last = (int(rows[-1].xact or next_xact), rows[-1].outbox_id or 0)
     # A row restored from a backup may bear a number that is still to come: what comes must not be taken for seen.
     xact, outbox_id = min(last, (int(next_xact), 0))
     return _Seen(str(xact), outbox_id, running.split(",") if running else [])
@@ -236,6 +236,6 @@ def _tuple_ids(rows: Sequence[OutboxRow]) -> str:
     return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 
 
-def _check_same(rows: Sequence[OutboxRow], gone: psycopg.Cursor[Any]) -> None:
-    if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in gone}:
+def _check_same(rows: Sequence[OutboxRow], deleted: psycopg.Cursor[Any]) -> None:
+    if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in deleted}:
         raise _Elsewhere

@@ -105,7 +105,7 @@ class Publisher:
             check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000,
         )
         delivery_timeout_s = check_duration("delivery_timeout_s", delivery_timeout_s, math.inf)
-        lease_s = check_duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, least=SHORTEST_LEASE_S)
+        lease_s = check_duration("epoch_lease_s", epoch_lease_s, LONGEST_LEASE_S, minimum=SHORTEST_LEASE_S)
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
@@ -162,9 +162,9 @@ class Publisher:
         for batch in batches:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
-            if epoch is None and (found := compute_epoch_bounds(batch)) is not None:
-                self._epochs().check(found.least)
-                for greatest in found.greatest:
+            if epoch is None and (bounds := compute_epoch_bounds(batch)) is not None:
+                self._epochs().check(bounds.least)
+                for greatest in bounds.greatest:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
 
@@ -177,9 +177,9 @@ class Publisher:
         `UsageError` for a publisher without a space.
         """
         check_not_forked(self._process, "this publisher")
-        wanted = check_epoch(epoch)
-        self._epochs().check([wanted])
-        return SingleEpochPublisher(self, wanted)
+        checked_epoch = check_epoch(epoch)
+        self._epochs().check([checked_epoch])
+        return SingleEpochPublisher(self, checked_epoch)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """Publish only at or after this epoch (or any of these) from now on. It is done, and durable, once all that was
@@ -190,21 +190,21 @@ class Publisher:
         first delivery error since the last flush, in which case nothing has advanced.
         """
         check_not_forked(self._process, "this publisher")
-        least = [check_epoch(epoch) for epoch in epochs]
-        if not least:
+        checked_epochs = [check_epoch(epoch) for epoch in epochs]
+        if not checked_epochs:
             raise UsageError("advance() without an epoch: give the one that is next.")
         capability = self._epochs()
         with self._advancing:
-            capability.reserve(least)
+            capability.reserve(checked_epochs)
             try:
-                made = self._buffer.advance(least)
+                delivery = self._buffer.advance(checked_epochs)
             except Exception:
                 capability.cancel_reservations()
                 raise
         if wait:
             self.flush()
-            if made.error is not None:
-                raise made.error  # another caller has got its error first
+            if delivery.error is not None:
+                raise delivery.error  # another caller has got its error first
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last

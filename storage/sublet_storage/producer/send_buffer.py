@@ -117,7 +117,7 @@ class SendBuffer:
             raise
         return BatchDelivery(ticket)
 
-    def advance(self, least: Sequence[Epoch]) -> DeliveryState:
+    def advance(self, epochs: Sequence[Epoch]) -> DeliveryState:
         """Queue an advance to these epochs, behind all that is queued. If something fails first, it is given up; if
         something has failed and was not raised yet, that is raised."""
         with self._lock:
@@ -127,7 +127,7 @@ class SendBuffer:
             ticket = DeliveryState(1)
             try:
                 self._unsettled[ticket] = False
-                self._advances.append((ticket, least))
+                self._advances.append((ticket, epochs))
                 if not self._queued:
                     self._work.notify_all()
             except BaseException:
@@ -209,16 +209,16 @@ class SendBuffer:
             count = self._due(loads)
             return self._advances[count - 1][1] if count else None
 
-    def complete_advance(self, least: Sequence[Epoch]) -> None:
+    def complete_advance(self, epochs: Sequence[Epoch]) -> None:
         """Complete the advances that were due."""
         with self._lock:
             self._advanced_at = time.monotonic()
-            made = False
-            while not made:
-                ticket, wanted = self._advances.popleft()
+            is_complete = False
+            while not is_complete:
+                ticket, queued_epochs = self._advances.popleft()
                 del self._unsettled[ticket]
                 ticket.complete_empty()
-                made = wanted is least
+                is_complete = queued_epochs is epochs
 
     def prepare_failure(self, error: Exception) -> None:
         """Record it before tickets fail: a caller woken by one reads the first failure at once."""
@@ -313,16 +313,16 @@ class SendBuffer:
         queue = self._queues.get(stream_id)
         last = queue[-1] if queue else None
         if not isinstance(last, PendingMessageBuilder) or not self._fits(last, size):
-            growing = PendingMessageBuilder()
-            growing.add(message, size)
-            self._enter([(stream_id, growing)])
-            return growing
-        before = self._queued, self._bytes, last.count, last.size
+            builder = PendingMessageBuilder()
+            builder.add(message, size)
+            self._enter([(stream_id, builder)])
+            return builder
+        previous_state = self._queued, self._bytes, last.count, last.size
         try:
             last.add(message, size)
             self._added(last.ticket, 1, size)
         except BaseException:
-            self._queued, self._bytes, *former = before
+            self._queued, self._bytes, *former = previous_state
             last.cut_back(*former)
             raise
         return last
@@ -330,14 +330,14 @@ class SendBuffer:
     def _enter(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
         """Queue all of these parts of one ticket, or none, whatever is raised."""
         ticket = parts[0][1].ticket
-        before, is_known = (self._queued, self._bytes), ticket in self._unsettled
+        previous_state, is_known = (self._queued, self._bytes), ticket in self._unsettled
         try:
             if ticket.error is None:
                 ticket.entered_at = time.monotonic()
             self._enqueue(parts)
             ticket.entered += sum(part.count for _, part in parts)
         except BaseException:
-            self._queued, self._bytes = before
+            self._queued, self._bytes = previous_state
             for stream_id, part in reversed(parts):
                 if (queue := self._queues.get(stream_id)) and queue[-1] is part:
                     queue.pop()
@@ -398,11 +398,11 @@ class SendBuffer:
         """Return how many advances have nothing before them but these loads."""
         if not self._advances:
             return 0
-        taken: Counter[DeliveryState] = Counter()
+        counts: Counter[DeliveryState] = Counter()
         for load in loads:
             for piece in load.pieces:
-                taken[piece.ticket] += piece.count
-        return self._next_behind(lambda ticket: ticket.pending_count <= taken[ticket])
+                counts[piece.ticket] += piece.count
+        return self._next_behind(lambda ticket: ticket.pending_count <= counts[ticket])
 
     def _next_behind(self, is_done: Callable[[DeliveryState], bool]) -> int:
         """Return how many advances have nothing before them but what is done."""
@@ -467,9 +467,9 @@ class SendBuffer:
         self, queue: deque[PendingArrowBatch | PendingMessageBuilder], piece: PendingArrowBatch, count: int
     ) -> PendingArrowBatch:
         """Return the first messages of a piece; the rest goes back to the head of the queue."""
-        first, rest = piece.split(count)
-        self._bytes += first.size + rest.size - piece.size
-        queue.appendleft(rest)
+        first, remaining = piece.split(count)
+        self._bytes += first.size + remaining.size - piece.size
+        queue.appendleft(remaining)
         return first
 
     def _drain_callbacks(self) -> list[Callable[[], None]]:

@@ -150,18 +150,18 @@ class Sender(threading.Thread):
         return BlockAppend(load.stream_id, block, stamp)
 
     def _until_answered(
-        self, appends: list[BlockAppend], least: Sequence[Epoch] | None, entered_at: float
+        self, appends: list[BlockAppend], epochs: Sequence[Epoch] | None, entered_at: float
     ) -> list[AppendResult]:
-        if least is None:
+        if epochs is None:
             return self._retrying(lambda conn: append(conn, appends), entered_at)
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
-        moved = self._retrying(lambda conn: advance(conn, appends, least), entered_at)
-        if moved.error is not None:
-            self._buffer.fail_batches([], moved.error)
-        elif moved.change is not None:
-            self._buffer.complete_advance(least)
-        return moved.results
+        result = self._retrying(lambda conn: advance(conn, appends, epochs), entered_at)
+        if result.error is not None:
+            self._buffer.fail_batches([], result.error)
+        elif result.change is not None:
+            self._buffer.complete_advance(epochs)
+        return result.results
 
     def _stop_fenced(self, loads: list[PendingBlock]) -> None:
         error = producer_fenced_error(self._producer.producer_id, self._producer.incarnation)

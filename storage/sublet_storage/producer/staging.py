@@ -103,14 +103,16 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
 
     Raises `SinkBatchOutOfOrder` where a later one is stored, `StagedBlocksLost`, and the database's own errors: after a
     lost connection it may be stored or not, and the next attempt finds out."""
-    given = sum(each.messages for each in staged)
+    message_count = sum(each.messages for each in staged)
     with conn.transaction():
-        before = _enter(conn, write, given)
-        if before is None:
+        stored_count = _enter(conn, write, message_count)
+        if stored_count is None:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
-            committed = SinkCommitResult(given, _publish(conn, write, _routed(conn, write, attempts), given))
+            committed = SinkCommitResult(
+                message_count, _publish(conn, write, _routed(conn, write, attempts), message_count)
+            )
         else:
-            committed = SinkCommitResult(before, {}, is_duplicate=True)
+            committed = SinkCommitResult(stored_count, {}, is_duplicate=True)
         discard(conn, write)
     return committed
 
@@ -131,8 +133,8 @@ def delete_abandoned_blocks(conn: psycopg.Connection[Any], older_than_s: float =
 def _enter(conn: psycopg.Connection[Any], write: SinkBatch, messages: int) -> int | None:
     """Record the batch, whose sink's row is locked from now on; if it is there, how many messages it had. Raises
     `SinkBatchOutOfOrder`."""
-    who = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
-    ((newest, stored),) = conn.execute(_ENTER, who).fetchall()
+    parameters = {"sink": write.sink, "batch": write.batch, "messages": messages, "single": write.is_single}
+    ((newest, stored),) = conn.execute(_ENTER, parameters).fetchall()
     if newest is None:
         return None
     if newest > write.batch:
@@ -144,19 +146,19 @@ def _publish(
     conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID], messages: int
 ) -> dict[int, int]:
     """Append what these attempts have staged, whose streams are open: {stream: head}. Raises `StagedBlocksLost`."""
-    who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
-    grown = conn.execute(_PUBLISH, who).fetchall() if attempts else []
-    found = sum(total for _, _, total in grown)
-    if found != messages:
-        raise StagedBlocksLost(write.sink, write.batch, messages, found)
+    parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+    grown = conn.execute(_PUBLISH, parameters).fetchall() if attempts else []
+    stored_count = sum(total for _, _, total in grown)
+    if stored_count != messages:
+        raise StagedBlocksLost(write.sink, write.batch, messages, stored_count)
     return {stream_id: head for stream_id, head, _ in grown}
 
 
 def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
     """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
     while attempts:
-        who = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
-        closed = [stream_id for (stream_id,) in conn.execute(_LOCK, who).fetchall()]
+        parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
+        closed = [stream_id for (stream_id,) in conn.execute(_LOCK, parameters).fetchall()]
         if not closed:
             break
         attempts = [each for attempt in attempts for each in (*_again(conn, write, attempt, closed), attempt)]
@@ -171,22 +173,22 @@ def _again(
     What comes out has no stream in common with what is left: those that were open at one time are not each other's
     children.
     """
-    what = {"sink": write.sink, "batch": write.batch, "attempt": attempt, "streams": closed}
-    blocks = _read_staged(conn, what)
+    parameters = {"sink": write.sink, "batch": write.batch, "attempt": attempt, "streams": closed}
+    blocks = _read_staged(conn, parameters)
     first = next(blocks, None)
     if first is None:
         return
     # Accepted before, they go where their topic belongs now.
-    again = stage(conn, write, 0, _decoded(chain([first], blocks)))
-    conn.execute(_REMOVE, what)
-    yield again.attempt
+    staged_task = stage(conn, write, 0, _decoded(chain([first], blocks)))
+    conn.execute(_REMOVE, parameters)
+    yield staged_task.attempt
 
 
-def _read_staged(conn: psycopg.Connection[Any], what: dict[str, object]) -> Iterator[tuple[Any, ...]]:
-    after = -1
-    while rows := conn.execute(_CLOSED, {**what, "after": after}, binary=True).fetchall():
+def _read_staged(conn: psycopg.Connection[Any], parameters: dict[str, object]) -> Iterator[tuple[Any, ...]]:
+    last_block = -1
+    while rows := conn.execute(_CLOSED, {**parameters, "after": last_block}, binary=True).fetchall():
         yield from rows
-        after = rows[-1][-1]
+        last_block = rows[-1][-1]
 
 
 def _decoded(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
@@ -227,7 +229,7 @@ class _Stager:
         self._size = 0
 
     def _row(self, append: BlockAppend) -> tuple[object, ...]:
-        who = self._write.sink, self._write.batch, self.attempt, self.blocks
+        task_columns = self._write.sink, self._write.batch, self.attempt, self.blocks
         block = append.block
         span = block.first_timestamp, block.last_timestamp
-        return *who, append.stream_id, block.count, *span, block.topics, block.codec, memoryview(block.payload)
+        return *task_columns, append.stream_id, block.count, *span, block.topics, block.codec, memoryview(block.payload)

@@ -49,10 +49,10 @@ def list_offset_ranges(
     later."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        wanted = read_generation_filters(conn).matching(filter)
+        filters = read_generation_filters(conn).matching(filter)
         parameters = {
-            "open": [filter.text for filter, now in wanted.items() if now],
-            "closed": [filter.text for filter in wanted],
+            "open": [filter.text for filter, now in filters.items() if now],
+            "closed": [filter.text for filter in filters],
             "start": start.policy,
             "start_value": start.value,
             "end": end.policy,
@@ -62,5 +62,5 @@ def list_offset_ranges(
     return [_offset_range(*row) for row in rows]
 
 
-def _offset_range(stream_id: int, generation_id: int, space: str, filled: str, *rest: Any) -> OffsetRange:
-    return OffsetRange(stream_id, generation_id, space, TopicFilter(filled), *rest)
+def _offset_range(stream_id: int, generation_id: int, space: str, filled: str, *offsets: Any) -> OffsetRange:
+    return OffsetRange(stream_id, generation_id, space, TopicFilter(filled), *offsets)

@@ -96,9 +96,9 @@ def read_block_summaries(
     if not rows:
         raise message_log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower = rows[0][:4]
-    found = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
-    message_log.check_retained(stream_id, offset, head, gone, found[0].first if found else None)
-    behind = found[: message_log.count_contiguous([(mark.first, mark.end) for mark in found])]
+    summaries = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
+    message_log.check_retained(stream_id, offset, head, gone, summaries[0].first if summaries else None)
+    behind = summaries[: message_log.count_contiguous([(mark.first, mark.end) for mark in summaries])]
     return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
 
 
@@ -180,9 +180,9 @@ class EpochStepPlanner:
 
     def copy(self) -> EpochStepPlanner:
         """Return a copy."""
-        other = EpochStepPlanner(self.position, self.consumed)
-        other.scanned, other.lower, other._waiting = self.scanned, self.lower, self._waiting.copy()
-        return other
+        planner = EpochStepPlanner(self.position, self.consumed)
+        planner.scanned, planner.lower, planner._waiting = self.scanned, self.lower, self._waiting.copy()
+        return planner
 
     @property
     def is_waiting(self) -> bool:
@@ -207,19 +207,19 @@ class EpochStepPlanner:
             if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
                 break
             if draft.has_effect:
-                best = draft.wanted, len(draft.wanted), draft.reached
+                best = draft.blocks, len(draft.blocks), draft.reached
         if best is None:
             return None
-        wanted, count, reached = best  # a draft's list grows, and nothing else
+        blocks, count, reached = best  # a draft's list grows, and nothing else
         self._begin_draft()
-        return self._step(wanted[:count], reached)
+        return self._step(blocks[:count], reached)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> EpochStep:
         """Return the step to where all that lies before `offset_completed_by`, which is known, and is completed by
         `lower` is consumed."""
         reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
-        before = (mark for mark in self._waiting if mark.first < reached.upto)
-        cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in before)
+        preceding = (mark for mark in self._waiting if mark.first < reached.upto)
+        cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in preceding)
         return self._step([mark for mark in cut if _touches(mark, self.consumed, reached)], reached)
 
     def completed_frontiers(self) -> set[LowerFrontier]:
@@ -229,8 +229,8 @@ class EpochStepPlanner:
 
     def offset_completed_by(self, lower: LowerFrontier) -> int:
         """Return an offset before which all lies that is completed by then."""
-        seen = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
-        return next(seen, self.scanned)
+        offsets = (mark.first for mark in self._waiting if mark.lower is not None and lower.is_at_or_before(mark.lower))
+        return next(offsets, self.scanned)
 
     def complete_step(self, step: EpochStep) -> None:
         """Complete the step, and continue behind it."""
@@ -276,15 +276,17 @@ class EpochStepPlanner:
         """Return how many of the waiting blocks end there or before, without looking at the others."""
         return bisect_right(self._waiting, offset, key=_END)
 
-    def _step(self, wanted: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
-        left = (mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached))
-        position = max(self.position, next(left, reached.upto))
-        runs = self._runs(sorted(wanted, key=_FIRST), reached)
+    def _step(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
+        remaining_offsets = (
+            mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached)
+        )
+        position = max(self.position, next(remaining_offsets, reached.upto))
+        runs = self._runs(sorted(blocks, key=_FIRST), reached)
         return EpochStep(tuple(runs), self.consumed, position, reached)
 
-    def _runs(self, wanted: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
+    def _runs(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
         start, end, size, clean = -1, -1, 0, False
-        for mark in wanted:
+        for mark in blocks:
             is_clean = _is_clean(mark, self.consumed, reached)
             if (end, clean) == (mark.first, is_clean):
                 end, size = mark.end, size + mark.size
@@ -301,40 +303,45 @@ class _Draft:
 
     def __init__(self, begun: ConsumedFrontier) -> None:
         self._begun = self.reached = begun
-        self._unwanted: list[BlockEpochSummary] = []
-        self.wanted: list[BlockEpochSummary] = []
+        self._deferred_blocks: list[BlockEpochSummary] = []
+        self.blocks: list[BlockEpochSummary] = []
         self.size = self.looks = 0
         self._skips = False
 
     @property
     def has_effect(self) -> bool:
-        return self._skips or bool(self.wanted) or self.reached.lower != self._begun.lower
+        return self._skips or bool(self.blocks) or self.reached.lower != self._begun.lower
 
     def fork(self) -> _Draft:
         """Return a copy that may go on once, as the last."""
-        other = _Draft(self._begun)
-        other.reached, other.size, other.looks, other._skips = self.reached, self.size, self.looks, self._skips
-        other.wanted, other._unwanted = list(self.wanted), self._unwanted
-        return other
+        draft = _Draft(self._begun)
+        draft.reached, draft.size, draft.looks, draft._skips = self.reached, self.size, self.looks, self._skips
+        draft.blocks, draft._deferred_blocks = list(self.blocks), self._deferred_blocks
+        return draft
 
     def go_on(
-        self, blocks: tuple[BlockEpochSummary, ...], upto: int, lower: LowerFrontier | None, *, is_last: bool = False
+        self,
+        new_blocks: tuple[BlockEpochSummary, ...],
+        upto: int,
+        lower: LowerFrontier | None,
+        *,
+        is_last: bool = False,
     ) -> None:
-        before, self.reached = self.reached, self.reached.advanced_to(upto, lower)
-        looked = blocks
-        if before.lower != self.reached.lower:
-            looked, self._unwanted = (*self._unwanted, *blocks), []
+        previous, self.reached = self.reached, self.reached.advanced_to(upto, lower)
+        candidates = new_blocks
+        if previous.lower != self.reached.lower:
+            candidates, self._deferred_blocks = (*self._deferred_blocks, *new_blocks), []
         elif is_last:
-            self._unwanted = []  # which is the other's too
-        self.looks += len(looked)
-        for mark in looked:
+            self._deferred_blocks = []  # which the copy shares
+        self.looks += len(candidates)
+        for mark in candidates:
             if _touches(mark, self._begun, self.reached):
-                self.wanted.append(mark)
+                self.blocks.append(mark)
                 self.size += mark.size
             elif mark.end > self._begun.upto and not _stays(mark, self.reached):
                 self._skips = True
             else:
-                self._unwanted.append(mark)
+                self._deferred_blocks.append(mark)
 
 
 def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
@@ -367,11 +374,13 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     """Return for each epoch (none is null) whether it is at or after one of the frontier's."""
     if lower is None:
         return pa.repeat(pa.scalar(True), len(epochs))
-    found = pa.repeat(pa.scalar(False), len(epochs))
+    mask = pa.repeat(pa.scalar(False), len(epochs))
     for least in lower.least:
-        after = [pc.greater_equal(pc.list_element(epochs, dimension), number) for dimension, number in enumerate(least)]
-        found = pc.or_(found, functools.reduce(pc.and_, after))
-    return found
+        comparisons = [
+            pc.greater_equal(pc.list_element(epochs, dimension), number) for dimension, number in enumerate(least)
+        ]
+        mask = pc.or_(mask, functools.reduce(pc.and_, comparisons))
+    return mask
 
 
 def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockEpochSummary:
@@ -381,9 +390,9 @@ def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str
 
 
 def _epochs(stored: str) -> EpochBounds:
-    found = json.loads(stored)
-    least, greatest = (tuple(tuple(epoch) for epoch in found[end]) for end in ("least", "greatest"))
-    return EpochBounds(least, greatest, found["has_unset"])
+    document = json.loads(stored)
+    least, greatest = (tuple(tuple(epoch) for epoch in document[end]) for end in ("least", "greatest"))
+    return EpochBounds(least, greatest, document["has_unset"])
 
 
 _bounds = BoundedCache(_epochs, max_entries=1024)

@@ -88,14 +88,14 @@ class EpochTailReader:
         entire: bool = True,
         on_data_loss: Callable[[PositionGone], None] = lambda _: None,
     ) -> None:
-        where = _parse_start(starting_position, entire)
+        begin = _parse_start(starting_position, entire)
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
             streams = list_matching_streams(conn, filter)
             spaces = conn.execute(_SPACES, (list({cursor.space_id for cursor in streams.cursors}),)).fetchall()
-        start = "latest" if where is EpochStartingPosition.LATEST else "earliest"
+        start = "latest" if begin is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, streams)
-        self._selection, self.snapshot = _joined(where, streams.cursors, spaces)
+        self._selection, self.snapshot = _joined(begin, streams.cursors, spaces)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
@@ -122,8 +122,8 @@ class EpochTailReader:
             for cursor in due:
                 yield from self._read(conn, cursor, look)
         self._reading.raise_read_error()  # before the frontier is returned
-        before, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
-        if self._selection.announced is not None and self._selection.announced != before:
+        previous_frontier, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
+        if self._selection.announced is not None and self._selection.announced != previous_frontier:
             yield self._selection.announced
 
     def _look(self, conn: psycopg.Connection[Any]) -> _Look:
@@ -146,8 +146,8 @@ class EpochTailReader:
         ]
 
     def _read(self, conn: psycopg.Connection[Any], cursor: StreamCursor, look: _Look) -> Iterator[EpochMessages]:
-        until = look.heads[cursor.stream_id].head if look.lowers.get(cursor.space_id) is None else None
-        step = self._reading.read(conn, cursor, left_out=self._left_out(cursor.space_id), until=until)
+        end = look.heads[cursor.stream_id].head if look.lowers.get(cursor.space_id) is None else None
+        step = self._reading.read(conn, cursor, left_out=self._left_out(cursor.space_id), end=end)
         if step.gone is not None:
             self._lost(conn, step.gone)
         if step.batches:
@@ -181,20 +181,24 @@ def _joined(
     begin: EpochStartingPosition, cursors: list[StreamCursor], spaces: list[tuple[Any, ...]]
 ) -> tuple[EpochSelection, EpochTailStart]:
     lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
-    taken = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
+    gone_frontiers = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
-    begun = [taken[space_id] for space_id in open]
+    begun = [gone_frontiers[space_id] for space_id in open]
     begun += [upper_frontier_from_json(cursor.greatest) for cursor in cursors if cursor.space_id in open]
     for cursor in cursors:
         if cursor.is_gone:
-            taken[cursor.space_id] = taken[cursor.space_id].join(upper_frontier_from_json(cursor.greatest))
+            gone_frontiers[cursor.space_id] = gone_frontiers[cursor.space_id].join(
+                upper_frontier_from_json(cursor.greatest)
+            )
     apart = {
-        space_id: ExcludedEpochs(taken[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
+        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
     }
     compared = {space_id: lowers[space_id] for space_id in open}
-    selection = EpochSelection.starting_at(begin, compared, begun, [taken[space_id] for space_id in open], apart)
+    selection = EpochSelection.starting_at(
+        begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart
+    )
     return selection, EpochTailStart(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)
     )
@@ -207,5 +211,5 @@ def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
         heads[stream_id] = message_log.HeadState(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_frontier_from_json(lower)
-    ended = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
-    return _Look(heads | ended, lowers)
+    deleted_heads = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    return _Look(heads | deleted_heads, lowers)

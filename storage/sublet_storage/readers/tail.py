@@ -110,14 +110,22 @@ class MultiStreamReader:
             check_timeline(conn, begin.timeline, "the bookmark")
         self._cursors: dict[int, StreamCursor] = {}
         known = begin.known if isinstance(begin, Bookmark) else None
-        found = list_matching_streams(conn, filter, known=known) if streams is None else streams
-        self._known = max(known or 0, found.newest)
+        matching_streams = list_matching_streams(conn, filter, known=known) if streams is None else streams
+        self._known = max(known or 0, matching_streams.newest)
         self._closures = False
         if isinstance(begin, Bookmark):
-            named = missing(conn, begin.offsets.keys() - {cursor.stream_id for cursor in found.cursors})
-            self._add_lost({stream_id: begin.offsets[stream_id] for stream_id, had in named.items() if had})
-        self._add_lost(dict.fromkeys(found.lost, 0))
-        for cursor in found.cursors:
+            missing_streams = missing(
+                conn, begin.offsets.keys() - {cursor.stream_id for cursor in matching_streams.cursors}
+            )
+            self._add_lost(
+                {
+                    stream_id: begin.offsets[stream_id]
+                    for stream_id, had_messages in missing_streams.items()
+                    if had_messages
+                }
+            )
+        self._add_lost(dict.fromkeys(matching_streams.lost, 0))
+        for cursor in matching_streams.cursors:
             cursor.initial_head, cursor.position = cursor.head, _first_position(conn, cursor, begin)
             self._add(cursor)
         self._forget()
@@ -168,10 +176,10 @@ class MultiStreamReader:
         cursor: StreamCursor,
         limit_bytes: int = message_log.PAGE_BYTES,
         left_out: ExcludedEpochs | None = None,
-        until: int | None = None,
+        end: int | None = None,
     ) -> TailPage:
         """Return the next page of a stream, at least one block; without the epochs that are to be left out, and up to
-        before the offset `until`, which lies ahead. Nothing where a payload cannot be had: others come first, then
+        before the offset `end`, which lies ahead. Nothing where a payload cannot be had: others come first, then
         `raise_read_error`.
 
         Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
@@ -195,7 +203,7 @@ class MultiStreamReader:
         except (PoisonBlock, PayloadUnavailable) as error:
             cursor.read_error = error
             return TailPage(cursor.stream_id, start, start)
-        page = page if until is None else page.truncate(until)
+        page = page if end is None else page.truncate(end)
         self._closures = self._closures or page.is_closed != cursor.is_closed
         cursor.position, cursor.head, cursor.is_closed, cursor.is_done = (
             page.position,
@@ -252,10 +260,10 @@ class MultiStreamReader:
         Rollovers exclude each other, so that what comes into view has larger ids than what was there.
         """
         self._closures = False
-        found = list_matching_streams(conn, self.filter, after=self._known, known=self._known)
-        self._known = max(self._known, found.newest)
-        self._add_lost(dict.fromkeys(found.lost, 0))
-        for cursor in found.cursors:
+        matching_streams = list_matching_streams(conn, self.filter, after_stream_id=self._known, known=self._known)
+        self._known = max(self._known, matching_streams.newest)
+        self._add_lost(dict.fromkeys(matching_streams.lost, 0))
+        for cursor in matching_streams.cursors:
             self._add(cursor)
         self._forget()
 
@@ -339,17 +347,18 @@ class Tail:
 
 
 def list_matching_streams(
-    conn: psycopg.Connection[Any], filter: TopicFilter, after: int = 0, known: int | None = None
+    conn: psycopg.Connection[Any], filter: TopicFilter, after_stream_id: int = 0, known: int | None = None
 ) -> MatchingStreams:
-    """Return the streams that match, with ids above `after`, by the filters that generations were filled under, in one
-    snapshot. `known`: the newest stream when that was done before; None: never, so that nothing is lost."""
+    """Return the streams that match, with ids above `after_stream_id`, by the filters that generations were filled
+    under, in one snapshot. `known`: the newest stream when that was done before; None: never, so that nothing is
+    lost."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read, read only")
-        wanted = read_generation_filters(conn).matching(filter)
+        filters = read_generation_filters(conn).matching(filter)
         parameters = {
-            "open": [filter.text for filter, now in wanted.items() if now],
-            "closed": [filter.text for filter in wanted],
-            "after": after,
+            "open": [filter.text for filter, now in filters.items() if now],
+            "closed": [filter.text for filter in filters],
+            "after": after_stream_id,
         }
         cursors = [StreamCursor(*row) for row in conn.execute(_STREAMS, parameters)]
         ((newest,),) = conn.execute(_NEWEST).fetchall()
@@ -357,11 +366,11 @@ def list_matching_streams(
 
 
 def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -> list[int]:
-    lost = conn.execute(_LOST, {"known": known}).fetchall()
-    if not lost:
+    rows = conn.execute(_LOST, {"known": known}).fetchall()
+    if not rows:
         return []
     since = [TopicFilter(text) for (text,) in conn.execute(_FILTERS_SINCE, {"known": known}).fetchall()]
-    return [each for text, each in lost if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
+    return [each for text, each in rows if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
 
 
 def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:

@@ -75,9 +75,9 @@ def list_(
     if principal is not None:
         check_principal(principal, may_be_anybody=True)
     with cli.open_connection() as connection:
-        found = list_rules(connection, principal)
+        rules = list_rules(connection, principal)
     if cli.json:
-        cli.print_json({"rules": [_granted_to_json(each) for each in found]})
+        cli.print_json({"rules": [_granted_to_json(each) for each in rules]})
         return
     cli.print_table(
         ("PRINCIPAL", "RIGHT", "FILTER", "GROUP", "GRANTED", "BY"),
@@ -90,10 +90,10 @@ def list_(
                 each.granted_at.isoformat(timespec="seconds"),
                 each.granted_by,
             )
-            for each in found
+            for each in rules
         ],
     )
-    if not found:
+    if not rules:
         cli.print_info("There are no rules: nodes that ask who calls refuse all. Give one: sublet access allow --help")
 
 
@@ -110,13 +110,19 @@ def revoke(cli: CommandContext, principal: Who, right: May, filter: On, group: G
     rule = _rule(principal, right, filter, group)
     with cli.open_connection() as connection:
         access_rules.revoke(connection, rule)
-        left = _find(access_rules.list_rules(connection, rule.principal), rule)
+        remaining_rule = _find(access_rules.list_rules(connection, rule.principal), rule)
     if cli.json:
         cli.print_json(
-            {**_to_json(rule), "changed": True, "still_allowed_by": None if left is None else _to_json(left)}
+            {
+                **_to_json(rule),
+                "changed": True,
+                "still_allowed_by": None if remaining_rule is None else _to_json(remaining_rule),
+            }
         )
     else:
-        cli.print_info(f"{rule}: revoked." + (f" It is still allowed by: {left}" if left is not None else ""))
+        cli.print_info(
+            f"{rule}: revoked." + (f" It is still allowed by: {remaining_rule}" if remaining_rule is not None else "")
+        )
 
 
 def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Group = "*") -> int:
@@ -133,19 +139,23 @@ def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
     """
     from sublet_storage.groups.admin.access_rules import list_rules
 
-    asked = _rule(principal, right, filter, group)
+    requested_rule = _rule(principal, right, filter, group)
     with cli.open_connection() as connection:
-        found = _find(list_rules(connection, asked.principal), asked)
+        granted_rule = _find(list_rules(connection, requested_rule.principal), requested_rule)
     if cli.json:
-        cli.print_json({"allowed": found is not None, "rule": None if found is None else _to_json(found)})
+        cli.print_json(
+            {"allowed": granted_rule is not None, "rule": None if granted_rule is None else _to_json(granted_rule)}
+        )
     else:
-        cli.print_lines([f"yes: {found}" if found is not None else f"no: no rule allows {asked}"])
-    return 0 if found is not None else 1
+        cli.print_lines(
+            [f"yes: {granted_rule}" if granted_rule is not None else f"no: no rule allows {requested_rule}"]
+        )
+    return 0 if granted_rule is not None else 1
 
 
-def _find(rules: list[GrantedRule], asked: AccessRule) -> AccessRule | None:
-    group = None if asked.group == "*" else asked.group
-    return AccessRules(each.rule for each in rules).find_rule(asked.principal, asked.right, asked.filter, group)
+def _find(rules: list[GrantedRule], rule: AccessRule) -> AccessRule | None:
+    group = None if rule.group == "*" else rule.group
+    return AccessRules(each.rule for each in rules).find_rule(rule.principal, rule.right, rule.filter, group)
 
 
 def _rule(principal: str, right: str, filter: str, group: str) -> AccessRule:

@@ -45,13 +45,15 @@ def token(
             f"--note {note[:40]!r}: a note has at most {MAX_NOTE_CHARACTERS} printable characters. Shorten it."
         )
     with cli.open_connection() as connection:
-        new, expires_at = make_token(connection, principal, lifetime_s, note)
-    shown = new.token.reveal()
+        issued_token, expires_at = make_token(connection, principal, lifetime_s, note)
+    shown = issued_token.token.reveal()
     if cli.json:
-        named = {"token_id": new.token_id, "principal": principal, "expires_at": expires_at.isoformat()}
-        cli.print_json({**named, "token": shown})
+        fields = {"token_id": issued_token.token_id, "principal": principal, "expires_at": expires_at.isoformat()}
+        cli.print_json({**fields, "token": shown})
     else:
-        cli.print_info(f"Token {new.token_id} of {principal}, valid until {expires_at.isoformat(timespec='seconds')}:")
+        cli.print_info(
+            f"Token {issued_token.token_id} of {principal}, valid until {expires_at.isoformat(timespec='seconds')}:"
+        )
         cli.write_lines([shown])
 
 
@@ -69,9 +71,9 @@ def tokens(cli: CommandContext) -> None:
     from sublet_storage.groups.admin.access_tokens import list_tokens
 
     with cli.open_connection() as connection:
-        found = list_tokens(connection)
+        access_tokens = list_tokens(connection)
     if cli.json:
-        cli.print_json({"tokens": [_to_json(each) for each in found]})
+        cli.print_json({"tokens": [_to_json(each) for each in access_tokens]})
         return
     cli.print_table(
         ("ID", "PRINCIPAL", "STATE", "EXPIRES", "LAST USED", "MADE BY", "NOTE"),
@@ -85,10 +87,10 @@ def tokens(cli: CommandContext) -> None:
                 each.made_by,
                 each.note,
             )
-            for each in found
+            for each in access_tokens
         ],
     )
-    if not found:
+    if not access_tokens:
         cli.print_info("There are no tokens. Make one: sublet access token user:NAME")
 
 

@@ -52,14 +52,14 @@ def _url_without_password(text: str | None) -> str | None:
     from sublet_storage.db.database_url import SETTING, as_secret, secret_parts
 
     try:
-        found = secret_parts(text)
+        secret_fields = secret_parts(text)
     except UsageError:
         return as_secret(text)
-    if found:
+    if secret_fields:
         raise typer.BadParameter(
-            f"it has a {', '.join(sorted(found))}, and other users of this machine can read a command's options. Give "
-            f"the URL in {SETTING}, or in a file that {SETTING}_FILE names; or leave that part out, and give it in "
-            "PGPASSWORD or in ~/.pgpass."
+            f"it has a {', '.join(sorted(secret_fields))}, and other users of this machine can read a command's "
+            f"options. Give the URL in {SETTING}, or in a file that {SETTING}_FILE names; or leave that part out, and "
+            "give it in PGPASSWORD or in ~/.pgpass."
         )
     return text
 
@@ -195,9 +195,9 @@ def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
         for option, (kind, default) in COMMON.items()
     ]
 
-    def command(**given: Any) -> None:
-        cli = CommandContext(**{option: given.pop(option) for option in COMMON})
-        raise typer.Exit(run_command(cli, lambda: function(cli, **given)))
+    def command(**arguments: Any) -> None:
+        cli = CommandContext(**{option: arguments.pop(option) for option in COMMON})
+        raise typer.Exit(run_command(cli, lambda: function(cli, **arguments)))
 
     parameters = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in own] + common
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -247,15 +247,15 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), _ENDINGS.get(error.reason, error.exit_code)
     if isinstance(error, SubletError):
         return str(error), error.exit_code
-    reported = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, psycopg.OperationalError):
-        return f"the database did not answer as it should: {reported}. Try again; --debug shows where it happened.", 5
+        return f"the database did not answer as it should: {text}. Try again; --debug shows where it happened.", 5
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
-        return f"{reported}. Give the database's user that right, or use another user.", 1
+        return f"{text}. Give the database's user that right, or use another user.", 1
     if isinstance(error, OSError):
-        return f"{reported}.", 1
+        return f"{text}.", 1
     return (
-        f"{type(error).__name__}: {reported}. This should not happen; --debug shows where it did. Please report it.",
+        f"{type(error).__name__}: {text}. This should not happen; --debug shows where it did. Please report it.",
         1,
     )
 
@@ -266,22 +266,22 @@ def defer_signals() -> Iterator[None]:
 
     An exception during a call on a connection would leave the connection in an unknown state.
     """
-    came: list[int] = []
+    received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        came.append(number)
-        if len(came) > 1:
+        received.append(number)
+        if len(received) > 1:
             raise SignalReceived(number)
 
     heeded = [each for each in _ENDING_SIGNALS if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, note) for number in heeded}
+    previous_handlers = {number: signal.signal(number, note) for number in heeded}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
-        if came:
-            raise SignalReceived(came[0])
+        if received:
+            raise SignalReceived(received[0])
 
 
 def _terminate(number: int, frame: FrameType | None) -> None:

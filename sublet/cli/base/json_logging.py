@@ -32,7 +32,7 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return time, level, logger and message; then the record's own fields, which cannot replace these."""
-        reported: dict[str, object] = {
+        fields: dict[str, object] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="microseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -41,8 +41,8 @@ class JsonFormatter(logging.Formatter):
         }
         traceback = record.exc_text or (record.exc_info and self.formatException(record.exc_info))
         if traceback:
-            reported["traceback"] = traceback
-        return escape_json(json.dumps({**getattr(record, "fields", {}), **reported}, ensure_ascii=False, default=str))
+            fields["traceback"] = traceback
+        return escape_json(json.dumps({**getattr(record, "fields", {}), **fields}, ensure_ascii=False, default=str))
 
 
 def configure_json_logging(node: str) -> Callable[[str], None]:

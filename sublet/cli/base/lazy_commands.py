@@ -22,10 +22,10 @@ def command(name: str, function: Callable[..., None], epilog: str) -> Any:
 
 def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: str) -> Any:
     """Return a command group."""
-    of = typer.Typer(
+    app = typer.Typer(
         name=name, cls=lazy_group_class(commands), help=help, epilog=epilog, no_args_is_help=True, rich_markup_mode=None
     )
-    return typer.main.get_group(of)
+    return typer.main.get_group(app)
 
 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
@@ -43,12 +43,12 @@ class _Made(Mapping[str, Any]):
 
     def __init__(self, makers: Mapping[str, CommandFactory]) -> None:
         self._makers = makers
-        self._made: dict[str, Any] = {}
+        self._commands: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = self._makers[name](name)
-        return self._made[name]
+        if name not in self._commands:
+            self._commands[name] = self._makers[name](name)
+        return self._commands[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._makers)
@@ -74,13 +74,13 @@ class _Light:
 class _Command(_Light, TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Parse the arguments; report a negative number where an argument belongs as that, not as an unknown option."""
-        given = list(arguments)
+        original_arguments = list(arguments)
         try:
-            rest: list[str] = super().parse_args(context, arguments)
-            return rest
+            remaining: list[str] = super().parse_args(context, arguments)
+            return remaining
         except Exception as error:  # its class depends on typer's version
             option = str(getattr(error, "option_name", None))
-            value = next((each for each in given if each.startswith(option)), option)
+            value = next((each for each in original_arguments if each.startswith(option)), option)
             if re.fullmatch(r"-[0-9.]+[a-z]?", value):
                 context.fail(f"{value!r} is negative, and no argument of this command may be. Correct it.")
             raise
@@ -101,7 +101,7 @@ class _Conversion:
         several = param.multiple or param.nargs == -1
         if value is None:
             return () if several else None
-        wanted = getattr(param, "type_descriptor", None)  # None with other versions of typer
-        info = getattr(wanted, "parameter_info", None)
-        is_text = getattr(wanted, "annotation", None) is str and getattr(info, "parser", self) is None
+        descriptor = getattr(param, "type_descriptor", None)  # None with other versions of typer
+        info = getattr(descriptor, "parameter_info", None)
+        is_text = getattr(descriptor, "annotation", None) is str and getattr(info, "parser", self) is None
         return value if is_text and isinstance(value, str) else self._make().coerce(value, param=param, ctx=ctx)

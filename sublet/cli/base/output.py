@@ -102,8 +102,8 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     from rich.table import Table
 
     wide = zip(columns, _widths(columns, rows), strict=True)
-    least = [min(width, MIN_BROKEN) if column in BROKEN else width for column, width in wide]
-    if not Console().is_terminal or sum(least) + len(least) - 1 > Console().width:
+    min_widths = [min(width, MIN_BROKEN) if column in BROKEN else width for column, width in wide]
+    if not Console().is_terminal or sum(min_widths) + len(min_widths) - 1 > Console().width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
@@ -128,7 +128,7 @@ def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
 def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     """Return the width of each column."""
     header = [column.rstrip(">") for column in columns]
-    return [max(map(_width, found)) for found in zip(header, *rows, strict=True)]
+    return [max(map(_width, cells)) for cells in zip(header, *rows, strict=True)]
 
 
 def _width(text: str) -> int:

@@ -39,29 +39,29 @@ def bytes_to_json(data: bytes | None) -> Any:
         return {"base64": base64.b64encode(data).decode()}
 
 
-def bytes_from_json(what: str, value: Any) -> bytes | None:
+def bytes_from_json(field: str, value: Any) -> bytes | None:
     """Return the bytes of `bytes_to_json`'s result; other JSON than text becomes compact JSON. Raises `UsageError`."""
     if value is None:
         return None
     if isinstance(value, str):
-        return _encoded(what, value)
+        return _encoded(field, value)
     if isinstance(value, dict) and value.keys() == {"base64"}:
         try:
             return base64.b64decode(value["base64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise UsageError(f"{what}: its base64 is malformed. Encode the bytes again.") from None
+            raise UsageError(f"{field}: its base64 is malformed. Encode the bytes again.") from None
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:  # such as 1e999: what is read as infinite cannot be written again
-        raise UsageError(f"{what}: holds a number out of range. Give it as text.") from None
-    return _encoded(what, text)
+        raise UsageError(f"{field}: holds a number out of range. Give it as text.") from None
+    return _encoded(field, text)
 
 
-def _encoded(what: str, text: str) -> bytes:
+def _encoded(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise UsageError(f'{what}: holds a lone surrogate, which is not text. Give {{"base64": ...}}.') from None
+        raise UsageError(f'{field}: holds a lone surrogate, which is not text. Give {{"base64": ...}}.') from None
 
 
 def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any]]:
@@ -92,10 +92,10 @@ def _header(pair: dict[str, Any] | None) -> list[Any]:
 def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterator[str]:
     """Yield the rows for people: topic, key and value, separated by tabs. Characters that could move a cursor are
     escaped."""
-    before, after = (_DIM, _PLAIN) if coloured else ("", "")
+    dim, plain = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
-        yield f"{before}{escape_control_characters(topic)}\t{_text(key)}{after}\t{_text(value)}"
+        yield f"{dim}{escape_control_characters(topic)}\t{_text(key)}{plain}\t{_text(value)}"
 
 
 def _text(data: bytes | None) -> str:
@@ -109,23 +109,24 @@ def _text(data: bytes | None) -> str:
 
 def parse_seconds(text: str) -> int:
     """Parse a duration such as 90s, 15m, 6h, 7d, 2w or 0 into integral seconds. Raises `UsageError`."""
-    found = parse_fractional_seconds(text)
-    if not found.is_integer():
+    seconds = parse_fractional_seconds(text)
+    if not seconds.is_integer():
         raise UsageError(f"duration {text!r}: it is no whole number of seconds. Round it.")
-    return int(found)
+    return int(seconds)
 
 
 def parse_fractional_seconds(text: str) -> float:
     """Parse a duration in seconds, also with fractions, such as 0.5s; only 0 needs no unit. Raises `UsageError`."""
-    wanted = text.strip()
-    found = _DURATION.fullmatch(wanted)
-    if found is not None:
-        return round(float(found[1]) * _UNITS[found[2]], 6)
-    if wanted == "0":
+    duration = text.strip()
+    match = _DURATION.fullmatch(duration)
+    if match is not None:
+        return round(float(match[1]) * _UNITS[match[2]], 6)
+    if duration == "0":
         return 0.0
-    if wanted.isascii() and wanted.isdigit():
+    if duration.isascii() and duration.isdigit():
         raise UsageError(
-            f"duration {text!r}: it has no unit. Say of what: {wanted}s, {wanted}m, {wanted}h, {wanted}d or {wanted}w "
+            f"duration {text!r}: it has no unit. Say of what: {duration}s, {duration}m, {duration}h, {duration}d or "
+            f"{duration}w "
             "(seconds, minutes, hours, days, weeks)."
         )
     raise UsageError(f"duration {text!r}: give a number and s, m, h, d or w, such as 90s or 7d.")
@@ -147,30 +148,30 @@ def format_ranges(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
 
 
-def parse_int(what: str, text: str, least: int = 0) -> int:
+def parse_int(option: str, text: str, minimum: int = 0) -> int:
     """Parse an integer that Postgres can hold. Raises `UsageError`."""
     is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_OFFSET))
-    if not (is_number and least <= int(text) <= MAX_OFFSET):
-        raise UsageError(f"{what} {text!r}: give a whole number of at least {least}, and at most {MAX_OFFSET}.")
+    if not (is_number and minimum <= int(text) <= MAX_OFFSET):
+        raise UsageError(f"{option} {text!r}: give a whole number of at least {minimum}, and at most {MAX_OFFSET}.")
     return int(text)
 
 
-def read_json_file(what: str, file: Path) -> Any:
+def read_json_file(source: str, file: Path) -> Any:
     """Return the content of a JSON file. Raises `UsageError`."""
     try:
         return json.loads(file.read_text())
     except OSError as error:
-        raise UsageError(f"{what}: {error.strerror}.") from None
+        raise UsageError(f"{source}: {error.strerror}.") from None
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{what}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
+        raise UsageError(f"{source}: it is not JSON ({error}). Make one with `sublet groups export`.") from None
 
 
-def parse_number(what: str, text: str) -> float:
+def parse_number(option: str, text: str) -> float:
     """Parse a number. Raises `UsageError`."""
     try:
         return float(text)
     except ValueError:
-        raise UsageError(f"{what} {text!r}: give a number, such as 2 or 0.5.") from None
+        raise UsageError(f"{option} {text!r}: give a number, such as 2 or 0.5.") from None
 
 
 def parse_time(option: str, text: str) -> datetime:

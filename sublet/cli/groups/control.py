@@ -71,20 +71,33 @@ def weight(
     if cli.json:
         return
     with cli.open_connection() as connection:
-        known = {line.session for line in describe_group(connection, resolve_subscription(cli, subscription)).streams}
-    if session not in known:
+        sessions = {
+            stream.session for stream in describe_group(connection, resolve_subscription(cli, subscription)).streams
+        }
+    if session not in sessions:
         cli.print_info(f"No session {session!r} holds a stream at present: it is for one that is yet to get some.")
 
 
 def _send_command(cli: CommandContext, subscription: str, command: GroupCommand) -> None:
     from sublet_storage.groups.admin.admin import send_command
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_database() as database:
-        group, changed = send_command(database.url, wanted, command)
+        group, changed = send_command(database.url, resolved_subscription, command)
     if cli.json:
         desired_state = {"paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
-        cli.print_json({"subscription": str(wanted), "group_id": group.group_id, "changed": changed, **desired_state})
+        cli.print_json(
+            {
+                "subscription": str(resolved_subscription),
+                "group_id": group.group_id,
+                "changed": changed,
+                **desired_state,
+            }
+        )
     else:
         is_so = format_pause(group.desired_state.pause_reason) if isinstance(command, PauseGroup) else command
-        cli.print_info(f"{wanted}: {is_so}." if changed else f"{wanted}: {is_so}, as it was: nothing was changed.")
+        cli.print_info(
+            f"{resolved_subscription}: {is_so}."
+            if changed
+            else f"{resolved_subscription}: {is_so}, as it was: nothing was changed."
+        )

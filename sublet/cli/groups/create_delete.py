@@ -87,26 +87,26 @@ def create(
     from sublet_storage.groups.status.json_views import options_to_json
     from sublet_storage.groups.status.overview import describe_group
 
-    wanted = Subscription.parse(subscription)
+    parsed_subscription = Subscription.parse(subscription)
     expiry_s = values.parse_fractional_seconds(session_expiry)
     options = GroupOptions(
         StartingPosition.parse(start, "--from"), on_data_loss, strategy, expiry_s, atomic, on_poison, holds_retention
     )
     load_strategy(strategy)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, is_new = create_group(database.url, wanted, options)
-        epochs = describe_group(connection, wanted).epochs if atomic else ()
+        group, is_new = create_group(database.url, parsed_subscription, options)
+        epochs = describe_group(connection, parsed_subscription).epochs if atomic else ()
     if cli.json:
-        reported = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
-        cli.print_json({**reported, **options_to_json(group.options)})
+        summary = {"subscription": str(parsed_subscription), "group_id": group.group_id, "created": is_new}
+        cli.print_json({**summary, **options_to_json(group.options)})
     elif not is_new:
-        cli.print_info(f"The group {wanted} exists already, with these options: nothing was changed.")
+        cli.print_info(f"The group {parsed_subscription} exists already, with these options: nothing was changed.")
     else:
-        cli.print_info(f"The group {wanted} exists now, and starts at {group.starting_position}.")
-        for line in epochs:
-            first = lower_frontier_from_json(line.consumed)
+        cli.print_info(f"The group {parsed_subscription} exists now, and starts at {group.starting_position}.")
+        for frontier in epochs:
+            first = lower_frontier_from_json(frontier.consumed)
             cli.print_info(
-                f"Of space {line.space} it is given all "
+                f"Of space {frontier.space} it is given all "
                 f"epochs{'' if first is None else ' from ' + format_frontier(first)}."
             )
 
@@ -130,14 +130,17 @@ def delete(
     from sublet_storage.groups.admin import admin
     from sublet_storage.groups.status.overview import describe_group
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        overview = describe_group(connection, wanted)
-        held = sum(len(member.streams) for member in overview.members)
+        overview = describe_group(connection, resolved_subscription)
+        stream_count = sum(len(member.streams) for member in overview.members)
         if not yes:
-            cli.confirm(f"Delete {wanted}, its progress, and the lending of {held} streams?", "Nothing was deleted.")
-        deleted = admin.delete_group(database.url, wanted)
+            cli.confirm(
+                f"Delete {resolved_subscription}, its progress, and the lending of {stream_count} streams?",
+                "Nothing was deleted.",
+            )
+        deleted = admin.delete_group(database.url, resolved_subscription)
     if cli.json:
-        cli.print_json({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+        cli.print_json({"subscription": str(resolved_subscription), "group_id": deleted, "deleted": True})
     else:
-        cli.print_info(f"The group {wanted} is deleted.")
+        cli.print_info(f"The group {resolved_subscription} is deleted.")

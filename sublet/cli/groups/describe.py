@@ -34,13 +34,13 @@ def list_(cli: CommandContext) -> None:
     from sublet_storage.groups.status.overview import list_groups
 
     with cli.open_connection() as connection:
-        found = list_groups(connection)
+        groups = list_groups(connection)
     if cli.json:
-        cli.print_json({"groups": [json_views.summary_to_json(overview) for overview in found]})
+        cli.print_json({"groups": [json_views.summary_to_json(overview) for overview in groups]})
         return
-    rows = ((*_row(overview), _state(overview)) for overview in found)
+    rows = ((*_row(overview), _state(overview)) for overview in groups)
     cli.print_table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
-    if not found:
+    if not groups:
         cli.print_info(
             "There are no groups yet: a $share group comes with its first consumer, or by `sublet groups create`."
         )
@@ -73,9 +73,9 @@ def describe(
     from sublet_storage.groups.status import json_views
     from sublet_storage.groups.status.overview import describe_group as look
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection:
-        overview = look(connection, wanted)
+        overview = look(connection, resolved_subscription)
     connected = _connected(overview)
     if cli.json:
         cli.print_json(json_views.details_to_json(overview, connected))
@@ -85,18 +85,18 @@ def describe(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
             (
-                line.stream_id,
-                line.space,
-                line.status,
-                line.position,
-                line.head,
-                "?" if line.lag is None else line.lag,
-                _seconds(line.age_s),
-                line.head_state,
-                _owner(line),
+                stream.stream_id,
+                stream.space,
+                stream.status,
+                stream.position,
+                stream.head,
+                "?" if stream.lag is None else stream.lag,
+                _seconds(stream.age_s),
+                stream.head_state,
+                _owner(stream),
             )
-            for line in overview.streams
-            if all_ or line.status != LendingStatus.FINISHED
+            for stream in overview.streams
+            if all_ or stream.status != LendingStatus.FINISHED
         ],
     )
     finished = 0 if all_ else overview.statuses.get(LendingStatus.FINISHED, 0)
@@ -110,27 +110,28 @@ def describe(
             ("AT", "STREAM>", "FROM>", "UNTIL>", "OWNER", "REASON"),
             [
                 (
-                    format_utc(line.at_us),
-                    line.stream_id,
-                    line.position,
-                    line.redelivery_end,
-                    line.session or line.agent,
-                    line.reason,
+                    format_utc(record.at_us),
+                    record.stream_id,
+                    record.position,
+                    record.redelivery_end,
+                    record.session or record.agent,
+                    record.reason,
                 )
-                for line in overview.forced.records
+                for record in overview.forced.records
             ],
         )
     if overview.forced.is_truncated:
         cli.print_info(
             f"{len(overview.forced.records)} newest of {overview.forced.total} forced moves: "
-            f"`sublet groups history {shlex.quote(str(wanted))} --limit M` shows more, among all that happened."
+            f"`sublet groups history {shlex.quote(str(resolved_subscription))} --limit M` shows more, among all that "
+            "happened."
         )
 
 
 def _row(overview: GroupOverview) -> tuple[object, ...]:
     leader = overview.leader.node if overview.leader and overview.has_leader else None
-    held, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
-    return overview.group.subscription, leader, streams, held, _lag(overview)
+    held_count, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
+    return overview.group.subscription, leader, streams, held_count, _lag(overview)
 
 
 def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
@@ -164,13 +165,13 @@ def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> lis
         lines.append(
             f"reserved for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
         )
-    lines += [f"epochs   {_epochs(line)}" for line in overview.epochs]
-    for line in overview.streams:
-        if line.status == "blocked":
-            lines.append(f"blocked  stream {line.stream_id}: {line.blocked_reason or 'no reason is recorded'}")
-        if line.unreadable_reason is not None:
+    lines += [f"epochs   {_epochs(frontier)}" for frontier in overview.epochs]
+    for stream in overview.streams:
+        if stream.status == "blocked":
+            lines.append(f"blocked  stream {stream.stream_id}: {stream.blocked_reason or 'no reason is recorded'}")
+        if stream.unreadable_reason is not None:
             lines.append(
-                f"unreadable stream {line.stream_id}, for {_seconds(line.unreadable_s)}: {line.unreadable_reason}"
+                f"unreadable stream {stream.stream_id}, for {_seconds(stream.unreadable_s)}: {stream.unreadable_reason}"
             )
     return [*lines, ""]
 
@@ -188,18 +189,18 @@ def _named(member: dict[str, Any]) -> str:
 def _options(overview: GroupOverview) -> str:
     options = overview.group.options
     waits = f"streams are reserved {options.session_expiry_s:g} s for a named session"
-    reported = [
+    descriptions = [
         f"starting position {options.starting_position}",
         f"on data loss {options.on_data_loss}",
         f"strategy {options.strategy}",
     ]
     if options.on_poison != "block":
-        reported.append(f"on poison {options.on_poison}")
+        descriptions.append(f"on poison {options.on_poison}")
     if options.holds_retention:
-        reported.append("holds retention back")
+        descriptions.append("holds retention back")
     if options.atomic:
-        reported.append("atomic")
-    return ", ".join([*reported, waits] if options.session_expiry_s else reported)
+        descriptions.append("atomic")
+    return ", ".join([*descriptions, waits] if options.session_expiry_s else descriptions)
 
 
 def _state(overview: GroupOverview) -> str:
@@ -219,23 +220,25 @@ def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
 
 def _lost(overview: GroupOverview) -> list[str]:
     """Return the line of lost messages, empty if there are none."""
-    lost = {line.stream_id: line.lost_message_count for line in overview.streams if line.lost_message_count}
-    of = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost)}"
-    return [f"lost     {sum(lost.values())} {of}"] if lost else []
+    lost_counts = {
+        stream.stream_id: stream.lost_message_count for stream in overview.streams if stream.lost_message_count
+    }
+    text = f"messages, which are gone or could not be decoded, of streams {format_ranges(lost_counts)}"
+    return [f"lost     {sum(lost_counts.values())} {text}"] if lost_counts else []
 
 
-def _epochs(line: GroupFrontierRow) -> str:
-    consumed, completed = lower_frontier_from_json(line.consumed), lower_frontier_from_json(line.completed)
+def _epochs(frontier: GroupFrontierRow) -> str:
+    consumed, completed = lower_frontier_from_json(frontier.consumed), lower_frontier_from_json(frontier.completed)
     if completed is None:
-        return f"space {line.space} has none"
-    before = "none" if consumed is None else f"all before {format_frontier(consumed)}"
-    return f"space {line.space}: {before} consumed, all before {format_frontier(completed)} completed"
+        return f"space {frontier.space} has none"
+    consumed_text = "none" if consumed is None else f"all before {format_frontier(consumed)}"
+    return f"space {frontier.space}: {consumed_text} consumed, all before {format_frontier(completed)} completed"
 
 
-def _owner(line: StreamView) -> str | None:
-    if line.reserved_s is not None:
-        return f"(kept for {line.session})"
-    return line.session or line.agent
+def _owner(stream: StreamView) -> str | None:
+    if stream.reserved_s is not None:
+        return f"(kept for {stream.session})"
+    return stream.session or stream.agent
 
 
 def _lag(overview: GroupOverview) -> str:

@@ -46,73 +46,84 @@ def history(
     from sublet_storage.groups.model.history_queries import read_group_at, read_history
     from sublet_storage.groups.status.json_views import history_to_json
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     stream_id = None if stream is None else values.parse_int("--stream", stream)
-    most = values.parse_int("--limit", limit, least=1)
-    then_us = None if at is None else round(values.parse_time("--at", at).timestamp() * 1_000_000)
+    max_records = values.parse_int("--limit", limit, minimum=1)
+    at_us = None if at is None else round(values.parse_time("--at", at).timestamp() * 1_000_000)
     with cli.open_connection() as connection:
-        group = group_lifecycle.get_live(connection, wanted)
+        group = group_lifecycle.get_live(connection, resolved_subscription)
         if stream_id is not None and not read_history(connection, group.group_id, stream_id, 1).total:
-            _check_there(connection, wanted, stream_id)
-        if then_us is not None:
-            _show_then(cli, group, then_us, read_group_at(connection, group.group_id, then_us, stream_id))
+            _check_there(connection, resolved_subscription, stream_id)
+        if at_us is not None:
+            _show_then(cli, group, at_us, read_group_at(connection, group.group_id, at_us, stream_id))
             return
-        found = read_history(connection, group.group_id, stream_id, most)
+        page = read_history(connection, group.group_id, stream_id, max_records)
     if cli.json:
-        reported = {"subscription": str(wanted), "group_id": group.group_id}
-        cli.print_json({**reported, "history": [history_to_json(line) for line in found.records], "total": found.total})
+        summary = {"subscription": str(resolved_subscription), "group_id": group.group_id}
+        cli.print_json(
+            {
+                **summary,
+                "history": [history_to_json(record) for record in page.records],
+                "total": page.total,
+            }
+        )
         return
-    if not found.records:
+    if not page.records:
         cli.print_info("Nothing has happened to it that is still known.")
         return
     cli.print_table(
         ("AT", "EVENT", "STREAM>", "POSITION>", "TWICE", "OWNER", "REASON"),
         [
             (
-                values.format_utc(line.at_us),
-                line.event,
-                line.stream_id or None,
-                line.position if line.stream_id else None,
-                _twice(line),
-                line.session or line.agent,
-                line.reason,
+                values.format_utc(record.at_us),
+                record.event,
+                record.stream_id or None,
+                record.position if record.stream_id else None,
+                _twice(record),
+                record.session or record.agent,
+                record.reason,
             )
-            for line in found.records
+            for record in page.records
         ],
     )
-    if found.is_truncated:
-        cli.print_info(f"{len(found.records)} newest of {found.total} lines: --limit {found.total} shows more.")
+    if page.is_truncated:
+        cli.print_info(f"{len(page.records)} newest of {page.total} lines: --limit {page.total} shows more.")
 
 
-def _check_there(connection: psycopg.Connection[Any], wanted: Subscription, stream_id: int) -> None:
+def _check_there(connection: psycopg.Connection[Any], subscription: Subscription, stream_id: int) -> None:
     """Raise `NotFound` unless the group has the stream, which may exist without a history."""
     from sublet_storage.groups.model.group_errors import stream_not_found_error
     from sublet_storage.groups.status.overview import describe_group
 
-    if stream_id not in (line.stream_id for line in describe_group(connection, wanted).streams):
-        raise stream_not_found_error(wanted, stream_id)
+    if stream_id not in (stream.stream_id for stream in describe_group(connection, subscription).streams):
+        raise stream_not_found_error(subscription, stream_id)
 
 
-def _show_then(cli: CommandContext, group: Group, then_us: int, then: GroupAtTime) -> None:
+def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtTime) -> None:
     """Print each stream's owner at that time, with its history record, and the leader."""
     from sublet_storage.groups.model.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json
 
     if cli.json:
-        reported = {
+        summary = {
             "subscription": str(group.subscription),
             "group_id": group.group_id,
-            "at": values.format_utc(then_us),
+            "at": values.format_utc(at_us),
         }
-        streams = [{**history_to_json(line), "owned": has_owner(line)} for line in then.streams]
+        streams = [{**history_to_json(record), "owned": has_owner(record)} for record in snapshot.streams]
         cli.print_json(
-            {**reported, "leader": None if then.leader is None else history_to_json(then.leader), "streams": streams}
+            {
+                **summary,
+                "leader": None if snapshot.leader is None else history_to_json(snapshot.leader),
+                "streams": streams,
+            }
         )
         return
     cli.print_info(
-        f"At {values.format_utc(then_us)}: {then.leader.reason if then.leader else 'no leader is known of that time'}."
+        f"At {values.format_utc(at_us)}: "
+        f"{snapshot.leader.reason if snapshot.leader else 'no leader is known of that time'}."
     )
-    if not then.streams:
+    if not snapshot.streams:
         cli.print_info(
             "Nothing is known of its streams: none had been granted yet, or history of that time was forgotten since."
         )
@@ -121,20 +132,20 @@ def _show_then(cli: CommandContext, group: Group, then_us: int, then: GroupAtTim
         ("STREAM>", "OWNER", "GRANT>", "POSITION>", "BY", "AT", "REASON"),
         [
             (
-                line.stream_id,
-                (line.session or line.agent) if has_owner(line) else None,
-                line.grant_id if has_owner(line) else None,
-                line.position,
-                line.event,
-                values.format_utc(line.at_us),
-                line.reason,
+                record.stream_id,
+                (record.session or record.agent) if has_owner(record) else None,
+                record.grant_id if has_owner(record) else None,
+                record.position,
+                record.event,
+                values.format_utc(record.at_us),
+                record.reason,
             )
-            for line in then.streams
+            for record in snapshot.streams
         ],
     )
 
 
-def _twice(line: HistoryRecord) -> str | None:
-    if line.redelivery_end is None:
+def _twice(record: HistoryRecord) -> str | None:
+    if record.redelivery_end is None:
         return None
-    return f"[{line.position}, {line.redelivery_end})" if line.redelivery_end > line.position else "nothing"
+    return f"[{record.position}, {record.redelivery_end})" if record.redelivery_end > record.position else "nothing"

@@ -45,15 +45,16 @@ def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run:
     from sublet_storage.db.clock import database_user
     from sublet_storage.groups.admin import progress_transfer
 
-    source, wanted = resolve_subscription(cli, subscription), Subscription.parse(target)
-    if source.filter != wanted.filter:
+    source, clone_subscription = resolve_subscription(cli, subscription), Subscription.parse(target)
+    if source.filter != clone_subscription.filter:
         raise UsageError(
-            f"{wanted}: a clone has the filter of its source, {source.filter}, since positions are in its streams. "
-            f"Write '${wanted.kind}/{wanted.group}/{source.filter}', or create a group with a --from of its own."
+            f"{clone_subscription}: a clone has the filter of its source, {source.filter}, since positions are in its "
+            f"streams. Write '${clone_subscription.kind}/{clone_subscription.group}/{source.filter}', or create a "
+            "group with a --from of its own."
         )
-    with _written(cli, wanted, dry_run) as connection:
-        made, progress = progress_transfer.clone(connection, source, wanted, database_user(connection))
-    _answer(cli, made, progress, dry_run, made_now=True)
+    with _written(cli, clone_subscription, dry_run) as connection:
+        group, progress = progress_transfer.clone(connection, source, clone_subscription, database_user(connection))
+    _answer(cli, group, progress, dry_run, made_now=True)
 
 
 def import_(
@@ -80,20 +81,20 @@ def import_(
     from sublet_storage.groups.model.group_errors import check_same_options
     from sublet_storage.groups.model.history_record_builder import reason_with_user
 
-    wanted, options, progress, exported_at = _read(file)
-    with _written(cli, wanted, dry_run) as connection:
-        found = group_lifecycle.find_live(connection, wanted)
-        if found is None:
+    subscription, options, progress, exported_at = _read(file)
+    with _written(cli, subscription, dry_run) as connection:
+        live_group = group_lifecycle.find_live(connection, subscription)
+        if live_group is None:
             reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
-            group = progress_transfer.create_from_progress(connection, wanted, options, progress, reason)
+            group = progress_transfer.create_from_progress(connection, subscription, options, progress, reason)
         else:
-            group = check_same_options(found, options)
+            group = check_same_options(live_group, options)
             _check_same(group, progress_transfer.read_progress(connection, group), progress, file)
-    _answer(cli, group, progress, dry_run, made_now=found is None)
+    _answer(cli, group, progress, dry_run, made_now=live_group is None)
 
 
 @contextlib.contextmanager
-def _written(cli: CommandContext, wanted: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
+def _written(cli: CommandContext, subscription: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
     """Open a transaction, which is rolled back after a dry run; notify nodes of the new group."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
@@ -103,38 +104,42 @@ def _written(cli: CommandContext, wanted: Subscription, dry_run: bool) -> Iterat
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
         with connection.transaction(force_rollback=dry_run):
             yield connection
-        if not dry_run and (made := group_lifecycle.find_live(connection, wanted)) is not None:
-            publish_once(database.url, [group_change(str(wanted), made.group_id)])
+        if not dry_run and (group := group_lifecycle.find_live(connection, subscription)) is not None:
+            publish_once(database.url, [group_change(str(subscription), group.group_id)])
 
 
 def _read(file: Path) -> tuple[Subscription, GroupOptions, GroupProgress, str]:
     from sublet_storage.groups.admin.progress_transfer import progress_from_json
     from sublet_storage.groups.model.options import GroupOptions
 
-    found = values.read_json_file(str(file), file)
+    document = values.read_json_file(str(file), file)
     try:
-        options = dict(found["options"])
+        options = dict(document["options"])
         start = options.pop("starting_position")
-        wanted, at = Subscription.parse(found["subscription"]), str(found["exported_at"])
-        of = found.get("filter", wanted.filter.text)
-        read = wanted, GroupOptions.from_row(start, options), progress_from_json(found), at
+        subscription, exported_at = Subscription.parse(document["subscription"]), str(document["exported_at"])
+        filter_text = document.get("filter", subscription.filter.text)
+        result = subscription, GroupOptions.from_row(start, options), progress_from_json(document), exported_at
     except SubletError as error:
         raise UsageError(f"{file}: {error}") from None
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UsageError(
             f"{file}: not what `sublet groups export` writes ({type(error).__name__}: {error}). Export the group again."
         ) from None
-    if of != wanted.filter.text:
+    if filter_text != subscription.filter.text:
         raise UsageError(
-            f"{file}: its positions are those of the filter {of}, and {wanted} has another: some would be passed over."
-            f" Write '${wanted.kind}/{wanted.group}/{of}', or create a group with a --from of its own."
+            f"{file}: its positions are those of the filter {filter_text}, and {subscription} has another: some would "
+            f"be passed over. Write '${subscription.kind}/{subscription.group}/{filter_text}', or create a group with "
+            "a --from of its own."
         )
-    return read
+    return result
 
 
-def _check_same(group: Group, has: GroupProgress, wanted: GroupProgress, file: Path) -> None:
+def _check_same(group: Group, group_progress: GroupProgress, file_progress: GroupProgress, file: Path) -> None:
     differing = sorted(
-        {position.stream_id for position in set(has.to_initial.positions) ^ set(wanted.to_initial.positions)}
+        {
+            position.stream_id
+            for position in set(group_progress.to_initial.positions) ^ set(file_progress.to_initial.positions)
+        }
     )
     if not differing:
         return
@@ -149,16 +154,18 @@ def _answer(cli: CommandContext, group: Group, progress: GroupProgress, dry_run:
     from sublet_storage.groups.admin.progress_transfer import progress_to_json
     from sublet_storage.groups.status.json_views import options_to_json
 
-    wanted = group.subscription
+    subscription = group.subscription
     if cli.json:
-        reported = {"subscription": str(wanted), "group_id": None if dry_run and made_now else group.group_id}
+        summary = {"subscription": str(subscription), "group_id": None if dry_run and made_now else group.group_id}
         done = {"created": False, "would_create": made_now} if dry_run else {"created": made_now}
-        cli.print_json({**reported, **done, **options_to_json(group.options), **progress_to_json(progress.to_initial)})
+        cli.print_json({**summary, **done, **options_to_json(group.options), **progress_to_json(progress.to_initial)})
     elif not made_now:
-        cli.print_info(f"The group {wanted} exists already, with these options and positions: nothing was changed.")
+        cli.print_info(
+            f"The group {subscription} exists already, with these options and positions: nothing was changed."
+        )
     else:
         begins = "would begin" if dry_run else "begins"
-        cli.print_info(f"The group {wanted} {begins} at the positions of {len(progress.positions)} streams.")
+        cli.print_info(f"The group {subscription} {begins} at the positions of {len(progress.positions)} streams.")
 
 
 def export(cli: CommandContext, subscription: GroupName) -> None:
@@ -178,17 +185,21 @@ def export(cli: CommandContext, subscription: GroupName) -> None:
     from sublet_storage.groups.status import overview
     from sublet_storage.groups.status.json_views import options_to_json
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection, overview.snapshot_transaction(connection):
-        group = group_lifecycle.get_live(connection, wanted)
-        reported, streams = (
+        group = group_lifecycle.get_live(connection, resolved_subscription)
+        progress, streams = (
             progress_transfer.progress_to_json(progress_transfer.read_progress(connection, group)),
-            overview.read_overview(connection, wanted).streams,
+            overview.read_overview(connection, resolved_subscription).streams,
         )
-    reported["streams"] += [
-        {"stream_id": line.stream_id, "position": line.position, "status": line.status}
-        for line in streams
-        if line.status == overview.NEW
+    progress["streams"] += [
+        {"stream_id": stream.stream_id, "position": stream.position, "status": stream.status}
+        for stream in streams
+        if stream.status == overview.NEW
     ]
-    entire = {"subscription": str(wanted), "filter": wanted.filter.text, "exported_at": datetime.now(UTC).isoformat()}
-    cli.print_json({**entire, "options": options_to_json(group.options), **reported})
+    header = {
+        "subscription": str(resolved_subscription),
+        "filter": resolved_subscription.filter.text,
+        "exported_at": datetime.now(UTC).isoformat(),
+    }
+    cli.print_json({**header, "options": options_to_json(group.options), **progress})

@@ -90,19 +90,30 @@ def reset(
     from sublet_storage.groups.admin import reset_transaction
     from sublet_storage.groups.coordinator import group_lifecycle
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     target = _target(
-        to_earliest, to_latest, to_current, to_offset, to_time, by_duration, shift_by, to_epoch, from_file, wanted
+        to_earliest,
+        to_latest,
+        to_current,
+        to_offset,
+        to_time,
+        by_duration,
+        shift_by,
+        to_epoch,
+        from_file,
+        resolved_subscription,
     )
     streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, timeline = group_lifecycle.get_live(connection, wanted), timeline_of(connection)
+        group, timeline = group_lifecycle.get_live(connection, resolved_subscription), timeline_of(connection)
         moves = reset_transaction.plan_reset(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)
         if not dry_run:
             if not yes:
-                cli.confirm(f"Reset {len(moves)} streams of {wanted} to {target}?", "Nothing was changed.")
+                cli.confirm(
+                    f"Reset {len(moves)} streams of {resolved_subscription} to {target}?", "Nothing was changed."
+                )
             moves = live_reset.reset_live_group(
                 database.url,
                 connection,
@@ -116,10 +127,17 @@ def reset(
                 ),
             )
     if cli.json:
-        reported = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
-        cli.print_json({**reported, "timeline": timeline, "streams": [asdict(move) for move in moves]})
+        summary = {
+            "subscription": str(resolved_subscription),
+            "group_id": group.group_id,
+            "target": str(target),
+            "done": not dry_run,
+        }
+        cli.print_json({**summary, "timeline": timeline, "streams": [asdict(move) for move in moves]})
     else:
-        cli.print_info(f"{len(moves)} streams of {wanted} {'would go' if dry_run else 'go'} on from {target}.")
+        cli.print_info(
+            f"{len(moves)} streams of {resolved_subscription} {'would go' if dry_run else 'go'} on from {target}."
+        )
 
 
 def _target(
@@ -132,9 +150,9 @@ def _target(
     shift: int | None,
     epoch: str | None,
     file: Path | None,
-    wanted: Subscription,
+    subscription: Subscription,
 ) -> ResetTarget:
-    given = [
+    targets = [
         *([ResetTarget.earliest()] if earliest else []),
         *([ResetTarget.latest()] if latest else []),
         *([ResetTarget.current()] if current else []),
@@ -143,14 +161,14 @@ def _target(
         *([] if duration is None else [ResetTarget.time(values.parse_ago("--by-duration", duration, "--to-earliest"))]),
         *([] if shift is None else [ResetTarget.shift(shift)]),
         *([] if epoch is None else [ResetTarget.at_epoch(_epoch(epoch))]),
-        *([] if file is None else [_offsets(file, wanted)]),
+        *([] if file is None else [_offsets(file, subscription)]),
     ]
-    if len(given) != 1:
+    if len(targets) != 1:
         raise UsageError(
-            f"{len(given)} places to go on from: give one of --to-earliest, --to-latest, --to-current, --to-offset, "
+            f"{len(targets)} places to go on from: give one of --to-earliest, --to-latest, --to-current, --to-offset, "
             "--to-time, --by-duration, --shift-by, --to-epoch and --from-file."
         )
-    return given[0]
+    return targets[0]
 
 
 def _epoch(text: str) -> tuple[int, ...]:
@@ -162,13 +180,13 @@ def _epoch(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
+def _offsets(file: Path, subscription: Subscription) -> ResetTarget:
     """Return each stream's `position`, or the result of a reset: `after`. Raises `UsageError` for another group's
     positions."""
-    found = values.read_json_file(f"--from-file {file}", file)
+    document = values.read_json_file(f"--from-file {file}", file)
     try:
-        of, timeline = found.get("subscription"), found.get("timeline")
-        streams = [_stream_position(each) for each in found["streams"]]
+        file_subscription, timeline = document.get("subscription"), document.get("timeline")
+        streams = [_stream_position(each) for each in document["streams"]]
         if len(dict(streams)) < len(streams):
             raise ValueError("a stream occurs twice")
         if not isinstance(timeline, str | None):
@@ -178,10 +196,11 @@ def _offsets(file: Path, wanted: Subscription) -> ResetTarget:
             f'--from-file {file}: not of the form {{"streams": [{{"stream_id": 1, "position": 0}}, ...]}} ({error!r}). '
             "Make one with `sublet groups export`."
         ) from None
-    if of not in (None, str(wanted)):
+    if file_subscription not in (None, str(subscription)):
         raise UsageError(
-            f"--from-file {file}: it is of {of}, not of {wanted}. `sublet groups clone` makes a group that begins "
-            'where another is; to move this one to those positions all the same, take "subscription" out of the file.'
+            f"--from-file {file}: it is of {file_subscription}, not of {subscription}. `sublet groups clone` makes a "
+            'group that begins where another is; to move this one to those positions all the same, take "subscription" '
+            "out of the file."
         )
     return ResetTarget.offsets(dict(streams), timeline)
 

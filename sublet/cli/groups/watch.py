@@ -49,9 +49,9 @@ def watch(cli: CommandContext, subscription: GroupName, nodes: Nodes = None) -> 
     return 0
 
 
-def _watch_any(cli: CommandContext, wanted: Sequence[Subscription], nodes: list[str]) -> None:
+def _watch_any(cli: CommandContext, subscriptions: Sequence[Subscription], nodes: list[str]) -> None:
     """Watch the first of the groups that exists, through the nodes."""
-    *others, last = wanted
+    *others, last = subscriptions
     for each in others:
         try:
             return _watch(cli, each, nodes)
@@ -60,11 +60,11 @@ def _watch_any(cli: CommandContext, wanted: Sequence[Subscription], nodes: list[
     return _watch(cli, last, nodes)
 
 
-def _watch(cli: CommandContext, wanted: Subscription, nodes: list[str] | None) -> None:
+def _watch(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher
 
-    with _node_finder(cli, wanted, nodes) as find, GroupEventWatcher(str(wanted)) as watching:
-        _Show(cli, wanted, watching, find).run()
+    with _node_finder(cli, subscription, nodes) as find, GroupEventWatcher(str(subscription)) as watching:
+        _Show(cli, subscription, watching, find).run()
 
 
 class GroupNeverExisted(NotFound):
@@ -75,9 +75,13 @@ class _Show:
     """Prints the events of a watched group."""
 
     def __init__(
-        self, cli: CommandContext, wanted: Subscription, watching: GroupEventWatcher, find: Callable[[], Sequence[str]]
+        self,
+        cli: CommandContext,
+        subscription: Subscription,
+        watching: GroupEventWatcher,
+        find: Callable[[], Sequence[str]],
     ) -> None:
-        self._cli, self._wanted, self._watching, self._find = cli, wanted, watching, find
+        self._cli, self._subscription, self._watching, self._find = cli, subscription, watching, find
         self._give_up_at = time.monotonic() + NODE_TIMEOUT_S
         self._answered_at_all = False
         self._leader: tuple[str | None, int | None] | None = None
@@ -114,25 +118,25 @@ class _Show:
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
             last_error = f" {self._last_error}." if self._cli.json and self._last_error else ""
             raise Unavailable(
-                f"no node has said who leads {self._wanted} within {NODE_TIMEOUT_S:g} s.{last_error} Start one with "
-                "`sublet leader`, or name one that is there with --node."
+                f"no node has said who leads {self._subscription} within {NODE_TIMEOUT_S:g} s.{last_error} Start one "
+                "with `sublet leader`, or name one that is there with --node."
             )
 
     def _answered(self, answer: LeaderInfo) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
-            raise group_not_found_error(self._wanted, was_there)
+            raise group_not_found_error(self._subscription, was_there)
         leader = (answer.node, answer.term)
         if leader == self._leader or not (answer.is_led_here or answer.node is None):
             return
-        before, self._leader = self._leader, leader
-        who = "nobody leads it at present" if answer.node is None else f"node {answer.node} leads it"
-        self._cli.print_info(f"Watching {self._wanted}: {who}." if before is None else f"Now {who}.")
+        previous_leader, self._leader = self._leader, leader
+        text = "nobody leads it at present" if answer.node is None else f"node {answer.node} leads it"
+        self._cli.print_info(f"Watching {self._subscription}: {text}." if previous_leader is None else f"Now {text}.")
 
     def _miss(self, count: int) -> None:
         if self._cli.json:
-            self._cli.print_json({"event": "gap", "subscription": str(self._wanted), "lost": count})
-        history = f"`sublet groups history {shlex.quote(str(self._wanted))}`"
+            self._cli.print_json({"event": "gap", "subscription": str(self._subscription), "lost": count})
+        history = f"`sublet groups history {shlex.quote(str(self._subscription))}`"
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
     def _silent(self, silent: NodeUnreachable) -> None:
@@ -148,7 +152,7 @@ class _Show:
 
 @contextmanager
 def _node_finder(
-    cli: CommandContext, wanted: Subscription, nodes: list[str] | None
+    cli: CommandContext, subscription: Subscription, nodes: list[str] | None
 ) -> Iterator[Callable[[], Sequence[str]]]:
     """Provide a function that returns the nodes: the named ones, or those of the database. Raises at once what can
     never work."""
@@ -162,7 +166,7 @@ def _node_finder(
         return
     with cli.open_database() as database:
         listed = _Listed(cli, database.url)
-        listed.check(wanted)
+        listed.check(subscription)
         yield listed
 
 
@@ -173,15 +177,15 @@ class _Listed:
         self._cli, self._url = cli, url
         self._last: Sequence[str] = ()
 
-    def check(self, wanted: Subscription) -> None:
+    def check(self, subscription: Subscription) -> None:
         """Raise `NotFound` if there is no such group, `Unavailable` if there is no node."""
         from sublet_storage.db.connect import connect
         from sublet_storage.groups.coordinator import group_lifecycle
         from sublet_storage.node_directory import live_nodes
 
         with connect(self._url, application_name="sublet cli") as connection:
-            if group_lifecycle.find_live(connection, wanted) is None:
-                raise group_not_found_error(wanted, was_there=False)
+            if group_lifecycle.find_live(connection, subscription) is None:
+                raise group_not_found_error(subscription, was_there=False)
             if not live_nodes(connection):
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
 
@@ -202,22 +206,22 @@ class _Listed:
         return self._last
 
 
-def group_not_found_error(wanted: Subscription, was_there: bool) -> NotFound:
+def group_not_found_error(subscription: Subscription, was_there: bool) -> NotFound:
     """Return the error for a group that does not exist, or no longer exists."""
     from sublet_storage.groups.model.group_errors import group_not_found_error
 
     if was_there:
-        return NotFound(f"group {str(wanted)!r} was deleted while it was watched.")
-    return GroupNeverExisted(str(group_not_found_error(wanted)))
+        return NotFound(f"group {str(subscription)!r} was deleted while it was watched.")
+    return GroupNeverExisted(str(group_not_found_error(subscription)))
 
 
 def _line(event: dict[str, Any]) -> str:
     """Return an event for people. Characters that could move a cursor are escaped."""
-    name, of, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
-    who = of or str(event.get("agent") or event.get("node"))
+    name, session, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
+    actor = session or str(event.get("agent") or event.get("node"))
     parts = [str(event.get("at")), f"{name:<13}"]
     if "stream_id" in event:
         parts.append(f"stream {event['stream_id']} at {event.get('position')}")
     if event.get("redelivery_end", 0) > event.get("position", 0):
         parts.append(f"[{event['position']}, {event['redelivery_end']}) may be seen again")
-    return escape_control_characters("  ".join([*parts, who, reason]))
+    return escape_control_characters("  ".join([*parts, actor, reason]))

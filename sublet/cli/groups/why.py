@@ -36,33 +36,38 @@ def why(
     from sublet_storage.groups.status import diagnosis_queries
     from sublet_storage.groups.status.diagnosis_facts import StallReason
 
-    wanted = resolve_subscription(cli, subscription)
+    resolved_subscription = resolve_subscription(cli, subscription)
     stream_id = None if stream is None else values.parse_int("--stream", stream)
     with cli.open_connection() as connection:
-        group, answers = diagnosis_queries.diagnose_group(connection, wanted, stream_id)
+        group, answers = diagnosis_queries.diagnose_group(connection, resolved_subscription, stream_id)
     at_work = [answer for answer in answers if answer.diagnosis.reason is StallReason.CONSUMING]
     if cli.json:
-        reported = {"subscription": str(wanted), "group_id": group.group_id, "consuming": len(at_work)}
-        cli.print_json({**reported, "streams": [_as_json(answer) for answer in answers]})
+        summary = {"subscription": str(resolved_subscription), "group_id": group.group_id, "consuming": len(at_work)}
+        cli.print_json({**summary, "streams": [_as_json(answer) for answer in answers]})
         return
     if stream_id is not None:
         cli.print_lines(_prose(answers))
         return
-    cli.print_lines([_in_all(str(wanted), answers, len(at_work))])
+    cli.print_lines([_in_all(str(resolved_subscription), answers, len(at_work))])
     well = (StallReason.CONSUMING, StallReason.CAUGHT_UP, StallReason.FINISHED)
-    for found in _alike([each for each in answers if each.diagnosis.reason not in well]):
-        cli.print_lines(["", *_prose(found)])
+    for similar_answers in _alike([each for each in answers if each.diagnosis.reason not in well]):
+        cli.print_lines(["", *_prose(similar_answers)])
 
 
-def _in_all(wanted: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
+def _in_all(subscription: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
     """Return the summary. A group with nothing to read needs no members, so it has no problem."""
     behind = sum(answer.stream.lag != 0 for answer in answers)
     if behind:
-        where = f"{behind} of {len(answers)} streams of {wanted} are not consumed to their ends"
-        return f"{where}. Being consumed right now: {at_work}."
-    held, finished = (sum(each.stream.status == status for each in answers) for status in ("held", "finished"))
-    over = f", finished: {finished}" if finished else ""
-    return f"Nothing waits: all {len(answers)} streams of {wanted} are consumed to their ends. Held: {held}{over}."
+        text = f"{behind} of {len(answers)} streams of {subscription} are not consumed to their ends"
+        return f"{text}. Being consumed right now: {at_work}."
+    held_count, finished_count = (
+        sum(each.stream.status == status for each in answers) for status in ("held", "finished")
+    )
+    over = f", finished: {finished_count}" if finished_count else ""
+    return (
+        f"Nothing waits: all {len(answers)} streams of {subscription} are consumed to their ends. "
+        f"Held: {held_count}{over}."
+    )
 
 
 def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
@@ -75,8 +80,8 @@ def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagno
         ruling = answer.diagnosis
         return order.index(ruling.reason), ruling.detail, ruling.hint or ""
 
-    for _, found in groupby(sorted(answers, key=key), key=key):
-        yield list(found)
+    for _, similar_answers in groupby(sorted(answers, key=key), key=key):
+        yield list(similar_answers)
 
 
 def _prose(answers: Sequence[StreamDiagnosis]) -> list[str]:
@@ -87,16 +92,16 @@ def _prose(answers: Sequence[StreamDiagnosis]) -> list[str]:
 
 
 def _as_json(answer: StreamDiagnosis) -> dict[str, Any]:
-    line, ruling = answer.stream, answer.diagnosis
+    stream, ruling = answer.stream, answer.diagnosis
     return {
-        "stream_id": line.stream_id,
+        "stream_id": stream.stream_id,
         "reason": ruling.reason.value,
         "detail": ruling.detail,
         "hint": ruling.hint,
-        "status": line.status,
-        "position": line.position,
-        "head": line.head,
-        "lag": line.lag,
-        "age_s": line.age_s,
-        "owner": line.session or line.agent,
+        "status": stream.status,
+        "position": stream.position,
+        "head": stream.head,
+        "lag": stream.lag,
+        "age_s": stream.age_s,
+        "owner": stream.session or stream.agent,
     }

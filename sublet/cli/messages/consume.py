@@ -80,13 +80,15 @@ def consume(
     from sublet_borrower.consumer.session import Session
 
     begin = StartingPosition.parse(start, "--from")
-    wanted = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
+    resolved_subscription = parse_typed(subscription) if nodes else resolve_subscription(cli, subscription, or_new=True)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     idle_timeout_s = None if idle_timeout is None else values.parse_fractional_seconds(idle_timeout)
     with (
-        _open_transport(cli, wanted, nodes) as transport,
-        Session(str(wanted), **transport.arguments, name=name, starting_position=str(begin), auto_ack=False) as session,
-        _drained_by_signals(session) as asked,
+        _open_transport(cli, resolved_subscription, nodes) as transport,
+        Session(
+            str(resolved_subscription), **transport.arguments, name=name, starting_position=str(begin), auto_ack=False
+        ) as session,
+        _drained_by_signals(session) as signals,
     ):
         for batch in _batches(cli, session, printer, idle_timeout_s, transport):
             written = printer.print_batch(batch.table, batch.grant_id)
@@ -94,7 +96,7 @@ def consume(
             if printer.is_full:
                 break
     cli.print_info(f"{printer.count} messages consumed.")
-    return 128 + asked[0] if asked else 0
+    return 128 + signals[0] if signals else 0
 
 
 def _after(batch: Batch, written: int) -> int:
@@ -107,19 +109,19 @@ def _batches(
 ) -> Iterator[Batch]:
     """Yield batches until the session is drained, the printer is full, or none has come for `idle_timeout`."""
     began = received = time.monotonic()
-    joined = reported = False
+    has_joined = has_reported = False
     while not (session.is_closed or printer.is_full):
         batch = session.poll(POLL_INTERVAL_S if idle_timeout is None else min(POLL_INTERVAL_S, idle_timeout))
         if batch is not None:
             yield batch
             received = time.monotonic()
-        joined = joined or batch is not None or bool(session.assignment())
-        if not joined and not reported and time.monotonic() - began > LEADER_TIMEOUT_S:
-            reported = True
+        has_joined = has_joined or batch is not None or bool(session.assignment())
+        if not has_joined and not has_reported and time.monotonic() - began > LEADER_TIMEOUT_S:
+            has_reported = True
             lacking = transport.lacking()
             cli.print_info(f"{_WAITING}{transport.besides}" if lacking is None else f"Waiting. {lacking}")
         if idle_timeout is not None and time.monotonic() - received >= idle_timeout:
-            if not joined and (lacking := transport.lacking()) is not None:
+            if not has_joined and (lacking := transport.lacking()) is not None:
                 raise Unavailable(f"{session.subscription}: nothing was granted for {idle_timeout:g} s. {lacking}")
             return
 
@@ -196,9 +198,10 @@ def _check(url: str, subscription: Subscription) -> None:
             raise undeclared_queue_error(subscription)
     versions = {entry.protocol_version for entry in _live(url)}
     if versions and PROTOCOL_VERSION not in versions:
-        found = ", ".join(map(str, sorted(versions)))
+        node_versions = ", ".join(map(str, sorted(versions)))
         raise ProtocolMismatch(
-            f"protocol version {PROTOCOL_VERSION}: this consumer speaks it, and the leader nodes speak {found}. "
+            f"protocol version {PROTOCOL_VERSION}: this consumer speaks it, and the leader nodes speak "
+            f"{node_versions}. "
             "Bring both to the same release of sublet."
         )
 
@@ -214,19 +217,19 @@ def _live(url: str) -> list[NodeEntry]:
 @contextmanager
 def _drained_by_signals(session: Session) -> Iterator[list[int]]:
     """Drain the session on Ctrl-C and SIGTERM; a second one aborts. Yields the list of received signals."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def drain(number: int, frame: FrameType | None) -> None:
-        if asked:
+        if signals:
             raise KeyboardInterrupt
-        asked.append(number)
+        signals.append(number)
         session.drain()
 
-    before = {number: signal.signal(number, drain) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, drain) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield asked
+        yield signals
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 

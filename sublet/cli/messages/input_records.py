@@ -46,17 +46,17 @@ def read_columns(
 
 def read_lines(read: Callable[[int], bytes]) -> Iterator[list[bytes]]:
     """Yield lines without their ends, all those of one read at a time; the last line may lack its end."""
-    rest = b""
+    remainder = b""
     while data := read(READ_BYTES):
         if b"\n" not in data:
-            rest += data
-            if len(rest) > MAX_LINE:
+            remainder += data
+            if len(remainder) > MAX_LINE:
                 raise ValueTooLarge(f"a line is longer than {MAX_LINE} bytes. Is the input text, and complete?")
             continue
-        *lines, rest = (rest + data).split(b"\n")
+        *lines, remainder = (remainder + data).split(b"\n")
         yield [line.removesuffix(b"\r") for line in lines] if b"\r" in data else lines
-    if rest:
-        yield [rest]
+    if remainder:
+        yield [remainder]
 
 
 class LineParser:
@@ -103,20 +103,20 @@ class NdjsonParser:
         names = ("topic", "key", "value", "headers", "timestamp")
         return {name: [row[at] for row in rows] for at, name in enumerate(names)}, problem
 
-    def _row(self, where: str, line: bytes) -> tuple[Any, ...]:
-        record = _object(where, line)
+    def _row(self, location: str, line: bytes) -> tuple[Any, ...]:
+        record = _object(location, line)
         topic = record.get("topic", self._topic)
         if not isinstance(topic, str):
-            raise UsageError(f'{where}: no topic. Put "topic" into the record, or give one: sublet publish TOPIC')
+            raise UsageError(f'{location}: no topic. Put "topic" into the record, or give one: sublet publish TOPIC')
         try:
             check_topic(topic)
         except SubletError as error:
-            raise type(error)(f"{where}: {error}") from None
-        key = bytes_from_json(f"{where}: key", record["key"]) if "key" in record else self._key
-        value = bytes_from_json(f"{where}: value", record["value"])
-        headers = _headers(where, record.get("headers"))
-        check_size(size_of(topic, key, value, headers), self._limit, where, HINT)
-        return topic, key, value, headers, _timestamp(where, record.get("timestamp"))
+            raise type(error)(f"{location}: {error}") from None
+        key = bytes_from_json(f"{location}: key", record["key"]) if "key" in record else self._key
+        value = bytes_from_json(f"{location}: value", record["value"])
+        headers = _headers(location, record.get("headers"))
+        check_size(size_of(topic, key, value, headers), self._limit, location, HINT)
+        return topic, key, value, headers, _timestamp(location, record.get("timestamp"))
 
 
 def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
@@ -127,24 +127,26 @@ def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: 
     raise AssertionError(f"line {number} is not too large")
 
 
-def _object(where: str, line: bytes) -> dict[str, Any]:
+def _object(location: str, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON ({error}). To publish lines as they are, use --format lines.") from None
+        raise UsageError(
+            f"{location} is not JSON ({error}). To publish lines as they are, use --format lines."
+        ) from None
     if not isinstance(record, dict) or "value" not in record:
         raise UsageError(
-            f'{where}: give an object with a "value", such as {{"key": "a", "value": "b"}}. To publish lines as they '
-            "are, JSON or not, use --format lines."
+            f'{location}: give an object with a "value", such as {{"key": "a", "value": "b"}}. To publish lines as '
+            "they are, JSON or not, use --format lines."
         )
     if (epoch := record.pop("epoch", None)) is not None:
         raise UsageError(
-            f"{where}: epoch {epoch}: this command publishes in no epoch. Publish it in Python: "
+            f"{location}: epoch {epoch}: this command publishes in no epoch. Publish it in Python: "
             "Publisher.at(epoch).publish(...); or leave the field out."
         )
     if unknown := record.keys() - FIELDS - IGNORED:
         raise UsageError(
-            f"{where}: no such fields: {', '.join(sorted(unknown))}. There are: {', '.join(sorted(FIELDS))}."
+            f"{location}: no such fields: {', '.join(sorted(unknown))}. There are: {', '.join(sorted(FIELDS))}."
         )
     return record
 
@@ -153,22 +155,22 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _headers(where: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
+def _headers(location: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
     if not headers:
         return None
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
     if not isinstance(pairs, list) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str) for pair in pairs
     ):
-        raise UsageError(f'{where}: headers: give an object, or a list of ["name", "value"] pairs.')
-    return [(name, bytes_from_json(f"{where}: header {name!r}", value)) for name, value in pairs]
+        raise UsageError(f'{location}: headers: give an object, or a list of ["name", "value"] pairs.')
+    return [(name, bytes_from_json(f"{location}: header {name!r}", value)) for name, value in pairs]
 
 
-def _timestamp(where: str, text: Any) -> datetime | None:
+def _timestamp(location: str, text: Any) -> datetime | None:
     if text is None:
         return None
     try:
         when = datetime.fromisoformat(text)
     except (TypeError, ValueError):
-        raise UsageError(f"{where}: timestamp {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
+        raise UsageError(f"{location}: timestamp {text!r}: give a time such as 2026-01-31T12:00:00Z.") from None
     return when if when.tzinfo else when.replace(tzinfo=UTC)

@@ -57,8 +57,8 @@ class EpochPrinter:
         elif isinstance(message, EpochTailStart):
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
-            reported = {"lower": lower, "upper": upper}
-            self._print({"snapshot": reported}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
+            snapshot = {"lower": lower, "upper": upper}
+            self._print({"snapshot": snapshot}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
         else:
             self._print({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
         return not self._printer.is_full

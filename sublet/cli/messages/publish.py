@@ -130,11 +130,11 @@ class PublishProgress:
             answer = {"read": self.accepted, "durable": self.durable, "seconds": round(elapsed, 3)}
             cli.print_json({**answer, "interrupted": interrupted_by is not None})
             return
-        asked = "Stopped when asked to. " if interrupted_by is not None else ""
+        stopped_text = "Stopped when asked to. " if interrupted_by is not None else ""
         missing = self.accepted - self.durable
-        lost = f" {missing} are not known to be: they may be there or not." if missing else ""
+        missing_text = f" {missing} are not known to be: they may be there or not." if missing else ""
         rate = f", {self.durable / elapsed:,.0f} a second" if elapsed > 0 else ""
-        cli.print_info(f"{asked}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{lost}")
+        cli.print_info(f"{stopped_text}{self.durable} messages are durable ({elapsed:.1f} s{rate}).{missing_text}")
 
 
 class InputSignalHandler:
@@ -184,11 +184,11 @@ def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Ca
 @contextmanager
 def _interruption() -> Iterator[InputSignalHandler]:
     interruption = InputSignalHandler()
-    before = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous_handlers = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield interruption
     finally:
-        for number, handler in before.items():
+        for number, handler in previous_handlers.items():
             signal.signal(number, handler)
 
 
@@ -261,11 +261,11 @@ def _progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[Publi
 def _bar(cli: CommandContext) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    reported = TextColumn("{task.fields[durable]:,} durable")
+    durable_column = TextColumn("{task.fields[durable]:,} durable")
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
-        reported,
+        durable_column,
         TimeElapsedColumn(),
         console=cli.stderr_console,
         transient=True,

@@ -73,39 +73,46 @@ def tail(
       sublet tail 'flights/#' --epochs --from active --json
       sublet tail 'orders/#' --node 10.0.0.5:7411
     """
-    wanted = TopicFilter.parse(filter)
+    topic_filter = TopicFilter.parse(filter)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     if epochs:
-        _in_complete_epochs(cli, nodes, wanted, start, follow, printer)
+        _in_complete_epochs(cli, nodes, topic_filter, start, follow, printer)
         return
     begin = values.parse_starting_position(start)
     if nodes:
-        _through_nodes(cli, nodes, wanted, begin, follow, printer)
+        _through_nodes(cli, nodes, topic_filter, begin, follow, printer)
     else:
-        _from_database(cli, wanted, begin, follow, printer)
+        _from_database(cli, topic_filter, begin, follow, printer)
 
 
 def _through_nodes(
-    cli: CommandContext, nodes: list[str], wanted: TopicFilter, begin: FeedStart, follow: bool, printer: MessagePrinter
+    cli: CommandContext,
+    nodes: list[str],
+    topic_filter: TopicFilter,
+    begin: FeedStart,
+    follow: bool,
+    printer: MessagePrinter,
 ) -> None:
     with cli.open_feed(nodes) as feed:
         read = feed.follow if follow else feed.history
-        with read(wanted, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")) as pages:
+        with read(topic_filter, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")) as pages:
             while not printer.is_full and (page := next(pages, None)) is not None:
                 printer.print_batch(page)
 
 
 def _from_database(
-    cli: CommandContext, wanted: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
+    cli: CommandContext, topic_filter: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.tail import Tail
 
     waiting = _Waiting(cli)
     with cli.open_connection() as connection:
         with defer_signals():
-            reading = Tail(connection, wanted, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}"))
+            reading = Tail(
+                connection, topic_filter, begin, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")
+            )
         while not printer.is_full:
-            before = printer.count
+            previous_count = printer.count
             with waiting.for_payloads():
                 for page in _held_back(reading.pages()):
                     printer.print_batch(page)
@@ -113,11 +120,16 @@ def _from_database(
                         break
             if not follow and reading.is_caught_up:
                 return
-            waiting.after(printer.count > before or printer.is_full)
+            waiting.after(printer.count > previous_count or printer.is_full)
 
 
 def _in_complete_epochs(
-    cli: CommandContext, nodes: list[str] | None, wanted: TopicFilter, start: str, follow: bool, printer: MessagePrinter
+    cli: CommandContext,
+    nodes: list[str] | None,
+    topic_filter: TopicFilter,
+    start: str,
+    follow: bool,
+    printer: MessagePrinter,
 ) -> None:
     from sublet_storage.readers.epoch_tail import EpochTailReader
 
@@ -131,10 +143,10 @@ def _in_complete_epochs(
     with cli.open_connection() as connection:
         with defer_signals():
             reading = EpochTailReader(
-                connection, wanted, start, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")
+                connection, topic_filter, start, on_data_loss=lambda gone: cli.print_info(f"Skipped: {gone}")
             )
         while True:
-            before, complete = shown.count, False
+            previous_count, complete = shown.count, False
             with waiting.for_payloads():
                 for message in _held_back(reading.read_available(connection)):
                     if not shown.print_item(message):
@@ -142,7 +154,7 @@ def _in_complete_epochs(
                 complete = True
             if complete and not follow:
                 return
-            waiting.after(shown.count > before)
+            waiting.after(shown.count > previous_count)
 
 
 class _Waiting:

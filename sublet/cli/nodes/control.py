@@ -50,25 +50,27 @@ def drain(
 
     wait_s = values.parse_seconds(wait)
     with cli.open_connection() as connection:
-        found = node_directory.find_live(connection, node)
+        live_node = node_directory.find_live(connection, node)
         if not undo and not force:
             node_directory.check_successor(connection, node)
-        led = [] if undo else node_desired_state.groups_led_by(connection, found.node)
-        if not node_desired_state.set_draining(connection, found.node, not undo):
+        led = [] if undo else node_desired_state.groups_led_by(connection, live_node.node)
+        if not node_desired_state.set_draining(connection, live_node.node, not undo):
             raise NotFound(f"node {node} has just ended. `sublet nodes list` shows those that live.")
-        changed = found.is_draining is undo
+        changed = live_node.is_draining is undo
         if not undo and wait_s:
             _wait(
-                lambda: not node_desired_state.groups_led_by(connection, found.node),
+                lambda: not node_desired_state.groups_led_by(connection, live_node.node),
                 wait_s,
                 f"node {node} still leads groups",
             )
-        new = _leaders(connection, led)
+        new_leaders = _leaders(connection, led)
     if undo:
-        reported = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
+        text = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
     else:
-        reported = f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new)}"
-    _notify(cli, {"node": node, "draining": not undo, "changed": changed}, led, new, reported)
+        text = (
+            f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new_leaders)}"
+        )
+    _notify(cli, {"node": node, "draining": not undo, "changed": changed}, led, new_leaders, text)
 
 
 def step_down(
@@ -96,29 +98,31 @@ def step_down(
     from sublet_storage.groups.admin import node_desired_state
 
     wait_s = values.parse_seconds(wait)
-    wanted = {str(resolve_subscription(cli, each)) for each in group or ()}
+    subscriptions = {str(resolve_subscription(cli, each)) for each in group or ()}
     with cli.open_connection() as connection:
-        found = node_directory.find_live(connection, node)
+        live_node = node_directory.find_live(connection, node)
         if not force:
             node_directory.check_successor(connection, node)
         led = [
             each
-            for each in node_desired_state.groups_led_by(connection, found.node)
-            if not wanted or each.subscription in wanted
+            for each in node_desired_state.groups_led_by(connection, live_node.node)
+            if not subscriptions or each.subscription in subscriptions
         ]
-        if missing := wanted - {each.subscription for each in led}:
+        if missing := subscriptions - {each.subscription for each in led}:
             raise NotFound(f"node {node} does not lead {min(missing)}. `sublet groups describe` says who does.")
         node_desired_state.request_step_down(connection, led)
         if wait_s:
             still = f"node {node} still leads groups"
-            _wait(lambda: not set(led) & set(node_desired_state.groups_led_by(connection, found.node)), wait_s, still)
-        new = _leaders(connection, led)
-    reported = (
-        f"{node} has stepped down. {_moved(led, new)}"
+            _wait(
+                lambda: not set(led) & set(node_desired_state.groups_led_by(connection, live_node.node)), wait_s, still
+            )
+        new_leaders = _leaders(connection, led)
+    text = (
+        f"{node} has stepped down. {_moved(led, new_leaders)}"
         if wait_s
         else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
     )
-    _notify(cli, {"node": node}, led, new, reported)
+    _notify(cli, {"node": node}, led, new_leaders, text)
 
 
 def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
@@ -126,8 +130,8 @@ def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dic
     taken over."""
     from sublet_storage.groups.admin import node_desired_state
 
-    new = node_desired_state.leaders_of(connection, (each.group_id for each in led))
-    return {each.subscription: new.get(each.group_id) for each in led}
+    leaders = node_desired_state.leaders_of(connection, (each.group_id for each in led))
+    return {each.subscription: leaders.get(each.group_id) for each in led}
 
 
 def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
@@ -140,20 +144,22 @@ def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _moved(led: list[LedGroupRef], new: dict[str, str | None]) -> str:
+def _moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) -> str:
     if not led:
         return "It led no groups."
-    taken = sum(name is not None for name in new.values())
+    moved_count = sum(name is not None for name in new_leaders.values())
     if len(led) == 1:
-        return f"The group it led is led by another {'already' if taken else 'as soon as a consumer asks'}."
-    return f"Of the {len(led)} groups it led, {taken} are led by others already; the rest are when a consumer asks."
+        return f"The group it led is led by another {'already' if moved_count else 'as soon as a consumer asks'}."
+    return (
+        f"Of the {len(led)} groups it led, {moved_count} are led by others already; the rest are when a consumer asks."
+    )
 
 
 def _notify(
-    cli: CommandContext, reported: dict[str, Any], led: list[LedGroupRef], new: dict[str, str | None], text: str
+    cli: CommandContext, summary: dict[str, Any], led: list[LedGroupRef], new_leaders: dict[str, str | None], text: str
 ) -> None:
     if cli.json:
-        groups = [{"subscription": each.subscription, "led_by": new[each.subscription]} for each in led]
-        cli.print_json({**reported, "groups": groups})
+        groups = [{"subscription": each.subscription, "led_by": new_leaders[each.subscription]} for each in led]
+        cli.print_json({**summary, "groups": groups})
     else:
         cli.print_info(text)

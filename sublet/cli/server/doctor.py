@@ -43,8 +43,8 @@ def doctor(cli: CommandContext) -> int:
         hint = "Make this user a member of a role: `sublet roles`, docs/roles.md."
         findings.append(replace(check_failed("database", error), state=Severity.ERROR, hint=hint))
     except SubletError as error:
-        what, _, hint = str(error).partition(". ")
-        findings.append(DoctorFinding("database", Severity.ERROR, what, hint or None))
+        detail, _, hint = str(error).partition(". ")
+        findings.append(DoctorFinding("database", Severity.ERROR, detail, hint or None))
     is_well = all(finding.state is not Severity.ERROR for finding in findings)
     if cli.json:
         cli.print_json({"ok": is_well, "findings": [asdict(finding) for finding in findings]})

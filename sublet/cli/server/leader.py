@@ -131,8 +131,8 @@ def leader(
         cli.log = logging.getLogger("sublet")
     _check_name(called)
     tls = TlsFiles.of_server(tls_cert, tls_key, tls_client_ca)
-    where, at = _parse_addresses(listen, http, insecure, tls is not None)
-    required = is_auth_required(auth, where, at, insecure=insecure, has_tls=tls is not None)
+    listen_address, http_address = _parse_addresses(listen, http, insecure, tls is not None)
+    required = is_auth_required(auth, listen_address, http_address, insecure=insecure, has_tls=tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
     acting = admin_token()
     if required and acting is not None:
@@ -140,15 +140,15 @@ def leader(
             "SUBLET_ADMIN_TOKEN ignored, as every caller is authenticated: to act over HTTP takes a token of "
             "`sublet access token` and the right to operate"
         )
-    port = None if at is None else HttpOptions(at, bounds, acting, tls)
+    port = None if http_address is None else HttpOptions(http_address, bounds, acting, tls)
     for logger in ("sublet_leader", audit.AUDIT):
         logging.getLogger(logger).setLevel(logging.INFO)
     if insecure:
-        audit.record(None, str(where), "start", "--insecure", "done")
+        audit.record(None, str(listen_address), "start", "--insecure", "done")
     if migrate_first:
         _bring_up_to_date(cli)
     with cli.open_database() as database:
-        return _serve(NodeServer(database.url, called, where, settings, announce, notify, port, tls, required))
+        return _serve(NodeServer(database.url, called, listen_address, settings, announce, notify, port, tls, required))
 
 
 def migrate(
@@ -181,13 +181,13 @@ def migrate(
     """
     if back and to is None:
         raise UsageError("--downgrade: it has to be said how far. Give the version, --to VERSION.")
-    before, now, schema = _bring_up_to_date(cli, to, back, roles)
+    old_version, new_version, schema = _bring_up_to_date(cli, to, back, roles)
     if cli.json:
-        cli.print_json({"schema": schema, "from": before, "to": now})
-    elif before == now:
-        cli.print_info(f"The schema {schema} is at version {now} already.")
+        cli.print_json({"schema": schema, "from": old_version, "to": new_version})
+    elif old_version == new_version:
+        cli.print_info(f"The schema {schema} is at version {new_version} already.")
     else:
-        cli.print_info(f"The schema {schema} is at version {now} (before: {before or 'no tables'}).")
+        cli.print_info(f"The schema {schema} is at version {new_version} (before: {old_version or 'no tables'}).")
 
 
 def _bring_up_to_date(
@@ -200,15 +200,15 @@ def _bring_up_to_date(
     from sublet_storage.db.database_url import database_url
 
     def change(url: str) -> tuple[str | None, str | None, str]:
-        before = current_version(url)
+        old_version = current_version(url)
         (downgrade if back else upgrade)(url, to=to)
         if roles:
             make_roles(url)
-        return before, current_version(url), schema_name()
+        return old_version, current_version(url), schema_name()
 
-    given = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
-    if given and cli.data_dir is None:
-        return change(given)
+    configured_url = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
+    if configured_url and cli.data_dir is None:
+        return change(configured_url)
     with cli.open_database(migrate_embedded=False) as database:
         return change(database.url)
 
@@ -221,14 +221,14 @@ def _parse_addresses(
     from sublet_leader.listen_address import ListenAddress, is_loopback
 
     def parse(text: str) -> ListenAddress:
-        found = ListenAddress.parse(text, insecure=insecure, has_tls=has_tls)
-        if not has_tls and not is_loopback(found.host):
+        address = ListenAddress.parse(text, insecure=insecure, has_tls=has_tls)
+        if not has_tls and not is_loopback(address.host):
             log.warning(
                 "connections not encrypted: address=%s: all who reach it may consume and publish; give it --tls-cert "
                 "and --tls-key",
-                found,
+                address,
             )
-        return found
+        return address
 
     return parse(listen), None if http is None else parse(http)
 

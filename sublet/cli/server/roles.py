@@ -42,10 +42,10 @@ def roles(
         members = list_members(connection)
     if cli.json:
         cli.print_json(
-            {"roles": [{"role": role, "exists": who is not None, "members": who or []} for role, who in members]}
+            {"roles": [{"role": role, "exists": users is not None, "members": users or []} for role, users in members]}
         )
     else:
-        shown = [(role, "-" if who is None else ", ".join(who) or "nobody") for role, who in members]
+        shown = [(role, "-" if users is None else ", ".join(users) or "nobody") for role, users in members]
         cli.print_table(("ROLE", "MEMBERS"), shown)
 
 

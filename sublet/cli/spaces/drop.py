@@ -62,7 +62,7 @@ def drop(
         check_droppable(name)
         spaces = list_spaces(connection)
         space = find_space_in(name, spaces)
-        usage, others = read_usage(connection, space), find_fallback_spaces(spaces, space)
+        usage, fallback_spaces = read_usage(connection, space), find_fallback_spaces(spaces, space)
         if keep:
             _check_keep(space, force)
         elif not (force or dry_run):
@@ -79,7 +79,7 @@ def drop(
             check = None if force or keep else check_unused
             drop_space(connection, name, check, purge=not keep, space_id=space.space_id)
             publish_once(database.url, catch_up_reads.read_spaces(connection))
-    _answer(cli, space, usage, others, dry_run, force, keep)
+    _answer(cli, space, usage, fallback_spaces, dry_run, force, keep)
 
 
 def _check_keep(space: Space, force: bool) -> None:
@@ -93,17 +93,23 @@ def _check_keep(space: Space, force: bool) -> None:
 
 
 def _answer(
-    cli: CommandContext, space: Space, usage: SpaceUsers, others: list[Space], dry_run: bool, force: bool, keep: bool
+    cli: CommandContext,
+    space: Space,
+    usage: SpaceUsers,
+    fallback_spaces: list[Space],
+    dry_run: bool,
+    force: bool,
+    keep: bool,
 ) -> None:
-    names = [other.name for other in others]
+    names = [fallback.name for fallback in fallback_spaces]
     if cli.json:
-        reported: dict[str, Any] = {
+        summary: dict[str, Any] = {
             "space_id": space.space_id,
             "name": space.name,
             "dropped": not dry_run,
             "retained": keep,
         }
-        cli.print_json({**reported, **asdict(usage), "fallback_spaces": names})
+        cli.print_json({**summary, **asdict(usage), "fallback_spaces": names})
         return
     if dry_run and not (force or keep) and usage.describe():
         cli.print_info(

@@ -58,15 +58,15 @@ def payload_changes(
         raise UsageError(
             "--restore-payloads goes with --no-payload-location: what came back would be moved out again. Give both."
         )
-    found: dict[str, Any] = {"payload_location": None, "tier_after_s": None} if no_payload_location else {}
+    changes: dict[str, Any] = {"payload_location": None, "tier_after_s": None} if no_payload_location else {}
     if payload_location is not None:
-        found["payload_location"] = payload_location
+        changes["payload_location"] = payload_location
     if tier_after is not None or no_tier_after:
-        found["tier_after_s"] = None if tier_after is None else values.parse_seconds(tier_after)
-    return found
+        changes["tier_after_s"] = None if tier_after is None else values.parse_seconds(tier_after)
+    return changes
 
 
-def warn_missing_directory(cli: CommandContext, space: Space, given: str | None) -> str | None:
+def warn_missing_directory(cli: CommandContext, space: Space, requested_location: str | None) -> str | None:
     """Warn if the directory that was just given is not on this machine, and return the warning; None if it is. It may
     be right: nodes may run elsewhere. S3 is not checked."""
     from sublet_storage.objects.location import parse_location
@@ -74,20 +74,20 @@ def warn_missing_directory(cli: CommandContext, space: Space, given: str | None)
     from sublet_storage.objects.parallel_calls import TO_READ, run_with_timeout
 
     if (
-        given is None
+        requested_location is None
         or space.payload_location is None
         or (location := parse_location(space.payload_location)).scheme != "file"
     ):
         return None
-    found = "does not answer from"
+    problem = "does not answer from"
     with suppress(PayloadUnavailable):
         if run_with_timeout(
             get_store(location), TO_READ, partial(os.path.isdir, location.root)
         ):  # a location that cannot be checked counts as missing
             return None
-        found = "is not there, or not to be seen, on"
+        problem = "is not there, or not to be seen, on"
     text = (
-        f"{location}: the directory {found} this machine. Where nodes and consumers run it has to be there, and "
+        f"{location}: the directory {problem} this machine. Where nodes and consumers run it has to be there, and "
         f"nobody makes it: mount it, or mkdir -p {shlex.quote(location.root)}. "
         "`sublet doctor` says whether that is done."
     )

@@ -109,7 +109,13 @@ def list_(cli: CommandContext) -> None:
         )
     if cli.json:
         live = [{**space_to_json(space), "state": "live"} for space in spaces]
-        cli.print_json({"spaces": live, "dropped": [_left_as_json(one) for one in dropped], "outbox": asdict(outbox)})
+        cli.print_json(
+            {
+                "spaces": live,
+                "dropped": [_left_as_json(each) for each in dropped],
+                "outbox": asdict(outbox),
+            }
+        )
         return
     rows = [
         (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payload_location,
@@ -120,22 +126,24 @@ def list_(cli: CommandContext) -> None:
     cli.print_table(("SPACE", "FILTER", *settings), rows)
     if dropped:
         cli.print_lines([""])
-        left = [(one.space.name, "dropped", one.space.filter, one.messages, _until(one)) for one in dropped]
-        cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), left)
+        dropped_rows = [
+            (each.space.name, "dropped", each.space.filter, each.messages, _until(each)) for each in dropped
+        ]
+        cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), dropped_rows)
 
 
-def _left_as_json(one: RetainedDroppedSpace) -> dict[str, Any]:
-    left = {"dropped_at": _time(one.dropped_at), "messages": one.messages}
+def _left_as_json(dropped: RetainedDroppedSpace) -> dict[str, Any]:
+    fields = {"dropped_at": _time(dropped.dropped_at), "messages": dropped.messages}
     return {
-        **space_to_json(one.space),
+        **space_to_json(dropped.space),
         "state": "dropped",
-        **left,
-        "until": one.retained_until and _time(one.retained_until),
+        **fields,
+        "until": dropped.retained_until and _time(dropped.retained_until),
     }
 
 
-def _until(one: RetainedDroppedSpace) -> str:
-    return "for ever" if one.retained_until is None else _time(one.retained_until)
+def _until(dropped: RetainedDroppedSpace) -> str:
+    return "for ever" if dropped.retained_until is None else _time(dropped.retained_until)
 
 
 def _time(at: datetime) -> str:

@@ -243,7 +243,7 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
                 offset,
                 filter=filter,
                 generation_id=partition.generation_id,
-                wanted=partition.predicate,
+                predicate=partition.predicate,
                 end=end,
                 few=FEW_ROWS,
             )

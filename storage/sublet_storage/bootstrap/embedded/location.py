@@ -63,16 +63,16 @@ def usable_data_dir() -> Path:
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
     never exchanged.
     """
-    wanted = default_data_dir().resolve()
+    data_dir = default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
-        return wanted
+        return data_dir
     try:
-        server_user(wanted)
+        server_user(data_dir)
     except EmbeddedDirectoryUnusable as error:
-        other = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(wanted)).hexdigest()[:12]
-        _log.warning("data directory unusable, using another: data_dir=%s: %s", other, error)
-        return other
-    return wanted
+        system_dir = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
+        _log.warning("data directory unusable, using another: data_dir=%s: %s", system_dir, error)
+        return system_dir
+    return data_dir
 
 
 def has_cluster(data_dir: Path) -> bool:
@@ -210,9 +210,9 @@ def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresO
             yield PostgresOsUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
 
 
-def _entry(who: int | str) -> pwd.struct_passwd | None:
+def _entry(user: int | str) -> pwd.struct_passwd | None:
     try:
-        return pwd.getpwuid(who) if isinstance(who, int) else pwd.getpwnam(who)
+        return pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except KeyError:
         return None
 

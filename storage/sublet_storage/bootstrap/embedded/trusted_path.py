@@ -120,10 +120,10 @@ def _open_or_make(part: str, parent: int) -> int:
         return os.open(part, _LOOK, dir_fd=parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, 0o755, dir_fd=parent)
-    made = os.open(part, _DIRECTORY, dir_fd=parent)
-    if os.fstat(made).st_uid == os.geteuid():
-        os.fchmod(made, 0o755)
-    return made
+    descriptor = os.open(part, _DIRECTORY, dir_fd=parent)
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        os.fchmod(descriptor, 0o755)
+    return descriptor
 
 
 def _check(path: Path, status: os.stat_result, owners: Collection[int], *, is_shared: bool = False) -> None:

@@ -161,8 +161,8 @@ def _log(spec: dict[str, Any]) -> Iterator[int]:
 
 def environment(cluster: str) -> dict[str, str]:
     """Return what the programs of a server are run with: of ours, nothing that means another server."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
-    return ours | {"LC_ALL": "C", "PGDATA": cluster}
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
+    return variables | {"LC_ALL": "C", "PGDATA": cluster}
 
 
 def is_zombie(lock_file: str) -> bool:
@@ -211,8 +211,8 @@ def _is_still(descriptor: int, path: str) -> bool:
 
 def _pid(lock_file: str) -> int | None:
     try:
-        with open(lock_file) as lines:
-            return int(lines.readline())
+        with open(lock_file) as file:
+            return int(file.readline())
     except (OSError, ValueError):
         return None
 
@@ -221,8 +221,8 @@ def _status(pid: int) -> tuple[str, str] | None:
     """Return a process's name and state, where there is a /proc."""
     try:
         with open(f"/proc/{pid}/stat") as status:
-            before, _, after = status.read().rpartition(")")
-            return before.partition("(")[2], after.split()[0]
+            name_part, _, state_part = status.read().rpartition(")")
+            return name_part.partition("(")[2], state_part.split()[0]
     except (OSError, IndexError):
         return None
 

@@ -37,10 +37,10 @@ select slot from generate_series(1, %(slots)s) slot
 
 def direct_listener_slots() -> int:
     """Return how many slots a database has, by this process's setting; 0: it takes none. Raise `InvalidSetting`."""
-    found: int = parse_number(
+    slots: int = parse_number(
         VARIABLE, os.environ.get(VARIABLE, str(DEFAULT_LISTENER_SLOTS)), DEFAULT_LISTENER_SLOTS, MAX_LISTENER_SLOTS
     )
-    return found
+    return slots
 
 
 def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
@@ -51,8 +51,8 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     """
     if not is_direct(connection):
         return False
-    wanted = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
-    if connection.execute(_TAKE, wanted).fetchone() is None:
+    parameters = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
+    if connection.execute(_TAKE, parameters).fetchone() is None:
         return False
     start_listening(connection, channel_name(schema_name()))
     return True

@@ -24,20 +24,20 @@ def load_driver(name: str) -> NotificationDriverFactory:
 
     Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
-    found = _entry(name)
+    entry = _entry(name)
     try:
-        factory: NotificationDriverFactory = found.load()
+        factory: NotificationDriverFactory = entry.load()
     except Exception as error:
         raise InvalidSetting(
-            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_hint(found)}."
+            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_hint(entry)}."
         ) from error
     return factory
 
 
-def create_driver(name: str, url: str, **how: str) -> NotificationDriver:
+def create_driver(name: str, url: str, **options: str) -> NotificationDriver:
     """Return the driver of that name. Raises `InvalidSetting`, or the errors of ours that the driver raises."""
     try:
-        return load_driver(name)(url, **how)
+        return load_driver(name)(url, **options)
     except SubletError:
         raise
     except Exception as error:
@@ -52,22 +52,22 @@ def driver_name(endpoint: str) -> str:
 
 
 def _entry(name: str) -> EntryPoint:
-    found = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
-    if not found and name in _BUILT_IN:
+    entries = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
+    if not entries and name in _BUILT_IN:
         return EntryPoint(name, f"sublet_storage.notify.drivers.{name}:{_BUILT_IN[name]}", GROUP)
-    if not found:
+    if not entries:
         raise InvalidSetting(
             f"notification driver {name!r}: no installed package brings one of that name. Installed are "
             f"{', '.join(list_drivers()) or 'none'}: choose one of these, or install the package that has it."
         )
-    if OURS in found:
-        return found[OURS]
-    if len(found) > 1:
+    if OURS in entries:
+        return entries[OURS]
+    if len(entries) > 1:
         raise InvalidSetting(
-            f"notification driver {name!r} is brought by several packages ({', '.join(sorted(found))}), and it has to "
-            "be clear which one is meant. Uninstall all but one."
+            f"notification driver {name!r} is brought by several packages ({', '.join(sorted(entries))}), and it has "
+            "to be clear which one is meant. Uninstall all but one."
         )
-    return next(iter(found.values()))
+    return next(iter(entries.values()))
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -75,19 +75,19 @@ class ZmqSender:
 
     def _connect(self, endpoint: str) -> Socket | None:
         """Return a socket connected to one node; None, after a log line, if the endpoint is malformed."""
-        found = _ENDPOINT.fullmatch(endpoint)
+        match = _ENDPOINT.fullmatch(endpoint)
         node: Socket = self._context.socket(zmq.PUSH)
         try:
-            if found is None:
+            if match is None:
                 raise ValueError("it is not one of the notification driver 'zmq'")
             # Without ZeroMQ's heartbeats: with them, libzmq 4.3 aborts the process when a peer hangs up at the wrong
             # moment (its issues 3937, 4364 and 4767).
             node.sndhwm, node.reconnect_ivl, node.reconnect_ivl_max = MAX_WAITING, 20, 500
             node.handshake_ivl = node.tcp_maxrt = PEER_TIMEOUT_MS
-            node.ipv6 = "[" in found[1]
+            node.ipv6 = "[" in match[1]
             node.curve_publickey, node.curve_secretkey = self._keys
-            node.curve_serverkey = bytes.fromhex(found[2])
-            node.connect(found[1])
+            node.curve_serverkey = bytes.fromhex(match[2])
+            node.connect(match[1])
         except (zmq.ZMQError, ValueError) as error:
             node.close(0)
             log.warning("notification endpoint invalid, skipped: endpoint=%.40r: %s", endpoint, error)
@@ -207,7 +207,7 @@ def _takes(node: Socket, message: bytes) -> bool:
 
 def _listen(incoming: Socket, host: str) -> str:
     """Bind to a free port of the host; return the endpoint, with the address and the key."""
-    family, *_, found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    family, *_, socket_address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret
     incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, LARGEST, 0
@@ -215,6 +215,6 @@ def _listen(incoming: Socket, host: str) -> str:
     incoming.tcp_keepalive, incoming.tcp_keepalive_idle = 1, KEEPALIVE_S
     incoming.tcp_keepalive_intvl, incoming.tcp_keepalive_cnt = KEEPALIVE_S, 3
     incoming.ipv6 = family == socket.AF_INET6
-    incoming.bind(f"tcp://[{found[0]}]:*" if incoming.ipv6 else f"tcp://{found[0]}:*")
+    incoming.bind(f"tcp://[{socket_address[0]}]:*" if incoming.ipv6 else f"tcp://{socket_address[0]}:*")
     address = incoming.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
     return f"zmq:{address}?key={z85.decode(public).hex()}"

@@ -37,7 +37,7 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def as_bytes(what: str, value: object) -> bytes | None:
+def as_bytes(field: str, value: object) -> bytes | None:
     """Return a key or value as bytes; text is encoded as UTF-8. Raises `UsageError` for anything else."""
     if value is None or type(value) is bytes:
         return value
@@ -46,11 +46,11 @@ def as_bytes(what: str, value: object) -> bytes | None:
             return value.encode()
         except UnicodeEncodeError:
             raise UsageError(
-                f"{what} {value[:40]!a} holds a lone surrogate: not UTF-8. Give the bytes instead."
+                f"{field} {value[:40]!a} holds a lone surrogate: not UTF-8. Give the bytes instead."
             ) from None
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
-    raise UsageError(f"{what} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
+    raise UsageError(f"{field} of type {type(value).__name__}: give bytes or text. Encode it first (json.dumps, say).")
 
 
 def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
@@ -86,14 +86,15 @@ def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tu
     if not isinstance(topic, str):
         raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
-    return size + sum(len(name) + len(held or b"") for name, held in headers) if headers else size
+    return size + sum(len(name) + len(data or b"") for name, data in headers) if headers else size
 
 
-def check_size(size: int, limit: int, what: str, hint: str = "raise max_message_bytes.") -> None:
+def check_size(size: int, limit: int, subject: str, hint: str = "raise max_message_bytes.") -> None:
     """Raise `ValueTooLarge` above the limit."""
     if size > limit:
         raise ValueTooLarge(
-            f"{what} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or {hint}"
+            f"{subject} takes {size} bytes and the limit is {limit}. Publish a reference to where it is stored, or "
+            f"{hint}"
         )
 
 
@@ -122,8 +123,8 @@ def check_sizes(batch: pa.RecordBatch, limit: int) -> None:
         return
     for index in range(batch.num_rows):
         row = batch.slice(index, 1)
-        held = row.column("headers").to_pylist()[0]
-        pairs = None if held is None else [(pair["key"], pair["value"]) for pair in held]
+        stored_headers = row.column("headers").to_pylist()[0]
+        pairs = None if stored_headers is None else [(pair["key"], pair["value"]) for pair in stored_headers]
         topic, key, value = (row.column(name)[0].as_py() for name in ("topic", "key", "value"))
         check_size(size_of(topic, key, value, pairs), limit, f"message {index} of the batch")
 
@@ -200,8 +201,8 @@ def _array(name: str, column: Any, count: int) -> Any:
         raise kind(f"column {name}: {error.object[:40]!a} holds a lone surrogate: not UTF-8. Give true text.") from None
     except _UNFIT as error:
         kind = InvalidTopic if name == "topic" else UsageError
-        given = f" given as {type(column).__name__}" if single else ""
-        raise kind(f"column {name}{given}: {error}. Give a list or an Arrow array of {_TYPES[name]}.") from None
+        type_text = f" given as {type(column).__name__}" if single else ""
+        raise kind(f"column {name}{type_text}: {error}. Give a list or an Arrow array of {_TYPES[name]}.") from None
     return pa.repeat(array[0], count) if single else array
 
 
@@ -277,16 +278,16 @@ def _check_header_sizes(column: pa.ChunkedArray) -> None:
         totals = (
             pa.table({"owner": owners, "size": sizes}).group_by("owner").aggregate([("size", "sum"), ("size", "count")])
         )
-        most, largest = pc.max(totals.column("size_count")).as_py(), pc.max(totals.column("size_sum")).as_py()
-        _check_headers(most, largest, "a message of the batch")
+        max_count, max_size = pc.max(totals.column("size_count")).as_py(), pc.max(totals.column("size_sum")).as_py()
+        _check_headers(max_count, max_size, "a message of the batch")
 
 
-def _check_headers(count: int, size: int, what: str) -> None:
+def _check_headers(count: int, size: int, subject: str) -> None:
     hint = "Put the rest into its value"
     if count > MAX_HEADERS:
-        raise ValueTooLarge(f"{what} has {count} headers and the limit is {MAX_HEADERS}. {hint}.")
+        raise ValueTooLarge(f"{subject} has {count} headers and the limit is {MAX_HEADERS}. {hint}.")
     if size > MAX_HEADER_BYTES:
-        raise ValueTooLarge(f"{what} has headers of {size} bytes and the limit is {MAX_HEADER_BYTES}. {hint}.")
+        raise ValueTooLarge(f"{subject} has headers of {size} bytes and the limit is {MAX_HEADER_BYTES}. {hint}.")
 
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:

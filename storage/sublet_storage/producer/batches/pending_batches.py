@@ -55,8 +55,8 @@ class PendingArrowBatch:
     def split(self, count: int) -> tuple[PendingArrowBatch, PendingArrowBatch]:
         """Return the first `count` messages, and the rest."""
         first = PendingArrowBatch(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
-        rest = self.count - count
-        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, rest), self.ticket)
+        remaining_count = self.count - count
+        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, remaining_count), self.ticket)
 
     def seal(self) -> PendingArrowBatch:
         """Return itself: the counterpart of `PendingMessageBuilder.seal`."""
@@ -174,12 +174,12 @@ def count_slice_bytes(slices: Sequence[pa.RecordBatch]) -> list[int]:
         offsets = memoryview(column.buffers()[1]).cast("i")
         ends = [offsets[end] for end in accumulate(counts, initial=column.offset)]
         if not pa.types.is_list(field.type):
-            more = [end - start for start, end in pairwise(ends)]
+            column_sizes = [end - start for start, end in pairwise(ends)]
         elif ends[0] < ends[-1]:
-            more = [each.column(index).nbytes for each in slices]
+            column_sizes = [each.column(index).nbytes for each in slices]
         else:
             continue
-        sizes = [size + held for size, held in zip(sizes, more, strict=True)]
+        sizes = [size + column_size for size, column_size in zip(sizes, column_sizes, strict=True)]
     return sizes
 
 

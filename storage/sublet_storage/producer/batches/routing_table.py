@@ -52,7 +52,7 @@ class RoutingTable:
         streams = [each for ring in self._rings.values() for each in ring.streams]
         stream_ids = [each.stream_id for each in streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
-        there = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
+        stored_streams = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
         deleted = missing(conn, stream_ids)
         spaces = set(conn.execute("select space_id, name, filter from space").fetchall())
         for each in streams:
@@ -60,7 +60,7 @@ class RoutingTable:
             names = (space.space_id, space.name, space.filter.text)
             if each.stream_id in deleted and names in spaces:
                 continue
-            if (each.stream_id, each.generation_id, *names, each.hash_from, each.hash_to) not in there:
+            if (each.stream_id, each.generation_id, *names, each.hash_from, each.hash_to) not in stored_streams:
                 raise ProducerFenced(
                     f"producer {producer_id!r}: the database has gone over to another timeline, where stream "
                     f"{each.stream_id} is missing or another. What had no answer by then may be stored or not: open a "
@@ -130,19 +130,19 @@ class RoutingTable:
         """Look up every distinct key in the ring of each space concerned, which are those of the distinct topics; null
         where there is no key."""
         hashes = hash_keys(keys)
-        found: pa.Array | None = None
+        stream_ids: pa.Array | None = None
         for space_id in sorted(set(spaces)):
             streams = pa.array(self._rings[space_id].stream_ids(hashes), pa.int64()).take(key_indices)
-            if found is None:
-                found = streams
+            if stream_ids is None:
+                stream_ids = streams
             else:
                 in_space = pa.array([each == space_id for each in spaces]).take(topic_indices)
-                found = pc.if_else(in_space, streams, found)
-        return found
+                stream_ids = pc.if_else(in_space, streams, stream_ids)
+        return stream_ids
 
     def _space_id(self, topic: str) -> int:
-        found = self._topics.get(topic)
-        return self._learn(topic) if found is None else found
+        space_id = self._topics.get(topic)
+        return self._learn(topic) if space_id is None else space_id
 
     def _learn(self, topic: str) -> int:
         if not isinstance(topic, str):

@@ -137,7 +137,7 @@ class _Columns:
     def _repeats(self, values: Sequence[Any]) -> bool:
         if is_few_runs(self._count, 1):  # long enough for runs
             nulls = values.count(None)
-            changes = sum(one != other for one, other in pairwise(values) if None not in (one, other))
+            changes = sum(previous != value for previous, value in pairwise(values) if None not in (previous, value))
             return is_few_runs(self._count, changes + nulls + 1)
         return False
 
@@ -170,10 +170,10 @@ def _bitmap(values: Sequence[object]) -> bytes:
 @lru_cache
 def _template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
     """Return a record batch message of that schema without its body, and where its numbers are in it."""
-    one = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
+    sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
     columns = []
     for field in stored_schema(flags):
-        column = pa.array([one[field.name]], BLOCK_SCHEMA.field(field.name).type)
+        column = pa.array([sample[field.name]], BLOCK_SCHEMA.field(field.name).type)
         if isinstance(field.type, pa.RunEndEncodedType):
             column = pa.RunEndEncodedArray.from_arrays(pa.array([1], pa.int32()), column)
         columns.append(column)
@@ -186,8 +186,8 @@ def _bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
     distinct = set(epochs)
     has_unset = None in distinct
     distinct.discard(None)
-    given = [epoch for epoch in distinct if epoch is not None]
-    if not given:
+    known_epochs = [epoch for epoch in distinct if epoch is not None]
+    if not known_epochs:
         return None
-    least, greatest = LowerFrontier.from_epochs(given).least, UpperFrontier.from_epochs(given).greatest
+    least, greatest = LowerFrontier.from_epochs(known_epochs).least, UpperFrontier.from_epochs(known_epochs).greatest
     return EpochBounds(least, greatest, has_unset)
