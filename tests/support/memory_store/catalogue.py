@@ -150,7 +150,8 @@ class MemoryCatalogue:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
         stream = self.streams[stream_id]
         found = tuple(mark for mark in stream.block_summaries if mark.end > offset)
-        return BlockEpochSummaries(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
+        space_id = stream.generation.space_id
+        return BlockEpochSummaries(found, stream.head, stream.closed, self.lowers.get(space_id), space_id)
 
     def open_streams(self, space_id: int) -> tuple[int, ...]:
         """The appendable streams of a space, in the order of their ids."""
