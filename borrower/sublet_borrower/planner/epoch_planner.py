@@ -86,7 +86,7 @@ class EpochPlanner:
             stream.space_id = None if marks is None else marks.space_id  # None: it was deleted with its generation
             if marks is not None:
                 atomic.add_summaries(marks)
-                if marks.head > atomic.scanned and not self._scan(stream, atomic, marks.head):
+                if marks.head != atomic.scanned and not self._scan(stream, atomic, marks.head):
                     return False
         self._look_at = time.monotonic() + COMPLETED_S
         self._looked = {stream for stream, _ in granted}

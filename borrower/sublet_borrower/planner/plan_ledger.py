@@ -328,8 +328,8 @@ class PlanLedger:
             self._turn += 1
             for stream_id, end in ends.items():
                 granted = self._granted.get(stream_id)
-                if granted is None or not granted.may_be_planned:
-                    continue  # it was taken away meanwhile
+                if granted is None or not granted.may_be_planned or granted.head is None:
+                    continue  # it was taken away meanwhile, or granted anew and not looked at yet
                 self._plan(granted, InDoubtRange(granted.grant.grant_id, granted.position, end, self._hold_s))
 
     def plan_steps(self, steps: Mapping[int, EpochStep]) -> None:
@@ -337,7 +337,7 @@ class PlanLedger:
         with self.changed:
             for stream_id, step in steps.items():
                 granted = self._granted.get(stream_id)
-                if granted is None or not granted.may_be_planned:
+                if granted is None or not granted.may_be_planned or granted.space_id is None:
                     continue
                 if granted.poison is not None and step.reads(*granted.poison.offsets):
                     self._end(granted)
