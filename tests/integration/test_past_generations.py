@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from sublet_leader.group.events import BorrowerMessageReceived, Event, WritesCommitted
+from sublet_leader.group.machine import GroupLeader
+from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
+from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
@@ -169,6 +174,32 @@ def by_bookmark(house: House, stream: int) -> None:
     for _ in Tail(house.conn, ALL, Bookmark(stream, {stream: 1}), gone.append).pages():
         pass
     raise gone[0]
+
+
+@pytest.mark.conforms("E39", "E18")
+def test_a_leader_forgets_streams_that_are_deleted(house: House) -> None:
+    """They were free and at their ends; they were closed, and deleted, before the leader has looked."""
+    create_space(house.conn, "eu", "eu/#", shards=2)
+    house.renew()
+    term = house.store.claim(house.group.group_id, NODE, 60).term
+    leader = GroupLeader(house.group, term, house.store.load(house.group.group_id, term), LeaderSettings(), 0.0)
+    drop_space(house.conn, "eu", purge=True)
+    house.keep()
+    granted: list[int] = []
+
+    def give(event: Event, now: float) -> None:
+        outcome = leader.decide(event, now)
+        granted.extend(each.stream_id for each in outcome.changes if isinstance(each, GrantStream))
+        if outcome.changes or outcome.sync_streams:
+            writes = GroupWrites(house.group.group_id, term, outcome.changes, outcome.sync_streams)
+            give(WritesCommitted(house.store.commit([writes])[0]), now)
+
+    give(BorrowerMessageReceived("a", LeaderWanted("a/1", str(GROUP))), 0.0)
+    for now in map(float, range(20)):
+        give(BorrowerMessageReceived("a", Ping(("a/1",), now)), now)
+        give(Tick(), now)
+    assert {each.lending.stream_id for each in leader.streams} == {stream_of(house.conn, "default")}
+    assert len(granted) == len(set(granted)), "none is tried again"
 
 
 @pytest.mark.conforms("E39", "P10")
