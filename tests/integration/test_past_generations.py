@@ -45,7 +45,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
-from sublet_storage.readers.tail import MultiStreamReader, Tail
+from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import newly_fragmented
@@ -226,6 +226,17 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
     assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_a_stream_is_deleted_while_a_reader_begins(house: House, had_messages: bool) -> None:
+    """It has listed the streams, and then finds its place in each by the time."""
+    stream = house.ended(*([b"0"] if had_messages else []))
+    streams = list_matching_streams(house.conn, ALL)
+    house.forget(stream, had_messages)
+    reader = MultiStreamReader(house.conn, ALL, datetime(2020, 1, 1, tzinfo=UTC), streams)
+    assert reader.bookmark.offsets == {stream_of(house.conn, "default"): 0}
 
 
 @pytest.mark.conforms("E39", "P10")
