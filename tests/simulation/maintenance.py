@@ -1,6 +1,6 @@
 """What the maintenance leader does by the wall clock: it rolls a space over when its generation is old, takes what is
-older than the retention unless a group holds it back, and merges small blocks while others read them. By chances of its
-own; in some runs hours pass between one thing and the next.
+older than the retention unless a group holds it back, deletes the rows of what is gone, and merges small blocks while
+others read them. By chances of its own; in some runs hours pass between one thing and the next.
 
 Which blocks are merged, and what a merged one knows of when its pieces were appended, are the product's own rules.
 """
@@ -23,15 +23,17 @@ _MAX_STREAMS = 28
 
 
 class Maintenance:
-    """Of a part of all runs. `merged`, `taken`: so many blocks and generations are no more."""
+    """Of a part of all runs. `merged`, `taken`: so many blocks and generations are no more; `deleted`: of so many
+    generations the rows."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
         self._random = Random(f"the maintenance of {simulation.seed}")
+        self._deleting = Random(f"the rows that maintenance deletes of {simulation.seed}")
         self._hours = self._random.choice((0.0, 1.0, 3.0))
         self._retention_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
         self._since: dict[tuple[int, bool], int] = {}
-        self.merged = self.taken = 0
+        self.merged = self.taken = self.deleted = 0
 
     def begin(self, until: float) -> None:
         self._until = until
@@ -45,6 +47,7 @@ class Maintenance:
         self._world.let_hours_pass(self._random.uniform(0.0, self._hours))
         self._roll_over()
         self._retain()
+        self._delete()
         for stream_id in self._streams.streams:
             if self._random.random() < 0.3:
                 self._compact(stream_id)
@@ -77,6 +80,17 @@ class Maintenance:
                 self._streams.expire_generation(generation_id)
                 self._simulation.checkers.retired(generation_id)
                 self.taken += 1
+
+    def _delete(self) -> None:
+        """The rows of what is gone, or never had a message, and that every group is past."""
+        for generation in tuple(self._streams.generations.values()):
+            is_empty = not any(self._streams.streams[stream_id].head for stream_id in generation.stream_ids)
+            ended = not generation.deleted and (generation.gone or (generation.closed and is_empty))
+            if not ended or self._deleting.random() < 0.7:
+                continue
+            if self._simulation.store.delete_past(generation.generation_id):
+                self._world.say("maintenance", f"deletes the rows of generation {generation.generation_id}")
+                self.deleted += 1
 
     def _is_atomic_behind(self, generation_id: int) -> bool:
         """Atomic groups are waited for here: they would have to be reset as a whole."""
