@@ -521,6 +521,11 @@ class MemoryGroupStore:
         self.streams.delete_generation(generation_id)
         return True
 
+    def delete_all_past(self) -> list[int]:
+        """The same for all that retention has taken; the generations."""
+        gone = [each.generation_id for each in self.streams.generations.values() if each.gone and not each.deleted]
+        return [generation_id for generation_id in gone if self.delete_past(generation_id)]
+
     def _is_over(self, row: LendingRow) -> bool:
         at_the_end = row.status is LendingStatus.FREE and row.position == self.streams.streams[row.stream_id].head
         return row.status is LendingStatus.FINISHED or at_the_end
