@@ -177,7 +177,7 @@ def by_bookmark(house: House, stream: int) -> None:
 
 
 @pytest.mark.conforms("E39", "E18")
-def test_a_leader_forgets_streams_that_are_deleted(house: House) -> None:
+def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
     """They were free and at their ends; they were closed, and deleted, before the leader has looked."""
     create_space(house.conn, "eu", "eu/#", shards=2)
     house.renew()

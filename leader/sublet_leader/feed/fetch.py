@@ -29,8 +29,8 @@ cut off is read again."""
 
 
 def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range. Of
-    a stream that was deleted, as it is of no group then, whoever may join some group is told that it is gone."""
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range. A
+    deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some group."""
     if caller.principal is None:
         return
     caller.check_token()
