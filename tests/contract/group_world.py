@@ -36,6 +36,7 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -127,6 +128,10 @@ class World:
         self.streams.expire_generation(generation_id)
         self.publish_catalogue()
 
+    def delete_past(self) -> list[int]:
+        """Maintenance deletes the rows of what is gone and every group is past; the generations."""
+        raise NotImplementedError
+
     def _published(self, stream_ids: tuple[int, ...]) -> tuple[int, ...]:
         self.publish_catalogue()
         return stream_ids
@@ -194,6 +199,9 @@ class MemoryWorld(World):
     def draw_epoch(self, session: str) -> int:
         return self.store.next_session_epoch(SHARE, session)
 
+    def delete_past(self) -> list[int]:
+        return self.store.delete_all_past()
+
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
         self.store.locked.add((group_id, stream_id))
@@ -214,6 +222,7 @@ class PostgresWorld(World):
         self.store: PostgresGroupStore = PostgresGroupStore(url, self.clock)
         self.other_stores: list[PostgresGroupStore] = []
         self.connection = connect(url)
+        self.connection.execute("drop table if exists block_1")  # generations have no partitions of their own here
         self.connection.execute("create table if not exists block_of_any partition of block default")
         self.connection.execute(f"truncate {TABLES} restart identity cascade")
 
@@ -224,6 +233,12 @@ class PostgresWorld(World):
 
     def draw_epoch(self, session: str) -> int:
         return next_session_epoch(self.connection, SHARE, session)
+
+    def delete_past(self) -> list[int]:
+        deleted = PastGenerationCleaner(step=1000)(self.connection)
+        for generation_id in deleted:
+            self.streams.delete_generation(generation_id)
+        return deleted
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[psycopg.Connection[Any]]:
@@ -250,7 +265,8 @@ class PostgresWorld(World):
     def publish_catalogue(self) -> None:
         """Write the tables that the streams in memory describe; ids are theirs."""
         streams = self.streams
-        generations = streams.generations.values()
+        generations = [generation for generation in streams.generations.values() if not generation.deleted]
+        there = [stream for stream in streams.streams.values() if not stream.generation.deleted]
         with self.connection.transaction(), self.connection.cursor() as cursor:
             cursor.executemany(_SPACE, [(s.space_id, s.name, s.filter.text, s.shards) for s in streams.spaces.values()])
             lowers = [(json.dumps(lower.least), space_id) for space_id, lower in streams.lowers.items()]
@@ -264,8 +280,8 @@ class PostgresWorld(World):
             cursor.executemany(
                 _GENERATION, [(g.generation_id, g.space_id, g.ordinal, g.filter.text, state) for state, g in states]
             )
-            cursor.executemany(_STREAM, [_stream(s) for s in streams.streams.values()])
-            blocks = [block for s in streams.streams.values() for block in _blocks(s)]
+            cursor.executemany(_STREAM, [_stream(s) for s in there])
+            blocks = [block for s in there for block in _blocks(s)]
             cursor.executemany(_BLOCK, blocks)
 
 

@@ -54,13 +54,15 @@ def test_who_starts_live_is_given_what_begins_later(world: World) -> None:
     assert reached(world, group, term) == [6], "the first epoch that it is given, and nothing before"
 
 
-def test_epochs_of_closed_and_gone_streams_have_begun(world: World) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_epochs_of_closed_and_gone_streams_have_begun(world: World, deleted: bool) -> None:
     (first,) = world.add_space()
     world.complete(3)
     world.append(first, 10, 7)
     (second,) = world.rollover(1)
     world.append(second, 10, 4)
     world.retire(1)
+    assert not deleted or world.delete_past() == [1]
     live, history = world.declare(atomic=True), StartingPosition.parse("earliest")
     assert world.row(live, world.lead(live), second).consumed == consumed(10, 8)
     world.store.delete_group(live.subscription)

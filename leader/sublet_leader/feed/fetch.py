@@ -21,6 +21,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.groups.admin.access_snapshot import groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
+from sublet_storage.log.deleted_streams import missing
 
 PAGE_BYTES = 8 << 20
 """A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
@@ -28,11 +29,15 @@ cut off is read again."""
 
 
 def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range."""
-    if caller.principal is not None and not any(
-        filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group)
-        for group, filter in groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
-    ):
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range. A
+    deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some group."""
+    if caller.principal is None:
+        return
+    caller.check_token()
+    groups = groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
+    if any(filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group) for group, filter in groups):
+        return
+    if groups or not (caller.may_somewhere(Right.JOIN) and missing(conn, [wanted.stream_id])):
         raise caller.denied(Right.JOIN, wanted.filter)
 
 

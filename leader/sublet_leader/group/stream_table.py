@@ -204,6 +204,10 @@ class StreamTable:
         change = result.change
         if result.lending is not None:
             self._see(entry, result.lending, now)
+        elif result.outcome is LendingOutcome.REFUSED:
+            # Maintenance has deleted the row before a sync has seen its end: it was free, and nothing was left in it.
+            entry.lending = replace(entry.lending, status=LendingStatus.FINISHED)
+            entry.queue.clear()
         elif (
             result.outcome is LendingOutcome.APPLIED
             and isinstance(change, AdvancePosition)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
@@ -30,6 +30,8 @@ class MemoryGeneration:
     stream_ids: list[int] = field(default_factory=list)
     closed: bool = False
     gone: bool = False
+    deleted: bool = False
+    """Its rows, and those of its streams, are: only who looks from outside still finds them here."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,8 @@ class MemoryCatalogue:
         self.streams: dict[int, MemoryStream] = {}
         self.lowers: dict[int, LowerFrontier] = {}
         """{space_id: what may still be published}; spaces that are not in it have no epochs."""
+        self.lost_uppers: dict[int, UpperFrontier] = {}
+        """{space_id: the greatest epochs in streams whose rows are deleted}."""
 
     def add_space(
         self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
@@ -141,6 +145,19 @@ class MemoryCatalogue:
             raise ValueError(f"generation {generation_id} is open: roll its space over first")
         generation.gone = True
 
+    def delete_generation(self, generation_id: int) -> None:
+        """Delete the rows of a closed generation: what descends from its streams gets their parents."""
+        generation = self.generations[generation_id]
+        generation.gone = generation.deleted = True
+        streams = {stream_id: self.streams[stream_id] for stream_id in generation.stream_ids}
+        for child in self.streams.values():
+            if streams.keys() & set(child.parents):
+                above = {up for each in child.parents for up in (streams[each].parents if each in streams else (each,))}
+                child.parents = tuple(sorted(up for up in above if _overlap(self.streams[up], child)))
+        begun = [epoch for stream in streams.values() for epoch in greatest_epochs(stream, stream.head)]
+        lost = self.lost_uppers.get(generation.space_id, UpperFrontier())
+        self.lost_uppers[generation.space_id] = lost.join(UpperFrontier.from_epochs(begun))
+
     def facts(self, stream_id: int) -> StreamFacts | None:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
@@ -162,7 +179,7 @@ class MemoryCatalogue:
 
     def generation_filters(self) -> GenerationTopicFilters:
         """What the generations there are were filled under."""
-        generations = self.generations.values()
+        generations = [generation for generation in self.generations.values() if not generation.deleted]
         return GenerationTopicFilters(
             filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
             open=frozenset(generation.filter for generation in generations if not generation.closed),
@@ -203,3 +220,17 @@ class MemoryCatalogue:
             self.streams[stream.stream_id] = stream
             generation.stream_ids.append(stream.stream_id)
         return generation.stream_ids
+
+
+def greatest_epochs(stream: MemoryStream, position: int) -> list[Epoch]:
+    """The greatest epochs that had begun in a stream before that position."""
+    return [
+        epoch
+        for mark in stream.block_summaries
+        if mark.first < position and mark.epochs
+        for epoch in mark.epochs.greatest
+    ]
+
+
+def _overlap(one: MemoryStream, other: MemoryStream) -> bool:
+    return ranges_overlap((one.hash_from, one.hash_to), (other.hash_from, other.hash_to))
