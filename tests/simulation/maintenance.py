@@ -1,8 +1,8 @@
 """What the maintenance leader does by the wall clock: rollover, retention, deletion of past rows, compaction.
 
 It rolls a space over when its generation is old, deletes what is older than the retention unless a group holds it back,
-then the rows of what is gone, and merges small blocks while others read them. It has its own random generator; in some runs hours pass between one
-step and the next.
+then the rows of what is gone, and merges small blocks while others read them. It has its own random generator; in some
+runs hours pass between one step and the next.
 
 Which blocks are merged, and what a merged one stores about when its pieces were appended, are the product's own rules.
 """
