@@ -38,7 +38,7 @@ class GroupRegistry:
         self._known: dict[Subscription, _Known] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
-        self._asked: dict[BorrowerKey, Subscription] = {}
+        self._subscriptions: dict[BorrowerKey, Subscription] = {}
         self._check_at = float("inf")
 
     def __len__(self) -> int:
@@ -59,9 +59,9 @@ class GroupRegistry:
         """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
         group."""
         borrower = received.agent, borrower_id
-        if self._asked.get(borrower) != subscription:
+        if self._subscriptions.get(borrower) != subscription:
             self.remove_waiter(*borrower)
-        self._asked[borrower] = subscription
+        self._subscriptions[borrower] = subscription
         known = self._known.setdefault(subscription, _Known())
         known.asked_at = now
         known.waiting[borrower] = received, now
@@ -70,7 +70,7 @@ class GroupRegistry:
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        subscription = self._asked.pop((agent, borrower_id), None)
+        subscription = self._subscriptions.pop((agent, borrower_id), None)
         if subscription is not None:
             known = self._known[subscription]
             known.waiting.pop((agent, borrower_id), None)
@@ -121,11 +121,11 @@ class GroupRegistry:
         known = self._known.get(subscription)
         if known is None:
             return ()
-        asked = known.sent_on | known.waiting
+        requests = known.sent_on | known.waiting
         known.sent_on, known.waiting = {}, {}
-        for borrower in asked:
-            del self._asked[borrower]
-        return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
+        for borrower in requests:
+            del self._subscriptions[borrower]
+        return tuple((h, b) for (_, b), (h, at) in requests.items() if at >= since)
 
     def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
         """Return the waiting requests, once, as another node leads. They are kept for a while: if this node leads soon,
@@ -133,9 +133,9 @@ class GroupRegistry:
         known = self._known.get(subscription)
         if known is None:
             return ()
-        asked, known.waiting = known.waiting, {}
-        known.sent_on |= asked
-        return tuple((h, b) for (_, b), (h, _) in asked.items())
+        requests, known.waiting = known.waiting, {}
+        known.sent_on |= requests
+        return tuple((h, b) for (_, b), (h, _) in requests.items())
 
     def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
         """Route the borrower's messages to that group's leader."""
@@ -157,7 +157,7 @@ class GroupRegistry:
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
         for known in self._known.values():
             for borrower in [b for b, (_, at) in known.sent_on.items() if at <= now - SENT_ON_S]:
-                del known.sent_on[borrower], self._asked[borrower]
+                del known.sent_on[borrower], self._subscriptions[borrower]
         stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
         for subscription in stale:
             self.take_waiters(subscription)
@@ -169,9 +169,9 @@ class GroupRegistry:
         return groups
 
     @staticmethod
-    def _is_stale(known: _Known, before: float, leaders: Mapping[int, GroupLeader]) -> bool:
+    def _is_stale(known: _Known, cutoff: float, leaders: Mapping[int, GroupLeader]) -> bool:
         led = known.group is not None and known.group.group_id in leaders
-        return not (led or known.opening_for) and known.asked_at <= before
+        return not (led or known.opening_for) and known.asked_at <= cutoff
 
     def wake_at(self) -> float:
         """Return when to call `take_idle_groups` again."""
