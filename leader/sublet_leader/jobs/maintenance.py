@@ -142,11 +142,11 @@ class _Keeper(StoppableThread):
                 done.append(name)
         self._succeeded(done)
         if failed:
-            more = ["and so on"] if len(failed) > MAX_LISTED else []
+            remark = ["and so on"] if len(failed) > MAX_LISTED else []
             log.warning(
                 "maintenance steps failed, retrying: step_count=%d: %s",
                 len(failed),
-                "; ".join(failed[:MAX_LISTED] + more),
+                "; ".join(failed[:MAX_LISTED] + remark),
             )
 
     def _succeeded(self, steps: Sequence[str]) -> None:

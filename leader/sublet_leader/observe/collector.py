@@ -194,10 +194,10 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[i
         _sums(add, names[group_id], sum(each.lag for each in sums), largest, sum(each.unknown for each in sums))
 
 
-def _sums(add: Callable[..., None], name: str, known: int, largest: int | None, unknown: int) -> None:
+def _sums(add: Callable[..., None], name: str, known_lag: int, largest: int | None, unknown: int) -> None:
     add(metric_definitions.UNKNOWN, unknown, name)
-    add(metric_definitions.LAG_KNOWN, known, name)
+    add(metric_definitions.LAG_KNOWN, known_lag, name)
     if not unknown:
-        add(metric_definitions.LAG_SUM, known, name)
+        add(metric_definitions.LAG_SUM, known_lag, name)
     if largest is not None:
         add(metric_definitions.LAG_MAX, largest, name)
