@@ -35,8 +35,8 @@ select f.filter, exists (select from generation g where g.filter = f.filter and 
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
     """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
-    where = "" if include_dropped else "where dropped_at is null"
-    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {where} order by name, space_id")]
+    condition = "" if include_dropped else "where dropped_at is null"
+    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {condition} order by name, space_id")]
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
@@ -79,8 +79,8 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
     )
 
 
-def _streams(conn: psycopg.Connection[Any], where: str, *parameters: object) -> tuple[StreamInfo, ...]:
-    rows = conn.execute(f"select {_STREAM} from stream {where} order by stream_id", parameters)
+def _streams(conn: psycopg.Connection[Any], condition: str, *parameters: object) -> tuple[StreamInfo, ...]:
+    rows = conn.execute(f"select {_STREAM} from stream {condition} order by stream_id", parameters)
     return tuple(_stream(*row) for row in rows)
 
 
