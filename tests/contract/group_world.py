@@ -13,6 +13,7 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
@@ -37,6 +38,7 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.routing import Space
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -268,7 +270,7 @@ class PostgresWorld(World):
         generations = [generation for generation in streams.generations.values() if not generation.deleted]
         there = [stream for stream in streams.streams.values() if not stream.generation.deleted]
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.executemany(_SPACE, [(s.space_id, s.name, s.filter.text, s.shards) for s in streams.spaces.values()])
+            cursor.executemany(_SPACE, [_space(s, streams.filters[s.space_id]) for s in streams.spaces.values()])
             lowers = [(json.dumps(lower.least), space_id) for space_id, lower in streams.lowers.items()]
             if lowers:
                 cursor.executemany("update space set lower_frontier = %s where space_id = %s", lowers)
@@ -311,6 +313,11 @@ def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
     return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
 
 
+def _space(space: Space, filters: set[TopicFilter]) -> Sequence[object]:
+    former = sorted(one.text for one in filters - {space.filter})
+    return space.space_id, space.name, space.filter.text, space.shards, former
+
+
 def _stream(stream: Any) -> Sequence[object]:
     generation = stream.generation
     state = "closed" if stream.closed else "open"
@@ -342,8 +349,9 @@ def _json(found: list[Any]) -> str | None:
 
 
 _SPACE = """
-insert into space (space_id, name, filter, shards) overriding system value values (%s, %s, %s, %s)
-    on conflict (space_id) do update set filter = excluded.filter where space.filter <> excluded.filter"""
+insert into space (space_id, name, filter, shards, former_filters) overriding system value values (%s, %s, %s, %s, %s)
+    on conflict (space_id) do update set filter = excluded.filter, former_filters = excluded.former_filters
+    where space.filter <> excluded.filter"""
 _GENERATION = """
 insert into generation (generation_id, space_id, ordinal, filter, state)
 overriding system value values (%s, %s, %s, %s, %s)

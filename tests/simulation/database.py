@@ -236,7 +236,7 @@ class WatchedGroups(MemoryGroupStore):
             row = LendingRow(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
         life.rows = self._heed_former(life, life.rows)
-        life.frontiers = dict(progress.frontiers)
+        life.frontiers, life.spaces = dict(progress.frontiers), self._spaces_of_rows(life)
         self._lives[group.group_id] = life
         if self.checkers is not None:
             self.checkers.opened(group, before, progress)
@@ -349,7 +349,7 @@ class Way:
 
 def _copied(life: _Life) -> _Life:
     """Return a copy of a group with its rows, none of which changes in place."""
-    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers))
+    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers), spaces=set(life.spaces))
 
 
 def _start_of(target: str) -> StartingPosition:

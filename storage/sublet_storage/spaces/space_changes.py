@@ -281,12 +281,20 @@ def _update(conn: psycopg.Connection[Any], altered: Space) -> None:
     conn.execute(
         "update space set filter_since = case when filter = %s then filter_since"
         " else (select coalesce(max(stream_id), 0) from stream) end,"
+        " former_filters = array(select unnest(former_filters || filter) except select %s),"
         " name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
         " payload_location = %s, tier_after_s = %s, payload_locations = array("
         "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
         "     from unnest(payload_locations) as known)"
         " where space_id = %s",
-        (altered.filter.text, *_row(altered), altered.payload_location, altered.payload_location, altered.space_id),
+        (
+            altered.filter.text,
+            altered.filter.text,
+            *_row(altered),
+            altered.payload_location,
+            altered.payload_location,
+            altered.space_id,
+        ),
     )
 
 

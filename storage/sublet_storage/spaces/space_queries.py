@@ -32,6 +32,8 @@ select f.filter, exists (select from generation g where g.filter = f.filter and 
        (select max(generation_id) from generation)
   from filled f where f.filter is not null"""
 
+_FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where dropped_at is null"
+
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
     """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
@@ -51,6 +53,15 @@ def find_space_in(name: str, spaces: list[Space]) -> Space:
             return space
     have = ", ".join(space.name for space in spaces) or "none"
     raise UnknownSpace(f"space {name!r}: there is no such space. There are: {have}. Create it, or correct the name.")
+
+
+def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter) -> list[int]:
+    """Return the live spaces that may have had messages for the filter at any time, also from another space's shadow.
+
+    Such streams of theirs as are still to come may have the rest of an epoch that has begun there.
+    """
+    rows = conn.execute(_FILTERS_OF_LIVE).fetchall()
+    return [space_id for space_id, filters in rows if any(TopicFilter(text).intersects(filter) for text in filters)]
 
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:

@@ -86,6 +86,8 @@ class MemoryCatalogue:
 
     def __init__(self) -> None:
         self.spaces: dict[int, Space] = {}
+        self.filters: dict[int, set[TopicFilter]] = {}
+        """{space_id: every filter that it has had}."""
         self.dropped: set[int] = set()
         self.generations: dict[int, MemoryGeneration] = {}
         self.streams: dict[int, MemoryStream] = {}
@@ -100,6 +102,7 @@ class MemoryCatalogue:
         """Create a space and its first streams; the spaces in `rolls`, which lose topics to it, roll over with it."""
         space = Space(len(self.spaces) + 1, name, TopicFilter(filter), shards)
         self.spaces[space.space_id] = space
+        self.filters[space.space_id] = {space.filter}
         rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
         return self._turn({**rolled, space.space_id: shards}, space.space_id)
 
@@ -111,6 +114,7 @@ class MemoryCatalogue:
     def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
         """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
         self.spaces[space_id] = replace(self.spaces[space_id], filter=TopicFilter(filter))
+        self.filters[space_id].add(TopicFilter(filter))
         return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)}, space_id)
 
     def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
@@ -176,6 +180,11 @@ class MemoryCatalogue:
     def live_spaces(self) -> tuple[Space, ...]:
         """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
+
+    def spaces_that_matched(self, filter: TopicFilter) -> set[int]:
+        """The live spaces that may have had messages for the filter at any time."""
+        live = {space.space_id for space in self.live_spaces()}
+        return {space_id for space_id in live if any(one.intersects(filter) for one in self.filters[space_id])}
 
     def generation_filters(self) -> GenerationTopicFilters:
         """What the generations there are were filled under."""

@@ -86,6 +86,8 @@ class _Life:
     after_generation: int
     rows: dict[int, LendingRow] = field(default_factory=dict)
     frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
+    spaces: set[int] = field(default_factory=set)
+    """Those of which it has had streams: of others it has a frontier, and nobody is told."""
     deleted: bool = False
 
 
@@ -350,8 +352,8 @@ class MemoryGroupStore:
     ) -> tuple[GroupFrontier, ...]:
         """How far an atomic group has come."""
         found = []
-        for space_id, before in life.frontiers.items():
-            lower = lowers.get(space_id)
+        for space_id in sorted(life.spaces & life.frontiers.keys()):
+            before, lower = life.frontiers[space_id], lowers.get(space_id)
             now = life.frontiers[space_id] = merge_consumed_frontier(before, lower, held_back.get(space_id, ()))
             if now is None or lower is None:
                 continue
@@ -374,8 +376,10 @@ class MemoryGroupStore:
             status = LendingStatus.FREE if useful else LendingStatus.FINISHED
             row = LendingRow(life.group.group_id, stream.stream_id, status, 0)
             if life.group.options.atomic:
-                first = life.frontiers.setdefault(generation.space_id, None)
-                row = replace(row, consumed=ConsumedFrontier(0, first))
+                row = replace(row, consumed=ConsumedFrontier(0, life.frontiers.get(generation.space_id)))
+                if useful:
+                    life.frontiers.setdefault(generation.space_id, None)
+                    life.spaces.add(generation.space_id)
             added[stream.stream_id] = row
         added = self._heed_former(life, added)
         life.rows |= added
@@ -416,18 +420,34 @@ class MemoryGroupStore:
 
     def _begin_epochs(self, life: _Life) -> None:
         """Which epochs it is given, by what had begun before its start positions."""
-        streams = self.streams.streams
-        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows}):
+        start = life.group.options.starting_position
+        streams, filter = self.streams.streams, life.group.subscription.filter
+        life.spaces = self._spaces_of_rows(life)
+        matched = self.streams.spaces_that_matched(filter)
+        wanted = self.streams.generation_filters().matching(filter)
+        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows} | matched):
             begun = list(self.streams.lost_uppers.get(space_id, UpperFrontier()).greatest)
             for stream in streams.values():
                 if stream.generation.space_id == space_id and not stream.generation.deleted:
                     row = life.rows.get(stream.stream_id)
-                    begun += greatest_epochs(stream, stream.head if row is None else row.position)
-            lower, start = self.streams.lowers.get(space_id), life.group.options.starting_position
+                    is_other = not stream.closed or stream.generation.filter not in wanted  # has nothing for it
+                    before = stream.head if row is None else row.position
+                    if start.policy == "latest" or row is not None or not is_other:
+                        begun += greatest_epochs(stream, before)
+            lower = self.streams.lowers.get(space_id)
             life.frontiers[space_id] = initial_frontier(start, lower, UpperFrontier.from_epochs(begun))
         for stream_id, row in life.rows.items():
             first = life.frontiers[streams[stream_id].generation.space_id]
             life.rows[stream_id] = replace(row, consumed=ConsumedFrontier(row.position, first))
+
+    def _spaces_of_rows(self, life: _Life) -> set[int]:
+        """Those of which the group has streams that are not in a shadow."""
+        found = [(row, self.streams.streams[stream_id]) for stream_id, row in life.rows.items()]
+        return {
+            stream.generation.space_id
+            for row, stream in found
+            if stream.closed or row.status is not LendingStatus.FINISHED
+        }
 
     def _first_streams(self, subscription: Subscription, start: StartingPosition) -> list[MemoryStream]:
         """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
