@@ -175,7 +175,9 @@ def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, g
             if guard is not None:
                 guard(conn)
             conn.execute(_LOCK, (producer_id,))
-            conn.execute("select from space where space_id = %s for no key update", (space_id,))
+            lock = "select from space where space_id = %s and dropped_at is null for no key update"
+            if not conn.execute(lock, (space_id,)).rowcount:
+                return False  # its drop has completed all
             marked = conn.execute(
                 "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
                 " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
