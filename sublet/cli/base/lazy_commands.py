@@ -31,14 +31,14 @@ def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
     """Return the class of a group with these commands, for `typer.Typer(cls=...)`."""
 
-    class Holding(_Light, TyperGroup):
+    class Holding(_LazyConversionMixin, TyperGroup):
         def __init__(self, **attributes: Any) -> None:
-            super().__init__(**{**attributes, "commands": _Made(commands)})
+            super().__init__(**{**attributes, "commands": _CommandMapping(commands)})
 
     return Holding
 
 
-class _Made(Mapping[str, Any]):
+class _CommandMapping(Mapping[str, Any]):
     """Commands by name, each created once."""
 
     def __init__(self, makers: Mapping[str, CommandFactory]) -> None:
@@ -57,7 +57,7 @@ class _Made(Mapping[str, Any]):
         return len(self._makers)
 
 
-class _Light:
+class _LazyConversionMixin:
     """Mixin for commands: parameters load their converters, pydantic in newer typer, only for a value that needs
     them."""
 
@@ -71,7 +71,7 @@ class _Light:
         return parameters
 
 
-class _Command(_Light, TyperCommand):
+class _Command(_LazyConversionMixin, TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Parse the arguments; report a negative number where an argument belongs as that, not as an unknown option."""
         original_arguments = list(arguments)
