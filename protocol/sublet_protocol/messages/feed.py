@@ -176,7 +176,7 @@ def encode_read(read: FeedReadRequest, kind: Any) -> Any:
     begin = (
         {"starting_position": str(read.starting_position)}
         if isinstance(read.starting_position, StartingPosition)
-        else {"bookmark": _bookmark(read.starting_position)}
+        else {"bookmark": _encode_bookmark(read.starting_position)}
     )
     return kind(
         protocol_version=PROTOCOL_VERSION, filter=read.filter.text, subscription_id=read.subscription_id, **begin
@@ -201,7 +201,7 @@ def encode_page(page: FeedPage) -> Any:
     """Return a `FeedPage`."""
     return pb.FeedPage(
         subscription_id=page.subscription_id,
-        bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
+        bookmark=None if page.bookmark is None else _encode_bookmark(page.bookmark),
         stream_id=page.stream_id,
         start=page.start,
         position=page.position,
@@ -230,7 +230,7 @@ def decode_page(wire: Any) -> FeedPage:
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def _bookmark(bookmark: Bookmark) -> Any:
+def _encode_bookmark(bookmark: Bookmark) -> Any:
     positions = [pb.FeedPosition(stream_id=stream, offset=offset) for stream, offset in bookmark.offsets.items()]
     return pb.FeedBookmark(known=bookmark.known, positions=positions, timeline=bookmark.timeline)
 
