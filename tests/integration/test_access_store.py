@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.jobs.maintenance import _forget_history
+from sublet_leader.jobs.maintenance import _delete_old_history
 from sublet_protocol.domain.access.rights import AccessRule, Right
 from sublet_protocol.domain.access.token import hash_token
 from sublet_protocol.domain.errors import Conflict, NotFound
@@ -138,7 +138,7 @@ def test_old_changes_of_rights_are_deleted(conn: psycopg.Connection[Any]) -> Non
     assert len(history(conn)) == 2
     conn.execute("update access_history set at = at - interval '2 days'")
     version = read_version(conn)
-    _forget_history(conn, 86_400.0)  # as a node does
+    _delete_old_history(conn, 86_400.0)  # as a node does
     assert read_version(conn) == version
     assert len(history(conn)) == 1
 

@@ -121,9 +121,9 @@ class Election:
                     self._records.setdefault(leadership_id, _Record(leadership_id)), ElectionEventKind.CAMPAIGN, now
                 )
             case Resign(leadership_id):
-                self._unwant((leadership_id,), now)
+                self._resign((leadership_id,), now)
             case ResignAll():
-                self._unwant(tuple(self._records), now)
+                self._resign(tuple(self._records), now)
             case ClaimCompleted():
                 self._on_claim_answered(event, now)
             case RenewCompleted():
@@ -154,7 +154,7 @@ class Election:
             case _:
                 assert_never(event)
 
-    def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
+    def _resign(self, leadership_ids: Iterable[int], now: float) -> None:
         for leadership_id in leadership_ids:
             if record := self._records.get(leadership_id):
                 self._apply_transition(record, ElectionEventKind.RESIGN, now)

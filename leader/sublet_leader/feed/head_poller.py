@@ -100,7 +100,7 @@ class FeedHeadPoller:
     def note_heads(self, heads: Mapping[int, int]) -> None:
         """Record known heads of streams, from any thread; heads older than the known ones are ignored."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: no waiter is left
-            self._loop.call_soon_threadsafe(self._note, dict(heads))
+            self._loop.call_soon_threadsafe(self._record_heads, dict(heads))
 
     def poll_soon(self, stream_id: int) -> None:
         """Poll soon, as the stream is reported to have grown. On the loop."""
@@ -113,7 +113,7 @@ class FeedHeadPoller:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _note(self, heads: Mapping[int, int]) -> None:
+    def _record_heads(self, heads: Mapping[int, int]) -> None:
         for stream_id, head in heads.items():
             known_head = self._heads.get(stream_id)
             self._notify({stream_id: HeadState(head, known_head is not None and known_head.is_closed, False)})

@@ -106,7 +106,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
-        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
+        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:
@@ -238,7 +238,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
                 await _refuse(context, error)
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, message_log.HeadState]]:
+def _read_heads(
+    conn: psycopg.Connection[Any], stream_ids: list[int]
+) -> tuple[str | None, dict[int, message_log.HeadState]]:
     return timeline_of(conn), message_log.heads_or_ends(conn, stream_ids)
 
 

@@ -97,11 +97,11 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
+        with asyncio.Runner(loop_factory=_BoundedEventLoop) as runner:
             runner.run(self._server.serve([self._socket]))
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _BoundedEventLoop(asyncio.SelectorEventLoop):
     """An event loop that bounds a TLS handshake by `HEAD_S`."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:

@@ -177,9 +177,9 @@ def _list_steps(
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "expiry of epochs", partial(_expire_epochs, connection, guard)
-    yield "cleanup of idle producers", partial(_forget_producers, connection, guard, producers)
-    yield "cleanup of staged blocks", partial(_forget_staged, connection)
-    yield "cleanup of history", partial(_forget_history, connection, history_s)
+    yield "cleanup of idle producers", partial(_delete_idle_producers, connection, guard, producers)
+    yield "cleanup of staged blocks", partial(_delete_abandoned_blocks, connection)
+    yield "cleanup of history", partial(_delete_old_history, connection, history_s)
 
 
 def _list_payload_steps(
@@ -241,7 +241,7 @@ def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
         log.warning("lease expired, epochs closed: producer_id=%s space_id=%d", producer_id, space_id)
 
 
-def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
+def _delete_old_history(connection: psycopg.Connection[Any], history_s: float) -> None:
     if forgotten := history_queries.delete_old_history(connection, history_s):
         log.info("old history deleted: record_count=%d retention_s=%g", forgotten, history_s)
     history_queries.delete_old_session_epochs(connection, history_s)
@@ -251,12 +251,12 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
         log.info("expired access tokens deleted: token_count=%d retention_s=%g", deleted, history_s)
 
 
-def _forget_producers(
+def _delete_idle_producers(
     connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducerCleaner
 ) -> None:
     producers(connection, guard)
 
 
-def _forget_staged(connection: psycopg.Connection[Any]) -> None:
+def _delete_abandoned_blocks(connection: psycopg.Connection[Any]) -> None:
     if forgotten := staging.delete_abandoned_blocks(connection):
         log.info("abandoned staged blocks deleted: block_count=%d", forgotten)

@@ -129,7 +129,7 @@ class Node:
                 self._on_leader_query(event)
             case ForcedRevokeRequested() | MemberRightRevoked():
                 if (leader := self.leaders.get(event.group_id)) is not None:
-                    self._give(leader, event.for_leader, now)
+                    self._run_leader(leader, event.for_leader, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():
@@ -141,7 +141,7 @@ class Node:
             case _:
                 self._on_database_answer(event, now)
         self._commit()
-        is_stopped = self._wind_down(now)
+        is_stopped = self._shut_down(now)
         return self._out.build(self._wake_at(), is_stopped)
 
     def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
@@ -162,7 +162,7 @@ class Node:
                 drawn, denied = self._session_epochs.take_answer(event)
                 self._out.sends.extend(denied)
                 for received, request in drawn:
-                    self._seek(received, request, now)
+                    self._handle_leader_wanted(received, request, now)
             case _:
                 assert_never(event)
 
@@ -213,20 +213,20 @@ class Node:
                 return
             message, received = entire, replace(received, message=entire)
         if isinstance(message, LeaderWanted):
-            self._seek(received, message, now)
+            self._handle_leader_wanted(received, message, now)
         elif isinstance(message, Ping):
             self._ping(received.agent, message, now)
         elif not self._may_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
                 self._session_epochs.remove_waiter(received.agent, message.borrower_id)
-            self._to_leader(message.borrower_id, received, now)
+            self._route(message.borrower_id, received, now)
 
     def _ping(self, agent: str, ping: Ping, now: float) -> None:
         """Answer for the agent's own borrowers; others are counted: one message does not cause a thousand answers."""
         for borrower_id in ping.borrower_ids:
             if is_borrower_of(agent, borrower_id):
-                self._to_leader(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
+                self._route(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
             else:
                 self.foreign_pings += 1
 
@@ -236,7 +236,7 @@ class Node:
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
-    def _to_leader(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
+    def _route(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
         """Pass the message to the group's leader. A borrower without a leader here is invalidated; a leader outside its
         trust window answers nothing."""
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
@@ -246,9 +246,9 @@ class Node:
                 received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.RETRY, "this node does not lead its group")
             )
         else:
-            self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
+            self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
-    def _seek(self, received: AgentMessageReceived, request: LeaderWanted, now: float) -> None:
+    def _handle_leader_wanted(self, received: AgentMessageReceived, request: LeaderWanted, now: float) -> None:
         """Lead the group, look up which node does, or deny the request."""
         try:
             subscription = Subscription.parse(request.subscription)
@@ -305,7 +305,7 @@ class Node:
             if request.group_id == group_id:
                 self._send(received.agent, Invalidate(request.borrower_id, 0, reason, problem))
             else:
-                self._seek(received, request, now)
+                self._handle_leader_wanted(received, request, now)
 
     def _admit(self, group: Group, now: float) -> None:
         """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
@@ -328,7 +328,7 @@ class Node:
                 )
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
-            self._give(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
+            self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
 
@@ -392,7 +392,7 @@ class Node:
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, deposed_until)
         self.leaders[group.group_id] = leader
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
-        self._give(leader, Tick(), now)
+        self._run_leader(leader, Tick(), now)
         self._admit(group, now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
@@ -407,7 +407,7 @@ class Node:
 
     # --- running leaders ----------------------------------------------------------------------------------------------
 
-    def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
+    def _run_leader(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
         if self.election.trusted_term(group_id, now) != leader.term:
             # A renewal's answer may still extend the trust window: by then this leader would have missed the event.
@@ -446,7 +446,7 @@ class Node:
         if isinstance(answer, WritesCommitted):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
                 self._notify(writes.group_id, result.history)
-                self._inform(writes, group_events.WritesCommitted(result), now)
+                self._answer_leader(writes, group_events.WritesCommitted(result), now)
             return
         for writes in answer.request.batch:
             if answer.is_outcome_unknown:
@@ -455,23 +455,23 @@ class Node:
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
             else:
-                self._inform(writes, group_events.WritesNotCommitted(writes.changes), now)
+                self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
 
     def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Pass the change to the leaders it concerns; completed epochs concern atomic groups only."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
             if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
-                self._give(leader, group_events.StreamsChanged(), now)
+                self._run_leader(leader, group_events.StreamsChanged(), now)
 
     def _is_current_term(self, writes: GroupWrites) -> bool:
         leader = self.leaders.get(writes.group_id)
         return leader is not None and leader.term == writes.term
 
-    def _inform(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
+    def _answer_leader(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
         """Pass an answer to the leader that wrote it, not to its successor on this same node."""
         if self._is_current_term(writes):
-            self._give(self.leaders[writes.group_id], event, now)
+            self._run_leader(self.leaders[writes.group_id], event, now)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -481,11 +481,11 @@ class Node:
             leader = self.leaders.get(group_id)
             if leader is not None:
                 self._wake[group_id] = _NEVER
-                self._give(leader, Tick(), now)
+                self._run_leader(leader, Tick(), now)
         for group in self.registry.take_idle_groups(now, self.settings.leader_idle_timeout_s, self.leaders):
             self._elect(el.Resign(group.group_id), now)
 
-    def _wind_down(self, now: float) -> bool:
+    def _shut_down(self, now: float) -> bool:
         """Shut down: once writes are done, release every lease and the borrowers; return whether that is done."""
         if self._stop_by is None:
             return False

@@ -104,9 +104,9 @@ class NotificationHub:
         self._news.append(change)
         if len(self._news) == 1:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left
-                self._loop.call_soon_threadsafe(self._pass_on)
+                self._loop.call_soon_threadsafe(self._publish_changes)
 
-    def _pass_on(self) -> None:
+    def _publish_changes(self) -> None:
         changed: set[str] = set()
         while self._news:
             change = self._news.popleft()

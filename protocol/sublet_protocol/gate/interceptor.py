@@ -50,7 +50,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def _refuse_stranger(self, method: str) -> Any:
         async def refuse(unread: Any, context: Any) -> None:
-            await self._let_in(context, method)
+            await self._admit_call(context, method)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # authenticated by now, and the call is over
 
         return grpc.stream_unary_rpc_method_handler(refuse)
@@ -66,7 +66,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         inner, make = kinds[streams_in, streams_out]
 
         async def call(request: Any, context: Any) -> Any:
-            caller = await self._let_in(context, method)
+            caller = await self._admit_call(context, method)
             answer = inner(request, context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
@@ -78,7 +78,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
         return make(call, handler.request_deserializer, handler.response_serializer)
 
-    async def _let_in(self, context: Any, method: str) -> Caller:
+    async def _admit_call(self, context: Any, method: str) -> Caller:
         authorization = _find_authorization(context.invocation_metadata())
         try:
             certificate = _find_certificate(context) if self._gate.by_certificate else None

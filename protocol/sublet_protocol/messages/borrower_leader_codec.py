@@ -187,7 +187,7 @@ def decode_to_leader(wire: Any) -> ToLeader:
     return message
 
 
-def _read_leader_wanted(wire: Any) -> LeaderWanted:
+def _decode_leader_wanted(wire: Any) -> LeaderWanted:
     check_streams("reclaim", (held.stream_id for held in wire.reclaim), len(wire.reclaim))
     check_part("reclaim", len(wire.reclaim), wire.more)
     return LeaderWanted(
@@ -198,7 +198,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         session=check_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
         reclaim=tuple(
-            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
+            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_decode_consumed(held))
             for held in wire.reclaim
         ),
         starting_position=check_text("starting_position", wire.starting_position, MAX_START_BYTES),
@@ -209,7 +209,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
     )
 
 
-def _read_ping(wire: Any) -> Ping:
+def _decode_ping(wire: Any) -> Ping:
     check_entries("borrower_ids", wire.borrower_ids, MAX_BORROWERS)
     return Ping(
         tuple(check_id("borrower_id", borrower_id) for borrower_id in wire.borrower_ids),
@@ -217,29 +217,29 @@ def _read_ping(wire: Any) -> Ping:
     )
 
 
-def _read_update_progress(wire: Any) -> UpdateProgress:
-    return UpdateProgress(*_decode_borrower_and_term(wire), _read_progress(wire.streams))
+def _decode_update_progress(wire: Any) -> UpdateProgress:
+    return UpdateProgress(*_decode_borrower_and_term(wire), _decode_progress(wire.streams))
 
 
-def _read_revoke_finished(wire: Any) -> RevokeFinished:
-    return RevokeFinished(**_read_stream_fields(wire))
+def _decode_revoke_finished(wire: Any) -> RevokeFinished:
+    return RevokeFinished(**_decode_stream_fields(wire))
 
 
-def _read_disconnect(wire: Any) -> Disconnect:
+def _decode_disconnect(wire: Any) -> Disconnect:
     reason = check_explanation("reason", wire.reason)
     check_part("streams", len(wire.streams), wire.more)
-    return Disconnect(*_decode_borrower_and_term(wire), _read_progress(wire.streams), reason, wire.more)
+    return Disconnect(*_decode_borrower_and_term(wire), _decode_progress(wire.streams), reason, wire.more)
 
 
-def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
+def _decode_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     check_streams("streams", (stream.stream_id for stream in streams), len(streams))
     return tuple(
         StreamProgress(
             **check_naturals(stream, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
             final=stream.final,
             lag=check_natural("lag", stream.lag) if stream.HasField("lag") else None,
-            consumed=_read_consumed(stream),
-            in_doubt=_read_in_doubt(stream),
+            consumed=_decode_consumed(stream),
+            in_doubt=_decode_in_doubt(stream),
             read_error=check_explanation("read_error", stream.read_error),
             beyond_head=stream.beyond_head,
         )
@@ -248,11 +248,11 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
 
 
 _TO_LEADER: dict[str, Callable[[Any], ToLeader]] = {
-    "leader_wanted": _read_leader_wanted,
-    "ping": _read_ping,
-    "update_progress": _read_update_progress,
-    "revoke_finished": _read_revoke_finished,
-    "disconnect": _read_disconnect,
+    "leader_wanted": _decode_leader_wanted,
+    "ping": _decode_ping,
+    "update_progress": _decode_update_progress,
+    "revoke_finished": _decode_revoke_finished,
+    "disconnect": _decode_disconnect,
 }
 
 
@@ -336,19 +336,19 @@ def decode_to_borrower(wire: Any) -> ToBorrower:
     return message
 
 
-def _read_connect_response(wire: Any) -> LeaderConnectResponse:
+def _decode_connect_response(wire: Any) -> LeaderConnectResponse:
     group_id, address = check_natural("group_id", wire.group_id), check_id("address", wire.address, may_be_empty=True)
     return LeaderConnectResponse(*_decode_borrower_and_term(wire), group_id, address)
 
 
-def _read_ping_response(wire: Any) -> PingResponse:
+def _decode_ping_response(wire: Any) -> PingResponse:
     check_entries("epochs", wire.epochs, MAX_SPACES)
     epochs = tuple(
         GroupFrontier(
             check_text("space", frontier.space, MAX_SUBSCRIPTION_BYTES),
             check_natural("space_id", frontier.space_id),
-            _read_frontier(frontier.consumed),
-            _read_frontier(frontier.lower),
+            _decode_frontier(frontier.consumed),
+            _decode_frontier(frontier.lower),
         )
         for frontier in wire.epochs
     )
@@ -361,51 +361,51 @@ def _read_ping_response(wire: Any) -> PingResponse:
     return PingResponse(*_decode_borrower_and_term(wire), *times, epochs, without)
 
 
-def _read_grant(wire: Any) -> Grant:
+def _decode_grant(wire: Any) -> Grant:
     if wire.hash_from > wire.hash_last:
         raise MalformedMessage(f"hash range {wire.hash_from} to {wire.hash_last}: it ends before it begins")
     if len(wire.grant_key) != GrantKey.BYTES:
         raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantKey.BYTES}")
     return Grant(
-        **_read_stream_fields(wire),
+        **_decode_stream_fields(wire),
         **check_naturals(wire, "position", "generation_id"),
         hash_from=wire.hash_from,
         hash_to=wire.hash_last + 1,
         filter=check_text("filter", wire.filter, MAX_TOPIC_BYTES),
         end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
-        consumed=_read_consumed(wire),
-        in_doubt=_read_in_doubt(wire),
+        consumed=_decode_consumed(wire),
+        in_doubt=_decode_in_doubt(wire),
         grant_key=GrantKey(wire.grant_key),
     )
 
 
-def _read_revoke(wire: Any) -> Revoke:
-    return Revoke(**_read_stream_fields(wire))
+def _decode_revoke(wire: Any) -> Revoke:
+    return Revoke(**_decode_stream_fields(wire))
 
 
-def _read_revoked(wire: Any) -> Revoked:
-    return Revoked(**_read_stream_fields(wire), reason=_decode_reason("reason", wire.reason, _REVOKED_REASONS_BACK))
+def _decode_revoked(wire: Any) -> Revoked:
+    return Revoked(**_decode_stream_fields(wire), reason=_decode_reason("reason", wire.reason, _REVOKED_REASONS_BACK))
 
 
-def _read_progress_saved(wire: Any) -> ProgressSaved:
+def _decode_progress_saved(wire: Any) -> ProgressSaved:
     position = check_natural("position", wire.position)
-    consumed, in_doubt = _read_consumed(wire), _read_in_doubt(wire)
-    return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
+    consumed, in_doubt = _decode_consumed(wire), _decode_in_doubt(wire)
+    return ProgressSaved(**_decode_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
 
 
-def _read_invalidate(wire: Any) -> Invalidate:
+def _decode_invalidate(wire: Any) -> Invalidate:
     reason = _decode_reason("reason", wire.reason, _END_REASONS_BACK)
     return Invalidate(*_decode_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
 
 
 _TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
-    "leader_connect_response": _read_connect_response,
-    "ping_response": _read_ping_response,
-    "grant": _read_grant,
-    "revoke": _read_revoke,
-    "revoked": _read_revoked,
-    "progress_saved": _read_progress_saved,
-    "invalidate": _read_invalidate,
+    "leader_connect_response": _decode_connect_response,
+    "ping_response": _decode_ping_response,
+    "grant": _decode_grant,
+    "revoke": _decode_revoke,
+    "revoked": _decode_revoked,
+    "progress_saved": _decode_progress_saved,
+    "invalidate": _decode_invalidate,
 }
 
 
@@ -421,7 +421,7 @@ def _encode_stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | P
     }
 
 
-def _read_stream_fields(wire: Any) -> dict[str, Any]:
+def _decode_stream_fields(wire: Any) -> dict[str, Any]:
     return {
         "borrower_id": check_id("borrower_id", wire.borrower_id),
         **check_naturals(wire, "term", "stream_id", "grant_id"),
@@ -443,11 +443,11 @@ def _encode_frontier(lower: LowerFrontier) -> Any:
     return pb.Frontier(least=(pb.Epoch(dimensions=epoch) for epoch in lower.least))
 
 
-def _read_consumed(wire: Any) -> ConsumedFrontier | None:
+def _decode_consumed(wire: Any) -> ConsumedFrontier | None:
     if not wire.HasField("consumed"):
         return None
     consumed = wire.consumed
-    lower = _read_frontier(consumed.lower) if consumed.HasField("lower") else None
+    lower = _decode_frontier(consumed.lower) if consumed.HasField("lower") else None
     return ConsumedFrontier(check_natural("upto", consumed.upto), lower)
 
 
@@ -463,7 +463,7 @@ def _encode_in_doubt(doubt: InDoubtRange | None) -> Any:
     )
 
 
-def _read_in_doubt(wire: Any) -> InDoubtRange | None:
+def _decode_in_doubt(wire: Any) -> InDoubtRange | None:
     if not wire.HasField("in_doubt"):
         return None
     doubt = wire.in_doubt
@@ -471,11 +471,11 @@ def _read_in_doubt(wire: Any) -> InDoubtRange | None:
         raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
     numbers = check_naturals(doubt, "grant_id", "start", "end")
     return InDoubtRange(
-        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_read_consumed(doubt)
+        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_decode_consumed(doubt)
     )
 
 
-def _read_frontier(wire: Any) -> LowerFrontier:
+def _decode_frontier(wire: Any) -> LowerFrontier:
     check_entries("least", wire.least, MAX_ANTICHAIN)
     epochs = [tuple(epoch.dimensions) for epoch in wire.least]
     sizes = {len(epoch) for epoch in epochs}

@@ -79,7 +79,7 @@ class PubSubClientSettings:
 
 
 @dataclass(slots=True)
-class _Call:
+class _CallState:
     """One of the two calls that may be under way: a batch or a poll."""
 
     busy: bool = False
@@ -98,8 +98,8 @@ class _SubscriberState:
     acknowledged: int = 0
     incarnation: str = ""
     last_on: dict[str, int] = field(default_factory=dict)
-    batch: _Call = field(default_factory=_Call)
-    poll: _Call = field(default_factory=_Call)
+    batch: _CallState = field(default_factory=_CallState)
+    poll: _CallState = field(default_factory=_CallState)
 
 
 class AgentSideMachine:
@@ -136,7 +136,7 @@ class AgentSideMachine:
         """Apply one event, and return the outcome; times are seconds of a monotonic clock."""
         self._out = []
         if self.status is not ConnectionStatus.REJECTED:
-            self._take_in(event, now)
+            self._handle_event(event, now)
             self._advance(now)
         elif isinstance(event, Subscribe):
             self._out.append(
@@ -179,7 +179,7 @@ class AgentSideMachine:
 
     # --- events ---
 
-    def _take_in(self, event: Event, now: float) -> None:
+    def _handle_event(self, event: Event, now: float) -> None:
         match event:
             case Subscribe(channel, key):
                 self._add_subscription((channel, key))
@@ -193,13 +193,13 @@ class AgentSideMachine:
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
-                    self._take_in_answer(event, now)
+                    self._handle_answer(event, now)
             case Tick():
                 pass
             case _:
                 assert_never(event)
 
-    def _take_in_answer(
+    def _handle_answer(
         self,
         event: CommandsReplied | CommandsUnanswered | PollReplied | PollUnanswered | ConnectionRejected,
         now: float,
@@ -271,7 +271,7 @@ class AgentSideMachine:
             )
             self._out.append(Deliver(fresh))
 
-    def _accept_answer(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
+    def _accept_answer(self, event: CommandsReplied | PollReplied, call: _CallState, now: float) -> bool:
         """Return whether the answer is from the expected incarnation of the node, which has this subscriber; else
         report the loss.
         """
@@ -300,7 +300,7 @@ class AgentSideMachine:
         self._life.last_on[delivery.channel] = delivery.sequence
         return delivery.predecessor == predecessor
 
-    def _on_call_failed(self, call: _Call, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
+    def _on_call_failed(self, call: _CallState, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
         if not call.busy:
             return
         call.busy = False

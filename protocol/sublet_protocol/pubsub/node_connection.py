@@ -298,9 +298,9 @@ class NodeConnection:
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_later(max(at - self._clock(), 0.0), self._tick)
+        self._timer = None if at is None else self._loop.call_later(max(at - self._clock(), 0.0), self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._decide(Tick())
 

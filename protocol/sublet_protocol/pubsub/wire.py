@@ -135,20 +135,20 @@ def decode_command(wire: Any, channels: ChannelCatalog = CHANNELS) -> ReceivedCo
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
-                return Subscribe(*_read_subject(wire.subscribe, channels))
+                return Subscribe(*_decode_subject(wire.subscribe, channels))
             case "unsubscribe":
-                return Unsubscribe(*_read_subject(wire.unsubscribe, channels))
+                return Unsubscribe(*_decode_subject(wire.unsubscribe, channels))
             case "message":
                 return MessageToNode(codec.decode_to_leader(wire.message))
             case "group_event":
-                return MessageToNode(_read_event(wire.group_event))
+                return MessageToNode(_decode_event(wire.group_event))
             case _:
                 return UndecodableCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
         return UndecodableCommand(str(error))
 
 
-def _read_event(payload: bytes) -> GroupEventPayload:
+def _decode_event(payload: bytes) -> GroupEventPayload:
     if len(payload) > MAX_COMMAND_BYTES:
         raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_COMMAND_BYTES}")
     return GroupEventPayload(payload)
@@ -163,7 +163,7 @@ def _encode_subject(channel: str, key: str | None, channels: ChannelCatalog) -> 
     return pb.Subject(channel=number, key=_check_key(key))
 
 
-def _read_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]:
+def _decode_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]:
     channel = channels.find_name(wire.channel)
     if channel is None:
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
@@ -277,12 +277,12 @@ def _encode_body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
 
 def decode_delivery(wire: Any, channels: ChannelCatalog = CHANNELS) -> SequencedMessage:
     """Return one message of a poll's reply. Raise `MalformedMessage`."""
-    body = _read_body(wire, channels)
+    body = _decode_body(wire, channels)
     channel = "" if isinstance(body, MailboxOverflow) else _decode_channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
-def _read_body(wire: Any, channels: ChannelCatalog) -> object:
+def _decode_body(wire: Any, channels: ChannelCatalog) -> object:
     match wire.WhichOneof("body"):
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)

@@ -180,7 +180,7 @@ def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory
 
 def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory:
     """Return the factory of a command. The function returns its exit code; None is 0."""
-    return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
+    return lambda name: lazy_commands.command(name, _add_common_options(function), EXIT_CODES)
 
 
 def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
@@ -188,7 +188,7 @@ def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFa
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
 
-def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
+def _add_common_options(function: Callable[..., int | None]) -> Callable[..., None]:
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     common = [
         inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -66,8 +66,8 @@ class _LazyConversionMixin:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
         for each in parameters:
             make = getattr(each, "get_runtime_param", None)
-            if make is not None and not isinstance(make, _Conversion):
-                each.get_runtime_param = _Conversion(make)
+            if make is not None and not isinstance(make, _LazyConversion):
+                each.get_runtime_param = _LazyConversion(make)
         return parameters
 
 
@@ -86,7 +86,7 @@ class _Command(_LazyConversionMixin, TyperCommand):
             raise
 
 
-class _Conversion:
+class _LazyConversion:
     """Replaces typer's own conversion, which takes a tenth of a second to load and leaves None and texts as they
     are."""
 
