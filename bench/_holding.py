@@ -27,7 +27,7 @@ from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.pubsub import node_connection
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 
 HOLD = "/bench.Hold/Wait"
 OWN_CONNECTION = (("grpc.use_local_subchannel_pool", 1),)
@@ -72,7 +72,7 @@ class Calls(grpc.GenericRpcHandler):  # type: ignore[misc]
 async def serve(file: Path) -> None:
     """Serve until standard input is closed."""
     server = grpc.aio.server(options=(*SERVER_OPTIONS, *PATIENT))
-    publisher = new_publisher("bench")
+    publisher = make_publisher("bench")
     sessions, calls = PubSubServer(publisher, lambda subscriber_id, message: None), Calls()
     server.add_generic_rpc_handlers((calls,))
     port = server.add_insecure_port("127.0.0.1:0")

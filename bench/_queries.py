@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench._ceiling import Ceiling
 from bench._report import ROOT
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from tests.kit import eventually
 from tools.source_path import source_path
 
@@ -41,7 +41,7 @@ SETTINGS = {
 @contextmanager
 def spark_session(settings: Mapping[str, str]) -> Iterator[Any]:
     """Yield a Spark session with two slots and Java's best compiler; its workers can import the bench's modules."""
-    os.environ["JAVA_HOME"] = str(java_home(ROOT / ".cache"))
+    os.environ["JAVA_HOME"] = str(find_java_home(ROOT / ".cache"))
     os.environ["PYTHONPATH"] = source_path(ROOT)
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession

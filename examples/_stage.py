@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 from sublet import Publisher, connect, errors
 from sublet.demo import flights
 from sublet.demo.child_processes import ChildProcesses
-from sublet.demo.local_spark import local_session
+from sublet.demo.local_spark import open_local_session
 from sublet.spark import Consumption
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.settings import LeaderSettings
@@ -235,7 +235,7 @@ def _publish(url: str, source: pa.Table, seconds: float, hurry: threading.Event,
 
 def run_query(name: str, start: Callable[[Any], Any]) -> None:
     """A Spark application that has this streaming query, until `Stage.stop`."""
-    spark = local_session(name, 2)
+    spark = open_local_session(name, 2)
     query = start(spark)
     _stop_on_signal(query.stop)
     query.awaitTermination()
@@ -244,7 +244,7 @@ def run_query(name: str, start: Callable[[Any], Any]) -> None:
 
 def run_tasks(name: str, tasks: int, start: Callable[[Any], Consumption]) -> None:
     """A Spark application that consumes in so many tasks, until `Stage.stop`."""
-    spark = local_session(name, tasks)
+    spark = open_local_session(name, tasks)
     with start(spark) as consumption:
         _stop_on_signal(consumption.drain)
         consumption.wait()

@@ -54,8 +54,8 @@ def trace_headers(more: Headers | None = None) -> list[tuple[str, bytes | None]]
 def batch_span(batch: Batch, group: str | None = None) -> Iterator[trace.Span]:
     """Open a span around the work on a batch, linked to the spans in which its messages were published. An exception is
     recorded in it and raised. `group`: the subscription, to be shown."""
-    contexts = _contexts(batch.table)
-    links = [link for link in map(_link, contexts[:MAX_LINKS]) if link is not None]
+    contexts = _read_contexts(batch.table)
+    links = [link for link in map(_make_link, contexts[:MAX_LINKS]) if link is not None]
     attributes: dict[str, str | int] = {
         "messaging.system": "sublet",
         "messaging.operation.type": "process",
@@ -85,14 +85,14 @@ def _call(fn: Callable[[Batch], _T], group: str | None, batch: Batch) -> _T:
         return fn(batch)
 
 
-def _contexts(table: pa.Table) -> list[bytes]:
+def _read_contexts(table: pa.Table) -> list[bytes]:
     """Return the distinct contexts in the messages' headers, in their order."""
     pairs: Any = pc.list_flatten(table.column("headers"))
     values = pc.struct_field(pairs, "value").filter(pc.equal(pc.struct_field(pairs, "key"), _PARENT))
     return [value for value in values.unique().to_pylist() if value is not None]
 
 
-def _link(context: bytes) -> Link | None:
+def _make_link(context: bytes) -> Link | None:
     """Return the link to a context; None if it is invalid."""
     carrier = {_PARENT: context.decode("ascii", "replace")}
     span = trace.get_current_span(_PROPAGATOR.extract(carrier)).get_span_context()

@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 from psycopg.errors import UndefinedTable
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from sublet_protocol.domain.errors import NotFound
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
@@ -131,7 +131,7 @@ class Tour:
         """Return the environment of a user with the virtual environment activated."""
         found = {name: value for name, value in os.environ.items() if not name.startswith("SUBLET_")}
         programs = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        java = str(java_home(ROOT / ".cache"))
+        java = str(find_java_home(ROOT / ".cache"))
         ours = {"PATH": programs, "JAVA_HOME": java, "PYSPARK_PYTHON": sys.executable, "COLUMNS": "110"}
         return {**found, **self._settings, **ours}
 

@@ -9,7 +9,7 @@ import sys
 
 from examples._stage import Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.exactly_once.application import SUBSCRIPTION, TABLE, TASKS
-from sublet.demo.holding_intervals import process_of
+from sublet.demo.holding_intervals import parse_process
 
 KILL_EVERY_S = 1.5, 4.0
 
@@ -32,7 +32,7 @@ class Killer:
     def _kill_worker(self) -> bool:
         """Whether there was one."""
         agents = [member.agent or "" for member in self._stage.look(SUBSCRIPTION).members]
-        worker = process_of(random.choice(agents or [""]))
+        worker = parse_process(random.choice(agents or [""]))
         if worker is None:
             return False
         try:

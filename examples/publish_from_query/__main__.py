@@ -11,7 +11,7 @@ import psycopg
 
 from examples._stage import STREAMS, Stage, a_stage, arguments, flights_of, publishing, table, verdict, wrong
 from examples.publish_from_query.query import OUTPUT, SUBSCRIPTION
-from sublet.demo.flights import rows_of
+from sublet.demo.flights import find_rows
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.readers.tail import Tail
@@ -32,7 +32,7 @@ class Output:
     def look(self) -> int:
         """How many messages there are, by now."""
         for page in self._tail.pages():
-            self.rows += rows_of(page["value"])
+            self.rows += find_rows(page["value"])
             self.origins.update(topic.split("/")[1] for topic in page["topic"].to_pylist())
         return len(self.rows)
 

@@ -13,7 +13,7 @@ from typing import Any
 import sublet.spark
 from examples._stage import run_tasks
 from sublet import Batch
-from sublet.demo.flights import rows_of
+from sublet.demo.flights import find_rows
 
 SUBSCRIPTION = "$share/office/flights/#"
 TABLE = "create table stored (flight bigint, application text, at timestamptz default clock_timestamp())"
@@ -26,7 +26,7 @@ WORK_S = 0.01
 def store(application: str, batch: Batch) -> None:
     """The rows and the group's progress in one commit."""
     with batch.transaction() as connection:
-        connection.cursor().executemany(INSERT, [(row, application) for row in rows_of(batch.table["value"])])
+        connection.cursor().executemany(INSERT, [(row, application) for row in find_rows(batch.table["value"])])
         time.sleep(WORK_S)
 
 

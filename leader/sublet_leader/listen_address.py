@@ -47,7 +47,7 @@ class ListenAddress:
             infos = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return False
-        return any(_can_bind(family, address) for family, _, _, _, address in infos)
+        return any(_is_bindable(family, address) for family, _, _, _, address in infos)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -55,15 +55,15 @@ class ListenAddress:
 
 def is_loopback(host: str) -> bool:
     """Return whether every address of the name is loopback: a name can have several."""
-    return all(address.is_loopback for address in _addresses(host))
+    return all(address.is_loopback for address in _resolve_addresses(host))
 
 
 def is_wildcard(host: str) -> bool:
     """Return whether it means all addresses of this machine, such as 0.0.0.0, to which no client can connect."""
-    return any(address.is_unspecified for address in _addresses(host))
+    return any(address.is_unspecified for address in _resolve_addresses(host))
 
 
-def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
+def _resolve_addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     try:
         infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -71,7 +71,7 @@ def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]
     return [ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in infos]
 
 
-def _can_bind(family: int, address: tuple[Any, ...]) -> bool:
+def _is_bindable(family: int, address: tuple[Any, ...]) -> bool:
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as gRPC: a closed socket is no hindrance

@@ -53,15 +53,15 @@ from sublet_protocol.domain.address import TLS_SCHEME
 from sublet_protocol.domain.errors import InvalidSetting, NodeBroken
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
-from sublet_protocol.messages.agent_key import agent_of
+from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
-from sublet_protocol.tls.server import server_credentials
+from sublet_protocol.tls.server import make_server_credentials
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE, LeaderLock
@@ -74,7 +74,7 @@ log = logging.getLogger(__name__)
 
 FILES_LEFT = 400
 """How many files a node may open besides its main port's connections, where it may open twice as many."""
-MOST_CONNECTIONS = 1 << 20
+MAX_CONNECTIONS = 1 << 20
 """Where files are not limited."""
 
 SHUTDOWN_S = 5.0
@@ -89,12 +89,12 @@ def clock() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def max_connections() -> int:
+def compute_max_connections() -> int:
     """Return the maximum number of connections on the main port: some files are left for the node's own connections,
     and for those over HTTP. Clients could otherwise take the files of its database connections, and with them its
     leases."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(limit // 2, limit - FILES_LEFT, 1)
+    return MAX_CONNECTIONS if limit == resource.RLIM_INFINITY else max(limit // 2, limit - FILES_LEFT, 1)
 
 
 class NodeServer:
@@ -116,7 +116,7 @@ class NodeServer:
     ) -> None:
         self.settings = (settings or LeaderSettings()).check()
         self._url, self._name, self._listen, self._announce = database_url, name, listen, announce
-        self._tls = None if tls is None else server_credentials(tls)
+        self._tls = None if tls is None else make_server_credentials(tls)
         self._by_certificate = tls is not None and tls.authorities is not None
         self._driver = registry.create_driver(notify, database_url, host=listen.host)
         self._hub: NotificationHub | None = None
@@ -139,17 +139,17 @@ class NodeServer:
         """Serve until SIGTERM, SIGINT or `stop`. Raises what prevents it from starting."""
         loop = self._loop = asyncio.get_running_loop()
         await self._open_gate()
-        options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", max_connections()))
+        options = (*SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", compute_max_connections()))
         server = grpc.aio.server(options=options, interceptors=(GateInterceptor(self._gate),))
-        self._publisher = new_publisher(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
+        self._publisher = make_publisher(self._incarnation, SubscriberLimits(hold_s=self.settings.poll_hold_s))
         self._callers = CallerAuthorizer(self._gate, self._publisher)
         self._sessions = PubSubServer(
             self._publisher,
-            self._received,
-            on_expired=self._expired,
-            on_interest=self._interest,
+            self._on_message,
+            on_expired=self._on_expired,
+            on_interest=self._on_interest,
             check_subscribe=self._callers.check_subscribe,
-            principal=lambda: self._gate.caller().principal,
+            principal=lambda: self._gate.get_caller().principal,
             clock=clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
@@ -172,14 +172,14 @@ class NodeServer:
                 notify_settings,
             )
         endpoint = None if self._hub is None else self._hub.endpoint
-        http_address = None if self._http is None else self._http.advertised(self._listen)
-        on_failure = self._from_thread(loop)
+        http_address = None if self._http is None else self._http.resolve_advertised_url(self._listen)
+        on_failure = self._make_failure_callback(loop)
         listing = NodeRegistration(
             self._url,
             ref,
             self.settings.lease_duration_s,
             endpoint,
-            self._desired_state_callback(loop),
+            self._make_desired_state_callback(loop),
             http_address,
             self._vitals,
             on_failure,
@@ -192,14 +192,16 @@ class NodeServer:
             silence_s=self.settings.silence_s,
         )
         observers = (self._vitals,) if self._http is None else (self._vitals, self._http.counted)
-        self._worker = DatabaseWorker(store, ref, self.settings, self._from_worker(loop), observers, on_failure)
+        self._worker = DatabaseWorker(
+            store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
+        )
         self._worker.start()
         self._lock = LeaderLockKeeper(
             self._url,
             LeaderLock.of(ref.incarnation).key,
             self.settings,
             self._machine.election.rival_keys,
-            self._event_callback(loop),
+            self._make_event_callback(loop),
             clock,
             on_failure,
         )
@@ -209,17 +211,17 @@ class NodeServer:
         await server.start()
         maintenance = MaintenanceRunner(
             self._url,
-            self._leads_maintenance,
+            self._find_maintenance_term,
             self.settings.history_retention_s,
             grace_s=self.settings.payload_deletion_grace_s,
         )
         maintenance.start()
-        relay = OutboxRelay(self._url, self._leads_maintenance)
+        relay = OutboxRelay(self._url, self._find_maintenance_term)
         relay.start()
         self._follow_access()
         self._handle(NodeStarted())
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._on_signal, number)
         await health.start()
         if self._http is not None:
             self._http.attach_node(
@@ -268,7 +270,7 @@ class NodeServer:
         notifications, heads = ({}, {}) if hub is None else (hub.subscriber.counters(), hub.known_heads())
         return NodeSnapshot(agents, sessions.held_polls, sessions.counters, sessions.find_leaks(), notifications, heads)
 
-    def _signalled(self, number: signal.Signals) -> None:
+    def _on_signal(self, number: signal.Signals) -> None:
         self.stopped_by = number
         self.stop()
 
@@ -335,14 +337,14 @@ class NodeServer:
             delay = max(outcome.wake_at - clock(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
 
-    def _from_thread(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
-        def broken(error: Exception) -> None:
+    def _make_failure_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
+        def on_failure(error: Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
                 loop.call_soon_threadsafe(self._break, error)
 
-        return broken
+        return on_failure
 
-    def _from_worker(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
+    def _make_answer_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
         def answer(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no answer is waited for any more
                 loop.call_soon_threadsafe(self._handle, event)
@@ -353,28 +355,28 @@ class NodeServer:
 
         return answer
 
-    def _event_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
+    def _make_event_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeEvent], None]:
         def on_event(event: NodeEvent) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
                 loop.call_soon_threadsafe(self._handle, event)
 
         return on_event
 
-    def _desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
-        on_event = self._event_callback(loop)
+    def _make_desired_state_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[NodeDesiredState], None]:
+        on_event = self._make_event_callback(loop)
         return lambda read: on_event(NodeDesiredStateRead(read.is_draining, read.step_down))
 
-    def _received(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
+    def _on_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
         if not self._callers.check_message(subscriber_id, message):
             return
         if isinstance(message, GroupEventPayload):
             self._handle(LeaderLookupRequested(subscriber_id, parse_leader_query(message)))
             return
-        agent = agent_of(subscriber_id)
+        agent = parse_agent_id(subscriber_id)
         self._subscribers[agent] = subscriber_id
-        for denied in self._callers.denied_on_return(agent, self._machine.leaders.values()):
+        for denied in self._callers.find_denied_on_return(agent, self._machine.leaders.values()):
             self._handle(denied)
-        self._handle(AgentMessageReceived(agent, message, self._callers.principal_of(agent)))
+        self._handle(AgentMessageReceived(agent, message, self._callers.find_principal(agent)))
 
     def _send(self, agent: str, message: ToBorrower) -> None:
         """Queue the message for the agent's present subscriber; without one it is lost, and resent if necessary."""
@@ -382,12 +384,12 @@ class NodeServer:
         if subscriber_id is not None:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
 
-    def _expired(self, subscriber_ids: object) -> None:
+    def _on_expired(self, subscriber_ids: object) -> None:
         expired_ids = set(subscriber_ids)  # type: ignore[call-overload]
         self._callers.forget(expired_ids)
         self._subscribers = {a: s for a, s in self._subscribers.items() if s not in expired_ids}
 
-    def _interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
+    def _on_interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
         if channel == Channel.GROUP:
             self._watched.set_interest(key, is_subscribed)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
@@ -409,13 +411,13 @@ class NodeServer:
 
     def _on_access_changed(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the node has stopped
-            self._loop.call_soon_threadsafe(self._ask_rights_again)
+            self._loop.call_soon_threadsafe(self._recheck_rights)
 
-    def _ask_rights_again(self) -> None:
+    def _recheck_rights(self) -> None:
         """Check the rights of all members and watchers again: what is no longer allowed ends now."""
-        for denied in self._callers.denied_members(self._machine.leaders.values()):
+        for denied in self._callers.find_denied_members(self._machine.leaders.values()):
             self._handle(denied)
         self._callers.expel_watchers()
 
-    def _leads_maintenance(self) -> int | None:
+    def _find_maintenance_term(self) -> int | None:
         return self._machine.election.trusted_term(MAINTENANCE, clock())

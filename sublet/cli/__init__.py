@@ -16,12 +16,12 @@ import sys
 def main() -> None:
     """Run `sublet`. Ctrl-C ends it cleanly from the beginning, also while libraries are loaded."""
     try:
-        _main()
+        _run_app()
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
 
 
-def _main() -> None:
+def _run_app() -> None:
     try:
         from sublet.cli.app import app
     except ModuleNotFoundError as missing:

@@ -43,12 +43,12 @@ _MODULES = {
 """The module of each command; it is loaded when the command is used."""
 
 
-def _command(name: str) -> Any:
+def _load_command(name: str) -> Any:
     return import_module(f"sublet.cli.{_MODULES[name]}").COMMANDS[name](name)
 
 
 app = typer.Typer(
-    cls=lazy_group_class(dict.fromkeys(_MODULES, _command)),
+    cls=lazy_group_class(dict.fromkeys(_MODULES, _load_command)),
     help=_HELP,
     epilog=EXIT_CODES,
     rich_markup_mode=None,
@@ -60,7 +60,7 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def _top(
+def _handle_options(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and end.")] = False,
     json: Annotated[

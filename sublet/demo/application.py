@@ -11,7 +11,7 @@ import sys
 
 import sublet.spark
 from sublet.demo.flights import SUBSCRIPTION
-from sublet.demo.local_spark import local_session
+from sublet.demo.local_spark import open_local_session
 from sublet.demo.task_work import record_and_work
 
 BATCH_BYTES = 30_000
@@ -19,7 +19,7 @@ BATCH_BYTES = 30_000
 
 def main(directory: str, tasks: str, seconds_per_message: str) -> None:
     """Consume until standard input ends."""
-    spark = local_session("sublet demo", int(tasks))
+    spark = open_local_session("sublet demo", int(tasks))
     work = functools.partial(record_and_work, directory, float(seconds_per_message))
     with sublet.spark.consume(
         spark, SUBSCRIPTION, work, tasks=int(tasks), starting_position="earliest", max_batch_bytes=BATCH_BYTES

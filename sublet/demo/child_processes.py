@@ -78,28 +78,28 @@ class ChildProcesses:
     def _end(self) -> None:
         for process in reversed(self._started.values()):
             process.terminate()
-            if not _within(GRACE_S, partial(_is_over, process)):
+            if not _wait_until(GRACE_S, partial(_is_over, process)):
                 _kill(process)
             process.wait()
 
 
 def _kill(leader: subprocess.Popen[str]) -> None:
-    for pid in _alive(leader):
+    for pid in _list_live_processes(leader):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
-def _alive(leader: subprocess.Popen[str]) -> list[int]:
+def _list_live_processes(leader: subprocess.Popen[str]) -> list[int]:
     """Return the live processes of its session. It has to be reaped here, or it would stay a zombie."""
     leader.poll()
-    return [pid for pid, session in _sessions() if session == leader.pid]
+    return [pid for pid, session in _list_sessions() if session == leader.pid]
 
 
 def _is_over(leader: subprocess.Popen[str]) -> bool:
-    return not _alive(leader)
+    return not _list_live_processes(leader)
 
 
-def _sessions() -> Iterator[tuple[int, int]]:
+def _list_sessions() -> Iterator[tuple[int, int]]:
     """Yield (process, session) of all live processes."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -109,7 +109,7 @@ def _sessions() -> Iterator[tuple[int, int]]:
                     yield int(entry.name), int(session)
 
 
-def _within(seconds: float, fact: Callable[[], bool]) -> bool:
+def _wait_until(seconds: float, fact: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not fact():
         if time.monotonic() > deadline:

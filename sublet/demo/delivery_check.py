@@ -104,7 +104,7 @@ def check_deliveries(
 ) -> DeliveryCheckResult:
     """Compare deliveries and source as multisets, by (stream, offset) and by source row; return the result."""
     findings = DeliveryCheckResult(source.num_rows, kills=tuple(kills))
-    grants, row_at = _deliveries(attempts)
+    grants, row_at = _collect_deliveries(attempts)
     published_offsets = {(stream, offset) for stream, head in heads.items() for offset in range(head)}
     findings.consumed = len(grants.keys() & published_offsets)
     rows = Counter(row for delivered_rows in row_at.values() for row in delivered_rows)
@@ -115,11 +115,11 @@ def check_deliveries(
     )
     findings.misplaced = misplaced + len(grants.keys() - published_offsets)
     _explain(findings, grants, attempts, history)
-    _total(findings, source, rows)
+    _set_totals(findings, source, rows)
     return findings
 
 
-def _deliveries(
+def _collect_deliveries(
     attempts: Iterable[DeliveryRecord],
 ) -> tuple[dict[tuple[int, int], list[int]], dict[tuple[int, int], set[int]]]:
     """Return, by position, the grants under which it was delivered, and the source rows delivered there."""
@@ -166,7 +166,7 @@ def _explain(
         )
 
 
-def _total(findings: DeliveryCheckResult, source: pa.Table, rows: Counter[int]) -> None:
+def _set_totals(findings: DeliveryCheckResult, source: pa.Table, rows: Counter[int]) -> None:
     """Set the totals per carrier: the rows in the file, and what was consumed, each source row once."""
     published: Counter[str] = Counter()
     consumed: Counter[str] = Counter()

@@ -20,7 +20,7 @@ class DemoDisplay:
     """Shows progress: bars on a terminal, a line now and then elsewhere."""
 
     def __init__(self) -> None:
-        self.console = _console(stderr=True)
+        self.console = _make_console(stderr=True)
         self._began = time.monotonic()
         self._printed_at = self._began
         self._progress: Progress | None = None
@@ -36,7 +36,7 @@ class DemoDisplay:
         self.console.print(f"[dim]{self.seconds:6.1f} s[/dim]  {text}")
 
     @contextmanager
-    def bars(self, total: int) -> Iterator[None]:
+    def show_bars(self, total: int) -> Iterator[None]:
         """Show bars of `published` and `consumed` while inside."""
         columns = (
             TextColumn("{task.description:>9}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -60,9 +60,9 @@ class DemoDisplay:
         self, findings: DeliveryCheckResult, holdings: Sequence[dict[str, Any]], moves: Sequence[dict[str, Any]]
     ) -> None:
         """Print the tables and the verdict."""
-        out = _console(stderr=False)
-        out.print(_holdings(holdings))
-        out.print(_totals(findings))
+        out = _make_console(stderr=False)
+        out.print(_make_holdings_table(holdings))
+        out.print(_make_totals_table(findings))
         forced = sum(1 for holding in holdings if holding["forced"])
         out.print(
             f"published {findings.published:,}, consumed {findings.consumed:,}, [bold]lost {findings.lost:,}[/bold]; "
@@ -73,19 +73,19 @@ class DemoDisplay:
             "forced moves"
         )
         for repeat in findings.duplicate_ranges:
-            out.print(_repeat(repeat))
+            out.print(_format_repeat(repeat))
         verdict = "[green]sound[/green]: nothing lost, every repeat explained, totals per carrier as in the file"
-        out.print(verdict if findings.is_ok else f"[bold red]NOT SOUND[/bold red]: {_wrong(findings)}")
+        out.print(verdict if findings.is_ok else f"[bold red]NOT SOUND[/bold red]: {_format_problems(findings)}")
 
 
-def _console(stderr: bool) -> Console:
+def _make_console(stderr: bool) -> Console:
     """Return a console; elsewhere than on a terminal lines and tables are not wrapped."""
     if Console(stderr=stderr).is_terminal:
         return Console(stderr=stderr, highlight=False)
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=120)
 
 
-def _repeat(repeat: dict[str, Any]) -> str:
+def _format_repeat(repeat: dict[str, Any]) -> str:
     offsets = f"[{repeat['from']:,}, {repeat['to']:,})"
     text = f"  stream {repeat['stream_id']}: {repeat['messages']:,} messages in {offsets} again, "
     if repeat["explained"]:
@@ -93,7 +93,7 @@ def _repeat(repeat: dict[str, Any]) -> str:
     return text + "[bold red]and no forced move explains them[/bold red]"
 
 
-def _wrong(findings: DeliveryCheckResult) -> str:
+def _format_problems(findings: DeliveryCheckResult) -> str:
     """Return the reasons why the result is not ok."""
     unexplained = findings.duplicated - findings.explained_duplicates
     carriers = [carrier for carrier, (published, consumed, _) in findings.totals.items() if published != consumed]
@@ -111,7 +111,7 @@ def _wrong(findings: DeliveryCheckResult) -> str:
     return "; ".join(problem for is_wrong, problem in problems if is_wrong)
 
 
-def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
+def _make_holdings_table(holdings: Sequence[dict[str, Any]]) -> Table:
     table = Table("stream", "held by", "from", "until", "messages", "how it ended", title="Who held what, and when")
     for holding in holdings:
         end = "" if holding["until_s"] is None else f"{holding['until_s']:.1f} s"
@@ -128,7 +128,7 @@ def _holdings(holdings: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _totals(findings: DeliveryCheckResult) -> Table:
+def _make_totals_table(findings: DeliveryCheckResult) -> Table:
     table = Table("carrier", title="Totals per carrier")
     for name in ("in the file", "consumed", "miles"):
         table.add_column(name, justify="right")

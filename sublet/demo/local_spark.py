@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from sublet_protocol.domain.errors import Unavailable
 
 _SETTINGS = {
@@ -24,14 +24,14 @@ _ATTEMPTS = 1000
 """Maximum number of failures of a task: a killed task is restarted without a limit."""
 
 
-def local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
-    """Return a SparkSession with `slots` task slots in one JVM; Java comes from `java_home(cache_dir)`.
+def open_local_session(name: str, slots: int, cache_dir: Path | str = ".cache") -> Any:
+    """Return a SparkSession with `slots` task slots in one JVM; Java comes from `find_java_home(cache_dir)`.
 
     Raises `Unavailable` if there is no Spark, or no Java and none can be installed.
     """
     if importlib.util.find_spec("pyspark") is None:
         raise Unavailable("pyspark is not installed. Run `pip install 'sublet[spark]'`.")
-    os.environ["JAVA_HOME"] = str(java_home(cache_dir))
+    os.environ["JAVA_HOME"] = str(find_java_home(cache_dir))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
 

@@ -22,7 +22,7 @@ from sublet.demo import delivery_check, flights
 from sublet.demo.child_processes import ChildProcesses
 from sublet.demo.display import DemoDisplay
 from sublet.demo.group_monitor import DemoGroupMonitor, count_consumed, find_busiest, list_holders
-from sublet.demo.holding_intervals import holding_intervals, process_of
+from sublet.demo.holding_intervals import holding_intervals, parse_process
 from sublet.demo.takeover_reporter import TakeoverReporter
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable, Unavailable, UsageError
 from sublet_storage.bootstrap.database import open_database
@@ -45,13 +45,13 @@ LIMIT_S = 170.0
 def run_demo(as_json: bool, keep: str | None) -> int:
     """Run the demo; return its exit code."""
     show = DemoDisplay()
-    home = _empty(Path(keep)) if keep else _temporary()
+    home = _make_empty_directory(Path(keep)) if keep else _make_temporary_directory()
     try:
         with open_database(None, home / "postgres") as database:
             show.print_line("Postgres is up, embedded")
             environment = {**os.environ, "SUBLET_DATABASE_URL": database.url.reveal()}
             with ChildProcesses(home, environment) as processes:
-                return _Stage(database.url, home, show, processes, TakeoverReporter(show.print_line)).play(as_json)
+                return _DemoRun(database.url, home, show, processes, TakeoverReporter(show.print_line)).play(as_json)
     except EmbeddedDirectoryUnusable as error:
         raise EmbeddedDirectoryUnusable(str(error).replace("--data-dir, SUBLET_DATA_DIR", "--keep")) from None
     except KeyboardInterrupt:
@@ -62,14 +62,14 @@ def run_demo(as_json: bool, keep: str | None) -> int:
             shutil.rmtree(home, ignore_errors=True)
 
 
-def _temporary() -> Path:
+def _make_temporary_directory() -> Path:
     """Return a temporary directory that Postgres's user can enter, should it be another."""
     home = Path(tempfile.mkdtemp(prefix="sublet-demo-"))
     home.chmod(0o755)
     return home
 
 
-def _empty(directory: Path) -> Path:
+def _make_empty_directory(directory: Path) -> Path:
     """Create the directory if needed. Raises `UsageError` if it is not empty, or cannot be created."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,7 +88,7 @@ def _empty(directory: Path) -> Path:
 
 
 @dataclass(slots=True)
-class _Stage:
+class _DemoRun:
     """One run of the demo."""
 
     url: str
@@ -113,13 +113,13 @@ class _Stage:
             self.show.print_line(
                 f"leader nodes {' and '.join(NODES)} and a Spark application with {TASKS} tasks are starting"
             )
-            self._until(lambda: len(list_holders(sight.read())) == TASKS, "the tasks to share the streams")
+            self._wait_until(lambda: len(list_holders(sight.read())) == TASKS, "the tasks to share the streams")
             self.show.print_line(f"{TASKS} tasks share {len(sight.read().streams)} streams")
-            with self._publishing(source), self.show.bars(source.num_rows):
+            with self._publish_in_background(source), self.show.show_bars(source.num_rows):
                 self._watch(sight, source.num_rows)
             self.show.print_line("everything is consumed; draining the application")
             application.communicate(timeout=60)
-            heads, history = {stream.stream_id: stream.head for stream in sight.read().streams}, sight.history()
+            heads, history = {stream.stream_id: stream.head for stream in sight.read().streams}, sight.read_history()
         findings = delivery_check.check_deliveries(
             source, heads, delivery_check.read_delivered_batches(records), history, self.kills
         )
@@ -129,7 +129,7 @@ class _Stage:
     # --- the run ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _publishing(self, source: pa.Table) -> Iterator[None]:
+    def _publish_in_background(self, source: pa.Table) -> Iterator[None]:
         """Publish in the background while inside, and stop afterwards."""
         over = threading.Event()
         publisher = threading.Thread(target=self._publish, args=(source, over), name="publisher", daemon=True)
@@ -164,7 +164,7 @@ class _Stage:
             (KILL_LEADER_AT, "leader", self._kill_leader),
         ]
 
-        def done() -> bool:
+        def is_done() -> bool:
             overview = sight.read()
             done_so_far = count_consumed(overview)
             self.show.update(self.published, done_so_far)
@@ -173,14 +173,14 @@ class _Stage:
                 self.kills.append(delivery_check.KillRecord(acts.pop(0)[1], done_so_far / total))
             return done_so_far == total
 
-        self._until(done, "everything to be consumed")
+        self._wait_until(is_done, "everything to be consumed")
         if acts:
             raise Unavailable("the demo was over before it could kill anything: this machine is too fast for it.")
 
     def _kill_worker(self, overview: GroupOverview) -> bool:
         """Kill the Python worker whose streams have the highest lag."""
         agent, streams = find_busiest(overview)
-        process = process_of(agent)
+        process = parse_process(agent)
         if process is None:
             return False
         os.kill(process, signal.SIGKILL)
@@ -199,7 +199,7 @@ class _Stage:
         self.show.print_line(f"[red]killed[/red] {overview.leader.node}, the node that leads the group")
         return True
 
-    def _until(self, fact: Callable[[], bool], description: str) -> None:
+    def _wait_until(self, fact: Callable[[], bool], description: str) -> None:
         """Wait until the fact is true. Raises if the application dies, the publisher fails or the time is over."""
         while not fact():
             if self.failure is not None:

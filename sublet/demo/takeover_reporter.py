@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sublet.demo.holding_intervals import worker_of
+from sublet.demo.holding_intervals import format_worker
 from sublet_storage.groups.status.overview_model import GroupOverview
 
 
@@ -39,6 +39,6 @@ class TakeoverReporter:
             return
         streams = [stream for stream in overview.streams if stream.stream_id in self._orphans]
         if all(stream.agent not in (None, self._dead) for stream in streams):
-            successors = sorted({worker_of(stream.agent or "") for stream in streams})
-            self._report(f"what {worker_of(self._dead)} held is with {', '.join(successors)} now")
+            successors = sorted({format_worker(stream.agent or "") for stream in streams})
+            self._report(f"what {format_worker(self._dead)} held is with {', '.join(successors)} now")
             self._dead = None

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sublet.demo.flights import rows_of
+from sublet.demo.flights import find_rows
 
 
 def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> None:
@@ -17,7 +17,7 @@ def record_and_work(directory: str, seconds_per_message: float, batch: Any) -> N
         "stream_id": batch.stream_id,
         "grant_id": batch.grant_id,
         "offsets": batch.table.column("offset").to_pylist(),
-        "rows": rows_of(batch.table.column("value")),
+        "rows": find_rows(batch.table.column("value")),
         "at": time.time(),
     }
     with (Path(directory) / f"{os.getpid()}.jsonl").open("a") as file:

@@ -24,7 +24,7 @@ from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Comm
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 
 FAST = PubSubClientSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 
@@ -48,7 +48,7 @@ class Node:
     def __init__(
         self, incarnation: str, hold_s: float, mailbox: MailboxLimits, port: int, channels: ChannelCatalog = CHANNELS
     ) -> None:
-        publisher = new_publisher(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
+        publisher = make_publisher(incarnation, SubscriberLimits(hold_s=hold_s, mailbox=mailbox), channels)
         self.received: list[tuple[str, object]] = []
         self.expired: list[str] = []
         self.gate: Awaitable[object] | None = None

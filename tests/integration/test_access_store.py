@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from sublet_leader.jobs.maintenance import _forget_history
+from sublet_leader.jobs.maintenance import _delete_old_history
 from sublet_protocol.domain.access.rights import AccessRule, Right
-from sublet_protocol.domain.access.token import digest_of
+from sublet_protocol.domain.access.token import hash_token
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
@@ -59,7 +59,7 @@ def test_a_token_is_stored_as_its_hash(conn: psycopg.Connection[Any]) -> None:
     assert new.token.reveal() not in row
     assert new.token.reveal()[13:] not in row
     ((stored,),) = conn.execute("select digest from token").fetchall()
-    assert bytes(stored) == digest_of(new.token.reveal())
+    assert bytes(stored) == hash_token(new.token.reveal())
     (entry,) = list_tokens(conn)
     assert (entry.token_id, entry.principal, entry.note) == (new.token_id, "user:etl", "for the night")
     assert (entry.is_valid, entry.expires_at, entry.last_used) == (True, expires_at, None)
@@ -138,7 +138,7 @@ def test_old_changes_of_rights_are_deleted(conn: psycopg.Connection[Any]) -> Non
     assert len(history(conn)) == 2
     conn.execute("update access_history set at = at - interval '2 days'")
     version = read_version(conn)
-    _forget_history(conn, 86_400.0)  # as a node does
+    _delete_old_history(conn, 86_400.0)  # as a node does
     assert read_version(conn) == version
     assert len(history(conn)) == 1
 

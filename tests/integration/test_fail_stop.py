@@ -32,7 +32,7 @@ sys.exit(main())
     ("module", "name", "method"),
     [
         ("sublet_leader.node.machine", "Node", "_pass_time"),
-        ("sublet_leader.node.database_worker", "DatabaseWorker", "_observed"),
+        ("sublet_leader.node.database_worker", "DatabaseWorker", "_execute_observed"),
         ("sublet_leader.jobs.node_registration", "NodeRegistration", "_renew_in_time"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_repeated_batch_is_stored_once(server: Serving, database: str, conn: p
 @pytest.mark.conforms("P10")
 def test_routes_of_another_timeline_are_read_anew(database: str) -> None:
     """There a space that was made last may be missing, and another have its number and its streams'."""
-    publisher, anybody = FeedPublisher(), AccessGate().caller()
+    publisher, anybody = FeedPublisher(), AccessGate().get_caller()
     with connect(database) as before, connect(database) as after:
         create_space(before, "eu", "eu/#", shards=1)
         create_space(before, "us", "us/#", shards=1)

@@ -106,7 +106,7 @@ def test_every_route_is_in_this_test(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HealthProbes", "GroupsApi", "NodesApi", "NodeActionsApi", "GroupActionsApi"):
         monkeypatch.setattr(app, name, lambda *args, **more: _Anything())
     anything: Any = _Anything()
-    routes = port._routes(anything, AccessGate(), anything, anything)
+    routes = port._build_routes(anything, AccessGate(), anything, anything)
     found = {(each.path, "POST" in (each.methods or ())) for each in routes if isinstance(each, Route)}
     assert found == {(path, False) for path in GETS} | {(path, True) for path in POSTS}
 

@@ -28,7 +28,7 @@ from sublet_leader.http.server import HttpServer
 from sublet_leader.http.settings import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_ADDRESS, MAX_HEAD
 from sublet_leader.listen_address import ListenAddress
 from sublet_protocol.domain.secret import Secret
-from sublet_protocol.gate.client_address_counts import source_of
+from sublet_protocol.gate.client_address_counts import to_source
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.tls.files import TlsFiles
 from tests.integration.http_kit import Answer
@@ -56,7 +56,7 @@ class Port:
             Route("/block", self._block),
             Route("/many", lambda request: Response(b"x" * MANY_BYTES)),
             Route("/broken", self._broken),
-            Route("/act", RequestGuard(AccessGate(), Secret(TOKEN)).operates(json_response), methods=["POST"]),
+            Route("/act", RequestGuard(AccessGate(), Secret(TOKEN)).require_operate(json_response), methods=["POST"]),
         ]
         self.server = HttpServer(ListenAddress("127.0.0.1", 0), build_app(routes), tls)
         self.server.start()
@@ -341,7 +341,7 @@ def test_handshakes_count_as_connections(tmp_path: Path, monkeypatch: pytest.Mon
     ],
 )
 def test_addresses_of_one_network_are_one(one: str, other: str, is_one: bool) -> None:
-    assert (source_of(one) == source_of(other)) is is_one
+    assert (to_source(one) == to_source(other)) is is_one
 
 
 def test_a_port_that_is_closed_waits_for_nobody(port: Port) -> None:

@@ -13,7 +13,7 @@ from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollReply
-from sublet_protocol.pubsub.server import new_publisher
+from sublet_protocol.pubsub.server import make_publisher
 from sublet_storage.db.connect import connect
 from sublet_storage.notify.changes import NotifySettings, ObjectChange, group_change, stream_change
 from sublet_storage.notify.drivers.registry import load_driver
@@ -40,7 +40,7 @@ def heads(publisher: NodeSideMachine, name: str) -> list[object]:
 @pytest.mark.conforms("P1", "D6", "E21")
 def test_a_hub_passes_on_what_is_followed(database: str) -> None:
     async def story(conn: psycopg.Connection[object]) -> None:
-        publisher = new_publisher("n1#1")
+        publisher = make_publisher("n1#1")
         grown: list[int] = []
         changed: list[bool] = []
         ordered: list[int] = []

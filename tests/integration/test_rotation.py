@@ -20,14 +20,14 @@ from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Access
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
-from sublet_protocol.gate.credentials import access_token
+from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_connection import NodeConnection
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 from sublet_protocol.tls.channel import open_channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
@@ -248,13 +248,13 @@ def test_a_connection_outlives_a_token_refused_late(tmp_path: Path, monkeypatch:
 
     async def test() -> None:
         server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate(cache)),))
-        sessions = PubSubServer(new_publisher("n1"), lambda subscriber_id, message: None)
+        sessions = PubSubServer(make_publisher("n1"), lambda subscriber_id, message: None)
         sessions.register(server)
         address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
         await server.start()
         seen: list[object] = []
         lost: list[object] = []
-        connection = NodeConnection(address, AgentKey("a"), seen.append, lost.append, token=access_token())
+        connection = NodeConnection(address, AgentKey("a"), seen.append, lost.append, token=load_access_token())
         try:
             connection.subscribe(Channel.GROUP, None)
             await until(lambda: sessions.publish(Channel.GROUP, "$share/g/#", event(1)) > 0)

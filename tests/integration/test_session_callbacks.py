@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]
 KEYS = [str(number) for number in range(100)]
 KILLED_NODE = """
     import asyncio, grpc.aio
-    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+    from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 
     async def main():
-        sessions = PubSubServer(new_publisher("victim"), lambda subscriber_id, message: None)
+        sessions = PubSubServer(make_publisher("victim"), lambda subscriber_id, message: None)
         server = grpc.aio.server(options=SERVER_OPTIONS)
         sessions.register(server)
         server.add_insecure_port("127.0.0.1:{port}")

@@ -13,7 +13,7 @@ from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 from tests.integration.session_kit import Agent, a_node, an_agent, run, until
 
 WEATHER = ChannelCatalog(("temperature", 1_000, ChannelKind.STATE), ("storm", 1_001, ChannelKind.LOG))
@@ -42,7 +42,7 @@ class Station:
         self.reports: list[Reading] = []
         self.watched: set[str | None] = set()
         self.sessions = PubSubServer(
-            new_publisher("station-1", channels=WEATHER),
+            make_publisher("station-1", channels=WEATHER),
             lambda watcher, message: self.reports.append(Reading.of(message)),
             on_interest=self.receive,
             channels=WEATHER,

@@ -12,8 +12,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES
-from sublet_protocol.gate.client_address_counts import source_of
-from sublet_protocol.gate.open_call_limiter import host_of
+from sublet_protocol.gate.client_address_counts import to_source
+from sublet_protocol.gate.open_call_limiter import parse_host
 from tests.integration.access_kit import serve_asking
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
@@ -81,7 +81,7 @@ def is_answered(health: Any, request: Any) -> bool:
 
 def test_an_address_is_one_without_its_port() -> None:
     def source(peer: str) -> str:
-        return source_of(host_of(peer))
+        return to_source(parse_host(peer))
 
     assert source("ipv4:10.0.0.1:4711") == "10.0.0.1"
     assert source("ipv6:%5B2001:db8::1%5D:4711") == source("ipv6:[2001:db8::2]:5") == "2001:db8::/64"

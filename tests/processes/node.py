@@ -13,7 +13,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from sublet_leader.http.settings import HttpOptions, admin_token
+from sublet_leader.http.settings import HttpOptions, read_admin_token
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_leader.server import NodeServer
@@ -38,7 +38,7 @@ def main(url: str, name: str, file: str = "") -> None:
 
     notify = os.environ.get("SUBLET_NOTIFY", "poll")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
-    port = HttpOptions(listen, MetricsSettings.from_env(), admin_token())
+    port = HttpOptions(listen, MetricsSettings.from_env(), read_admin_token())
     tls = TlsFiles.of_server(*(os.environ.get(f"SUBLET_TLS_{each}") for each in ("CERT", "KEY", "CLIENT_CA")))
     is_auth_required = os.environ.get("SUBLET_AUTH") == "required"
     http = port if "SUBLET_HTTP" in os.environ else None

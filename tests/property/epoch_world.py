@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition
 
 Choose = Callable[[int], int]
@@ -183,9 +183,9 @@ class Reader:
             return True
         view = self.world.views[self.joined]
         least = [each for lower in view.lowers.values() if lower is not None for each in lower.least]
-        if not any(at_or_before(each, epoch) for each in least):
+        if not any(is_at_or_before(each, epoch) for each in least):
             return False
         if self.begin is EpochStartingPosition.ACTIVE:
             return True
         there = {e for log, head in zip(self.world.logs, view.heads, strict=True) for e in log[:head]}
-        return not any(at_or_before(epoch, e) for e in there if any(at_or_before(each, e) for each in least))
+        return not any(is_at_or_before(epoch, e) for e in there if any(is_at_or_before(each, e) for each in least))

@@ -192,7 +192,7 @@ def test_commands_survive_the_wire(command: Subscribe | Unsubscribe | MessageToN
 def test_deliveries_survive_the_wire(delivery: SequencedMessage) -> None:
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
-    assert wire.body_size(delivery.body) > 0
+    assert wire.measure_body(delivery.body) > 0
 
 
 def test_every_message_of_the_protocol_is_tried() -> None:

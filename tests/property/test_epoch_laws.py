@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
 
 ONE = [(n,) for n in range(-1, 6)]
 TWO = list(product(range(-1, 4), repeat=2))
@@ -25,20 +25,20 @@ both = pytest.mark.parametrize("universe", EITHER)
 
 def may_come(epochs: Iterable[Epoch], epoch: Epoch) -> bool:
     """By the definition."""
-    return any(at_or_before(each, epoch) for each in epochs)
+    return any(is_at_or_before(each, epoch) for each in epochs)
 
 
 def has_begun(epochs: Iterable[Epoch], epoch: Epoch) -> bool:
     """By the definition."""
-    return any(at_or_before(epoch, each) for each in epochs)
+    return any(is_at_or_before(epoch, each) for each in epochs)
 
 
 @both
 def test_the_order_is_one(universe: list[Epoch]) -> None:
     for a, b, c in product(universe, repeat=3):
-        assert at_or_before(a, a)
-        assert a == b or not (at_or_before(a, b) and at_or_before(b, a))
-        assert at_or_before(a, c) or not (at_or_before(a, b) and at_or_before(b, c))
+        assert is_at_or_before(a, a)
+        assert a == b or not (is_at_or_before(a, b) and is_at_or_before(b, a))
+        assert is_at_or_before(a, c) or not (is_at_or_before(a, b) and is_at_or_before(b, c))
 
 
 @both
@@ -49,7 +49,7 @@ def test_frontiers_are_antichains_of_what_made_them(universe: list[Epoch], data:
     for antichain in (lower.least, upper.greatest):
         assert set(antichain) <= epochs
         assert list(antichain) == sorted(set(antichain))
-        assert not any(a != b and at_or_before(a, b) for a, b in product(antichain, repeat=2))
+        assert not any(a != b and is_at_or_before(a, b) for a, b in product(antichain, repeat=2))
     for epoch in universe:
         assert lower.admits(epoch) == may_come(epochs, epoch)
         assert upper.covers(epoch) == has_begun(epochs, epoch)
@@ -85,7 +85,7 @@ def test_a_filter_loses_nothing_that_may_come(universe: list[Epoch], data: st.Da
     for epoch in universe:
         if lower.admits(epoch):
             assert left.covers(epoch) == upper.covers(epoch)
-    assert all(any(at_or_before(least, epoch) for least in lower.least) for epoch in left.greatest)
+    assert all(any(is_at_or_before(least, epoch) for least in lower.least) for epoch in left.greatest)
 
 
 @both

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from tests.kit import eventually
 from tests.spark.session import CACHE, QUICK_JAVA
 
@@ -41,7 +41,7 @@ def a_cluster(directory: Path) -> Iterator[str]:
 def _launch(role: str, arguments: list[str], log: Path) -> subprocess.Popen[bytes]:
     import pyspark
 
-    spark_home, java = Path(pyspark.__file__).parent, java_home(CACHE)
+    spark_home, java = Path(pyspark.__file__).parent, find_java_home(CACHE)
     # The executors' environment is the application's, not that of the test.
     clean = {
         name: text for name, text in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHONPATH"))

@@ -10,7 +10,7 @@ import sys
 from hashlib import sha256
 from pathlib import Path
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 
 PROGRAM = """
 import os
@@ -36,7 +36,7 @@ os.rename(draft, archive)
 def java_options(cache: Path) -> str:
     """Options that make Java use the archive in that directory. Who comes first has it made and does not wait for it:
     until it is there, and where that fails, Java starts as it would without."""
-    java, pyspark = java_home(cache), importlib.metadata.version("pyspark")
+    java, pyspark = find_java_home(cache), importlib.metadata.version("pyspark")
     release = (java / "release").read_bytes() if (java / "release").exists() else b""
     key = sha256(b"\0".join([str(java).encode(), release, pyspark.encode()])).hexdigest()[:16]
     archive = cache / f"spark-{key}.jsa"

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from tools.source_path import source_path
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +45,7 @@ def spark_session(master: str, settings: Mapping[str, str] | None = None, *, rem
 
     `remote`: through a Spark Connect server, which is started.
     """
-    os.environ["JAVA_HOME"] = str(java_home(CACHE))
+    os.environ["JAVA_HOME"] = str(find_java_home(CACHE))
     os.environ["PYTHONPATH"] = quick_path(Path(tempfile.mkdtemp(prefix="sublet-site-")))
     os.environ["PYSPARK_PYTHON"] = sys.executable
     from pyspark.sql import SparkSession

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pyspark
 import pytest
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.kit import eventually
@@ -50,7 +50,7 @@ class Job:
         (job,) = programs(PAGE)
         (place / "job.py").write_text(job)
         variables = kit_nodes.environment(SPEED, environment(stage.url)) | {
-            "JAVA_HOME": str(java_home(CACHE)),
+            "JAVA_HOME": str(find_java_home(CACHE)),
             "PYSPARK_DRIVER_PYTHON": python,
             "PYTHONPATH": "sublet.zip",  # and not the code of this checkout
             "SPARK_LOCAL_IP": "127.0.0.1",

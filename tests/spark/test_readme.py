@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from sublet_storage.producer import Publisher
 from tests import kit_nodes
 from tests.integration.test_user_files import write_user_files
@@ -35,7 +35,7 @@ def test_spark_program_consumes_what_is_there(stage: Stage, tmp_path: Path) -> N
             publisher.publish("orders/eu", str(number), key=str(number))
     # As with an activated virtual environment: its Python is the one that Spark's workers run, too.
     spark = {
-        "JAVA_HOME": str(java_home(CACHE)),
+        "JAVA_HOME": str(find_java_home(CACHE)),
         "JAVA_TOOL_OPTIONS": QUICK_JAVA,
         "PYSPARK_PYTHON": sys.executable,
         "PYTHONPATH": quick_path(tmp_path),

@@ -13,10 +13,10 @@ import pytest
 from sublet_protocol.messages.agent_key import (
     KEY_BYTES,
     AgentKey,
-    agent_of,
     derive_agent_id,
     is_borrower_of,
     is_key_of,
+    parse_agent_id,
 )
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import CallPoll, SendCommands
@@ -54,8 +54,8 @@ def test_a_label_makes_nobody_another() -> None:
     for label in (victim.agent_id, f"{victim.agent_id}.1", f"{victim.agent_id}/1", "é"):
         subscriber_id = f"{label}:{mine.agent_id}.1"
         assert is_key_of(mine.reveal(), subscriber_id)
-        assert agent_of(subscriber_id) != victim.agent_id
-        assert not is_borrower_of(agent_of(subscriber_id), f"{victim.agent_id}/1")
+        assert parse_agent_id(subscriber_id) != victim.agent_id
+        assert not is_borrower_of(parse_agent_id(subscriber_id), f"{victim.agent_id}/1")
     assert not is_key_of(mine.reveal(), f"{mine.agent_id}:{victim.agent_id}.1")
 
 
@@ -67,7 +67,7 @@ def test_a_request_is_checked_and_loses_its_key() -> None:
             wire.encode_poll_request(CallPoll(life, 1, 0, "", 1.0), key),
         ):
             assert request.agent_key == key.reveal()
-            assert wire.take_agent_key(request) == (agent_of(life) == key.agent_id)
+            assert wire.take_agent_key(request) == (parse_agent_id(life) == key.agent_id)
             assert request.agent_key == b""
 
 

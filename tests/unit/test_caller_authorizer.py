@@ -18,7 +18,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, Subscribe
-from sublet_protocol.pubsub.server import new_publisher
+from sublet_protocol.pubsub.server import make_publisher
 
 GROUP, ELSEWHERE = "$share/billing/orders/#", "$share/billing/bills/#"
 TOKENS = {name: NewToken.draw() for name in ("user:a", "user:b")}
@@ -35,7 +35,7 @@ class Node:
         self._valid = valid
         self.access = AccessCache(AccessSnapshot(1, AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
-        self.rights = CallerAuthorizer(self.gate, new_publisher("n1"))
+        self.rights = CallerAuthorizer(self.gate, make_publisher("n1"))
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
@@ -87,15 +87,15 @@ def test_a_member_that_was_away_is_judged_again(node: Node) -> None:
     leaders = leads("agent")
     node.call("user:a").check_message("agent.1", wanted(GROUP))
     node.rights.forget(["agent.1"])
-    assert not list(node.rights.denied_on_return("agent", leaders)), "nothing has changed"
+    assert not list(node.rights.find_denied_on_return("agent", leaders)), "nothing has changed"
     node.take_rules()
-    assert not list(node.rights.denied_members(leaders)), "nobody knows whose it is"
+    assert not list(node.rights.find_denied_members(leaders)), "nobody knows whose it is"
     node.call("user:a").check_message("agent.2", Ping(("agent/1",), 1.0))
     node.now += MAX_AGE_S + 1
-    assert not list(node.rights.denied_on_return("agent", leaders)), "while the rules are too old"
+    assert not list(node.rights.find_denied_on_return("agent", leaders)), "while the rules are too old"
     node.take_rules()
-    assert [each.borrower_id for each in node.rights.denied_on_return("agent", leaders)] == ["agent/1"]
-    assert not list(node.rights.denied_on_return("agent", leaders)), "once"
+    assert [each.borrower_id for each in node.rights.find_denied_on_return("agent", leaders)] == ["agent/1"]
+    assert not list(node.rights.find_denied_on_return("agent", leaders)), "once"
 
 
 def test_a_watcher_that_is_nobodys_is_let_go_of(node: Node) -> None:

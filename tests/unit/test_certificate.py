@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from sublet_protocol.domain.access.certificate import principal_of
+from sublet_protocol.domain.access.certificate import parse_principal
 from sublet_protocol.domain.errors import Unauthenticated
 from tests.integration.tls_kit import Certificates
 
@@ -53,7 +53,7 @@ def issue(tmp_path_factory: pytest.TempPathFactory) -> Issue:
 def test_a_uri_goes_before_dns_names_and_the_cn(
     issue: Issue, alternatives: tuple[x509.GeneralName, ...], common_name: str, principal: str
 ) -> None:
-    assert principal_of(issue(*alternatives, common_names=[common_name] if common_name else [])) == principal
+    assert parse_principal(issue(*alternatives, common_names=[common_name] if common_name else [])) == principal
 
 
 NOBODY: dict[str, tuple[tuple[x509.GeneralName, ...], tuple[str, ...], str]] = {
@@ -85,19 +85,19 @@ NOBODY: dict[str, tuple[tuple[x509.GeneralName, ...], tuple[str, ...], str]] = {
 def test_a_certificate_that_names_no_principal(issue: Issue, what: str) -> None:
     alternatives, common_names, reason = NOBODY[what]
     with pytest.raises(Unauthenticated, match=reason):
-        principal_of(issue(*alternatives, common_names=common_names))
+        parse_principal(issue(*alternatives, common_names=common_names))
 
 
 def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
     good, drawn = issue(DNS("a.example"), common_names=["user:a"]), random.Random(4)
     for end in range(len(good)):
         with pytest.raises(Unauthenticated):
-            principal_of(good[:end])
+            parse_principal(good[:end])
     for _ in range(20_000):
         changed = bytearray(good)
         for _ in range(drawn.randint(1, 4)):
             changed[drawn.randrange(len(good))] = drawn.randrange(256)
         try:
-            principal_of(bytes(changed))
+            parse_principal(bytes(changed))
         except Unauthenticated:
             continue

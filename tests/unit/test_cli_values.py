@@ -115,7 +115,7 @@ def test_a_file_that_is_not_json_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_published_is_refused(line: bytes, reported: str) -> None:
-    columns, problem = NdjsonParser("t", None, 1000).columns([line], 1)
+    columns, problem = NdjsonParser("t", None, 1000).parse_columns([line], 1)
     assert columns["value"] == []
     assert isinstance(problem, UsageError)
     assert reported in str(problem)

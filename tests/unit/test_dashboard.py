@@ -55,7 +55,7 @@ def test_the_page_of_metrics_is_current(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_groups_beyond_the_limit_are_one_series() -> None:
     registry = CollectorRegistry()
-    counters = NodeCounters(registry, most_groups=2)
+    counters = NodeCounters(registry, max_groups=2)
     for name in ("a", "b", "c", "d", "a"):
         joined = transient_record(1, 1, JOIN, "joined", "a/1", "a")
         counters.record_history([GroupWatchEvent(f"$share/{name}/#", joined)])

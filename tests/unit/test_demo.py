@@ -132,7 +132,7 @@ class Performance:
             "TASKS": 2,
             "open_database": lambda *_: contextlib.nullcontext(SimpleNamespace(url=Secret("url"))),
             "ChildProcesses": lambda *_: contextlib.nullcontext(Processes(application=application, n1=node)),
-            "DemoGroupMonitor": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, history=list)),
+            "DemoGroupMonitor": lambda url: contextlib.nullcontext(SimpleNamespace(read=self._look, read_history=list)),
             "Publisher": lambda url: contextlib.nullcontext(publisher),
             "time": SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic, time=time.time),
             "os": SimpleNamespace(environ={}, kill=lambda process, _: self.killed.append(process)),

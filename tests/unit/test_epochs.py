@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain import epochs
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, at_or_before, check_epoch
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch, is_at_or_before
 from sublet_protocol.domain.errors import InvalidEpoch
 from sublet_storage.groups.model.progress_rules import merge_consumed_frontier
 
@@ -61,9 +61,9 @@ def test_an_epoch_that_has_not_begun_is_hidden_too() -> None:
 
 
 def test_two_numbers_are_before_others_only_in_both() -> None:
-    assert at_or_before((0, 5), (1, 5))
-    assert not at_or_before((0, 9), (1, 5))
-    assert not at_or_before((1, 5), (0, 9))
+    assert is_at_or_before((0, 5), (1, 5))
+    assert not is_at_or_before((0, 9), (1, 5))
+    assert not is_at_or_before((1, 5), (0, 9))
     upper, lower = UpperFrontier.from_epochs([(1, 5)]), LowerFrontier.from_epochs([(0, 9), (1, 0)])
     assert upper.remove_completed(lower) == upper, "(0, 9) has left (0, 5) behind; (1, 0) has not"
 
@@ -78,14 +78,14 @@ def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch
     one = LowerFrontier.from_epochs((number, -number) for number in range(count))
     later = LowerFrontier.from_epochs((number, 1 - number) for number in range(count))
     alien = LowerFrontier.from_epochs((2 * number, 1 - 2 * number) for number in range(count))
-    made, compare = 0, epochs.at_or_before
+    made, compare = 0, epochs.is_at_or_before
 
     def counted(first: Epoch, second: Epoch) -> bool:
         nonlocal made
         made += 1
         return compare(first, second)
 
-    monkeypatch.setattr(epochs, "at_or_before", counted)
+    monkeypatch.setattr(epochs, "is_at_or_before", counted)
     assert one.intersect(later) == later == later.intersect(one)
     assert one.intersect(alien) in (one, alien)
     assert one.meet_within(1_000, (alien,)) is None

@@ -85,8 +85,8 @@ def test_a_call_under_way_loses_what_is_revoked() -> None:
 
 def test_the_command_that_gives_a_right_is_quoted() -> None:
     """Whoever copies it runs nothing that a certificate's name says."""
-    member = AccessGate(AccessCache(snapshot(), Clock())).member("spiffe://a/$(id)", "")
-    assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied(Right.JOIN, ORDERS, "billing"))
+    member = AccessGate(AccessCache(snapshot(), Clock())).make_caller("spiffe://a/$(id)", "")
+    assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied_error(Right.JOIN, ORDERS, "billing"))
 
 
 def test_old_rights_allow_nothing() -> None:
@@ -109,12 +109,12 @@ def test_without_authentication_all_is_allowed() -> None:
     for right in Right:
         caller.check(right)
         assert caller.may_somewhere(right)
-    assert AccessGate().caller().principal is None
+    assert AccessGate().get_caller().principal is None
 
 
 def test_a_gate_that_is_on_has_no_caller_by_itself() -> None:
     with pytest.raises(LookupError):
-        Context().run(AccessGate(AccessCache(snapshot(), Clock())).caller)
+        Context().run(AccessGate(AccessCache(snapshot(), Clock())).get_caller)
 
 
 def test_refusals_are_written_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +203,7 @@ def test_a_method_that_checks_no_right_is_refused() -> None:
     gate, bearer = AccessGate(AccessCache(snapshot(publishes()), Clock())), ("authorization", f"Bearer {TOKEN}")
 
     async def asks(request: object, context: object) -> str:
-        gate.caller().check(Right.PUBLISH, ORDERS)
+        gate.get_caller().check(Right.PUBLISH, ORDERS)
         return "reply"
 
     assert call(gate, "/sublet.v1.Feed/Publish", _answers, bearer) is grpc.StatusCode.INTERNAL

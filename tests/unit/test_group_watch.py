@@ -18,8 +18,8 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
 )
 from sublet_leader.node.group_event_publisher import (
-    MAX_ASKED,
     MAX_MEMBERS,
+    MAX_QUERIES,
     GroupEventPublisher,
     LeaderQueryReply,
     parse_leader_query,
@@ -148,9 +148,9 @@ def test_an_unanswered_question_may_be_asked_again() -> None:
 
 def test_not_more_is_looked_up_than_the_limit() -> None:
     play = Play()
-    for number in range(MAX_ASKED + 5):
+    for number in range(MAX_QUERIES + 5):
         play.do(LeaderLookupRequested("w.1", Subscription.parse(f"$share/g{number}/#")))
-    assert len(play.waiting(LookUpLeader)) == MAX_ASKED
+    assert len(play.waiting(LookUpLeader)) == MAX_QUERIES
 
 
 # --- members ----------------------------------------------------------------------------------------------------------

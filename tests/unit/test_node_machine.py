@@ -26,7 +26,7 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     WritesCommitFailed,
 )
-from sublet_leader.node.machine import MAX_ASKED_OF_CALLER, Node
+from sublet_leader.node.machine import MAX_QUERIES_OF_CALLER, Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -196,13 +196,13 @@ def test_who_asks_meanwhile_is_admitted_once() -> None:
 def test_groups_opened_at_a_time_are_bounded() -> None:
     """Of one caller, which asks again for the rest; others have room."""
     play = Play()
-    for number in range(MAX_ASKED_OF_CALLER + 5):
+    for number in range(MAX_QUERIES_OF_CALLER + 5):
         play.want(f"x/{number}", subscription=f"$share/own/x/{number}")
     play.want("a/1")
-    assert len(play.waiting(OpenGroup)) == MAX_ASKED_OF_CALLER + 1
-    assert len(play.machine.registry) == MAX_ASKED_OF_CALLER + 1
+    assert len(play.waiting(OpenGroup)) == MAX_QUERIES_OF_CALLER + 1
+    assert len(play.machine.registry) == MAX_QUERIES_OF_CALLER + 1
     play.settle()
-    assert len(play.received(LeaderConnectResponse)) == MAX_ASKED_OF_CALLER + 1
+    assert len(play.received(LeaderConnectResponse)) == MAX_QUERIES_OF_CALLER + 1
     play.want("x/54", subscription="$share/own/x/54")
     play.settle()
     assert [one.borrower_id for one in play.received(LeaderConnectResponse)] == ["x/54"]
@@ -721,6 +721,6 @@ def test_what_nobody_asks_for_any_more_is_forgotten() -> None:
     second.do(Tick(), second.now + 1.0)
     registry = second.machine.registry
     assert registry.wake_at() == float("inf"), "no subscription is left to look at"
-    assert {registry.group_by_id(group_id) for group_id in range(100)} == {None}
+    assert {registry.find_group_by_id(group_id) for group_id in range(100)} == {None}
     assert {registry.group_of_borrower("b", f"b/{number}") for number in range(50)} == {None}
     assert not second.machine.election.is_busy()

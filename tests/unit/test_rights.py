@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Right, check_principal, parse_right
-from sublet_protocol.domain.access.token import NewToken, check_token, digest_of, token_id_of
+from sublet_protocol.domain.access.token import NewToken, check_token, hash_token, parse_token_id
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -91,8 +91,8 @@ def test_rights_on_topics_have_no_group() -> None:
 def test_a_token_is_drawn_and_found_by_its_id() -> None:
     new = NewToken.draw()
     token = new.token.reveal()
-    assert token_id_of(token) == new.token_id
-    assert (len(token), len(new.token_id), new.digest) == (4 + 8 + 1 + 43, 8, digest_of(token))
+    assert parse_token_id(token) == new.token_id
+    assert (len(token), len(new.token_id), new.digest) == (4 + 8 + 1 + 43, 8, hash_token(token))
     assert token not in repr(new)
     check_token(token)
 
@@ -101,6 +101,6 @@ def test_a_token_is_drawn_and_found_by_its_id() -> None:
     "token", ["", "sub_", "sub_abcdefgh_x", "SUB_abcdefgh_" + "x" * 43, "sub_abcdefgh_" + "é" * 43]
 )
 def test_what_is_no_token_has_no_id(token: str) -> None:
-    assert token_id_of(token) is None
+    assert parse_token_id(token) is None
     with pytest.raises(InvalidSetting, match="access token, of"):
         check_token(token)

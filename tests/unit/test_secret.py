@@ -22,7 +22,7 @@ from sublet_protocol.domain.secret import (
     SecretFilter,
     hide_secrets,
     hide_secrets_in_records,
-    secret_setting,
+    read_secret_setting,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -186,15 +186,15 @@ def test_a_setting_is_a_variable_or_a_file(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{VALUE}\n")
     file.chmod(0o600)
-    assert secret_setting("TOKEN", environ={}) is None
-    assert secret_setting("TOKEN", environ={"TOKEN": "", "TOKEN_FILE": ""}) is None
+    assert read_secret_setting("TOKEN", environ={}) is None
+    assert read_secret_setting("TOKEN", environ={"TOKEN": "", "TOKEN_FILE": ""}) is None
     for environ in ({"TOKEN": VALUE}, {"TOKEN_FILE": str(file)}):
-        found = secret_setting("TOKEN", environ=environ)
+        found = read_secret_setting("TOKEN", environ=environ)
         assert found is not None
         assert found.reveal() == VALUE
         assert str(found) == "***"
     with pytest.raises(InvalidSetting, match="TOKEN and TOKEN_FILE are both set") as raised:
-        secret_setting("TOKEN", environ={"TOKEN": VALUE, "TOKEN_FILE": str(file)})
+        read_secret_setting("TOKEN", environ={"TOKEN": VALUE, "TOKEN_FILE": str(file)})
     assert "s3cret" not in str(raised.value)
 
 
@@ -210,7 +210,7 @@ def test_a_file_is_read_anew_each_time(tmp_path: Path, caplog: pytest.LogCapture
             raise InvalidSetting("too short")
 
     write("first")
-    found = secret_setting("TOKEN", check=check, environ={"TOKEN_FILE": str(file)})
+    found = read_secret_setting("TOKEN", check=check, environ={"TOKEN_FILE": str(file)})
     assert found is not None
     write("second")
     assert found.reveal() == "second"
@@ -243,13 +243,13 @@ def test_a_wrong_file_is_refused(tmp_path: Path, content: bytes, mode: int, prob
     file.write_bytes(content)
     file.chmod(mode)
     with pytest.raises(InvalidSetting, match=f"TOKEN_FILE names {file}: {problem}"):
-        secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
+        read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     for path, problem in ((tmp_path / "none", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(InvalidSetting, match=rf"TOKEN_FILE names {path}: it cannot be read \({problem}"):
-            secret_setting("TOKEN", environ={"TOKEN_FILE": str(path)})
+            read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(path)})
 
 
 def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,7 +257,7 @@ def test_a_file_that_all_may_read_is_warned_of_once(tmp_path: Path, caplog: pyte
     file.write_text(VALUE)
     file.chmod(0o644)
     for _ in range(2):
-        secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
+        read_secret_setting("TOKEN", environ={"TOKEN_FILE": str(file)})
     assert [record.getMessage() for record in caplog.records] == [
         f"secret file readable by every user: setting=TOKEN_FILE path={file}: run `chmod 600 {file}`"
     ]

@@ -6,8 +6,8 @@ import pytest
 
 from sublet_leader.node import session_epochs
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
-from sublet_leader.node.group_event_publisher import MAX_ASKED
-from sublet_leader.node.machine import MAX_ASKED_OF_CALLER
+from sublet_leader.node.group_event_publisher import MAX_QUERIES
+from sublet_leader.node.machine import MAX_QUERIES_OF_CALLER
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
@@ -123,19 +123,19 @@ def test_queries_of_session_names_are_bounded() -> None:
         wanted = LeaderWanted(f"{agent}/1", SUBSCRIPTION, session=name, session_epoch=1)
         play.do(AgentMessageReceived(agent, wanted, principal))
 
-    for number in range(MAX_ASKED_OF_CALLER + 5):
+    for number in range(MAX_QUERIES_OF_CALLER + 5):
         ask(f"x{number % 2}", "user:x", f"s{number}")
-    assert len(play.requests) == MAX_ASKED_OF_CALLER
+    assert len(play.requests) == MAX_QUERIES_OF_CALLER
     ask("a", "user:a", "etl")
-    assert len(play.requests) == MAX_ASKED_OF_CALLER + 1, "another principal has room"
-    for number in range(MAX_ASKED):
+    assert len(play.requests) == MAX_QUERIES_OF_CALLER + 1, "another principal has room"
+    for number in range(MAX_QUERIES):
         ask(f"y{number}", None, f"etl{number}")
-    assert len(play.requests) == MAX_ASKED
-    assert play.machine.query_counts.refused == 5 + MAX_ASKED_OF_CALLER + 1
+    assert len(play.requests) == MAX_QUERIES
+    assert play.machine.query_counts.refused == 5 + MAX_QUERIES_OF_CALLER + 1
     play.settle()
     assert play.machine.query_counts.total == 0
     denied = [one.borrower_id for one in play.received(Invalidate)]
-    assert len(denied) == len(set(denied)) == 3 + MAX_ASKED - MAX_ASKED_OF_CALLER - 1
+    assert len(denied) == len(set(denied)) == 3 + MAX_QUERIES - MAX_QUERIES_OF_CALLER - 1
     ask("x0", "user:x", "again")
     assert len(play.waiting(ReadSessionEpoch)) == 1
 

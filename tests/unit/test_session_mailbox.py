@@ -117,4 +117,4 @@ def test_a_head_takes_no_more_than_is_counted() -> None:
     delivery = SequencedMessage(1, Channel.STREAM, "7", StreamHead(2**63 - 1, 2**63 - 1, True), version=2**64 - 1)
     encoded = wire.encode_delivery(delivery)
     assert wire.decode_delivery(pb.Delivery.FromString(encoded.SerializeToString())) == delivery
-    assert len(encoded.SerializeToString()) <= wire.body_size(delivery.body)
+    assert len(encoded.SerializeToString()) <= wire.measure_body(delivery.body)

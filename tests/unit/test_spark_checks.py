@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sublet.demo.local_spark import local_session
+from sublet.demo.local_spark import open_local_session
 from sublet_borrower.consumer.runner import RetryPolicy
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.spark.job import cluster_checks
@@ -165,7 +165,7 @@ def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(Unavailable, match=r"pandas is not installed.*pip install 'sublet\[spark\]'"):
         cluster_checks.check_cluster(Spark("local[2,1000]"), work, 1)
     with pytest.raises(Unavailable, match=r"pyspark is not installed.*pip install 'sublet\[spark\]'"):
-        local_session("x", 1)
+        open_local_session("x", 1)
 
 
 def test_records_need_not_be_dead_lettered() -> None:

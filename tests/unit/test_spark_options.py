@@ -8,7 +8,7 @@ from sublet_borrower.spark.common.options import StreamOptions, stream_options
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions, batch_options
 from sublet_protocol.domain.errors import InvalidFilter, InvalidSetting, InvalidSubscription, InvalidTopic
-from sublet_protocol.domain.limits import LARGEST_EPOCH, SMALLEST_EPOCH
+from sublet_protocol.domain.limits import MAX_EPOCH, MIN_EPOCH
 from sublet_protocol.domain.subscriptions import StartingPosition
 
 LEAST = {"subscription": "$share/g/#", "sessionName": "etl"}
@@ -93,8 +93,8 @@ def test_a_sink_passes_over_options_of_spark() -> None:
 
 
 def test_epochs_without_one_end_go_on() -> None:
-    assert batch_options({"startingEpoch": "5"}).epochs == (5, LARGEST_EPOCH + 1)
-    assert batch_options({"endingEpoch": "5"}).epochs == (SMALLEST_EPOCH, 5)
+    assert batch_options({"startingEpoch": "5"}).epochs == (5, MAX_EPOCH + 1)
+    assert batch_options({"endingEpoch": "5"}).epochs == (MIN_EPOCH, 5)
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
-from sublet_protocol.gate.credentials import access_token
+from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
@@ -60,7 +60,7 @@ class AgentLoop:
     def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
         self._key = new_agent_key()
         self.agent_id = self._key.agent_id
-        self._token = access_token()
+        self._token = load_access_token()
         self._find_nodes = find_nodes
         self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
         self._loop = network_loop()

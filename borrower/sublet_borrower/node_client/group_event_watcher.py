@@ -24,7 +24,7 @@ from typing import Any, Self
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
-from sublet_protocol.gate.credentials import access_token
+from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.channel_payloads import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -99,7 +99,7 @@ class GroupEventWatcher:
 
     def __init__(self, subscription: str, waiting: int = WAITING) -> None:
         self._subscription, self._waiting = subscription, waiting
-        self._key, self._token = new_agent_key(), access_token()
+        self._key, self._token = new_agent_key(), load_access_token()
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._names: dict[str, str] = {}

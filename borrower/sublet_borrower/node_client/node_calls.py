@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import (
     Unavailable,
     UsageError,
 )
-from sublet_protocol.gate.credentials import access_token, call_metadata, is_replaced
+from sublet_protocol.gate.credentials import call_metadata, is_replaced, load_access_token
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.pubsub.node_connection import CHANNEL_OPTIONS, truncate
 from sublet_protocol.tls.channel import explain_failure, open_channel
@@ -66,7 +66,7 @@ class NodeCalls:
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes, self._at = tuple(nodes), 0
-        self._token = access_token()
+        self._token = load_access_token()
         self._channel: Any = None
 
     @property
@@ -199,7 +199,7 @@ def map_grpc_error(address: str, error: Any) -> Exception:
     error_class = getattr(errors, metadata.get(ERROR_METADATA, ""), None)
     if isinstance(error_class, type) and issubclass(error_class, SubletError):
         return (
-            error_class.reported(error.details())
+            error_class.from_text(error.details())
             if issubclass(error_class, PoisonBlock)
             else _made(error_class, error.details())
         )

@@ -35,12 +35,14 @@ class EvenStrategy:
         total = sum(counts.values()) + len(free) + len(set(situation.moving_streams))
         share = compute_quotas(total, weights, counts, Counter(last_holders[s] for s in free if s in last_holders))
         return AllocationPlan(
-            grants=_grants(free, counts, share, weights, last_holders),
-            revokes=_revokes(holdings, share, situation.revocable_streams()),
+            grants=_plan_grants(free, counts, share, weights, last_holders),
+            revokes=_plan_revokes(holdings, share, situation.revocable_streams()),
         )
 
 
-def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]) -> tuple[int, ...]:
+def _plan_revokes(
+    holdings: Mapping[str, list[int]], share: Mapping[str, int], revocable: Container[int]
+) -> tuple[int, ...]:
     """Return the streams above each borrower's share, as far as they may move, the highest (newest) first."""
     revokes: list[int] = []
     for borrower, streams in holdings.items():
@@ -50,7 +52,7 @@ def _revokes(holdings: Mapping[str, list[int]], share: Mapping[str, int], revoca
     return tuple(sorted(revokes))
 
 
-def _grants(
+def _plan_grants(
     free: list[int],
     counts: Mapping[str, int],
     share: Mapping[str, int],

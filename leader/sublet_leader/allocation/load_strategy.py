@@ -69,16 +69,18 @@ class LoadStrategy:
             set(situation.moving_streams),
         )
         streams = [*free, *moving, *(stream_id for member_streams in holdings.values() for stream_id in member_streams)]
-        costs = _costs(streams, situation.loads)
+        costs = _compute_costs(streams, situation.loads)
         bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
-        sharing = _Sharing(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
+        assigner = _StreamAssigner(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
         # Streams being revoked have no holder yet, but will: so their places are taken, and only not granted.
-        holders = sharing.assign(free | moving)
-        relief = _Relief(sharing, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
-        return AllocationPlan(grants=tuple((s, holders[s]) for s in sorted(free)), revokes=relief.revokes(situation))
+        holders = assigner.assign(free | moving)
+        selector = _RevokeSelector(assigner, holdings, max(1, (len(streams) - len(free)) // BUDGET) - len(moving))
+        return AllocationPlan(
+            grants=tuple((s, holders[s]) for s in sorted(free)), revokes=selector.select_revokes(situation)
+        )
 
 
-class _Sharing:
+class _StreamAssigner:
     """Assigns free and moving streams to members, and tracks the resulting levels."""
 
     def __init__(self, situation: AllocationInput, levels: MemberLoads, costs: Mapping[int, int]) -> None:
@@ -87,22 +89,22 @@ class _Sharing:
 
     def assign(self, streams: Collection[int]) -> dict[int, str]:
         """Return a member for each stream, the heaviest stream first; the levels rise accordingly."""
-        levels, homes = self.levels, self._homes(streams)
+        levels, homes = self.levels, self._find_homes(streams)
         holders = {}
         waiting = len(streams)
-        for stream_id in heaviest_first(streams, self.costs):
+        for stream_id in sort_by_cost(streams, self.costs):
             cost, home = self.costs[stream_id], homes.get(stream_id)
             if waiting <= levels.idle_count:
-                borrower = self._add(self._home_or_idle_member(home), cost)
+                borrower = self._add(self._choose_idle_member(home), cost)
             elif home:
-                borrower = self._add(self._home_or_elsewhere(home, cost), cost)
+                borrower = self._add(self._choose_member(home, cost), cost)
             else:
-                borrower = self._checked_member(levels.add_to_least_loaded(cost))
+                borrower = self._require_member(levels.add_to_least_loaded(cost))
             holders[stream_id] = borrower
             waiting -= 1
         return holders
 
-    def _homes(self, streams: Collection[int]) -> dict[int, str]:
+    def _find_homes(self, streams: Collection[int]) -> dict[int, str]:
         """Return {stream: the member that had it last, or is losing it now}."""
         last_holders, holders, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
         if not last_holders and not holders:
@@ -113,42 +115,42 @@ class _Sharing:
         self.levels.add(borrower, cost)
         return borrower
 
-    def _checked_member(self, borrower: str | None) -> str:
+    def _require_member(self, borrower: str | None) -> str:
         assert borrower is not None, "the bounds add up to more than there are streams"
         return borrower
 
-    def _home_or_idle_member(self, home: str | None) -> str:
-        return home if home and not self.levels.count[home] else self._checked_member(self.levels.find_idle_member())
+    def _choose_idle_member(self, home: str | None) -> str:
+        return home if home and not self.levels.count[home] else self._require_member(self.levels.find_idle_member())
 
-    def _home_or_elsewhere(self, home: str, cost: int) -> str:
+    def _choose_member(self, home: str, cost: int) -> str:
         """Return `home` while it is well below the mean, or far below all others; else the member that would have the
         lowest level."""
         levels = self.levels
         if levels.count_surplus(home) < 0 and levels.load_of(home, cost) <= HOME * levels.mean:
             return home
-        best = self._checked_member(levels.find_least_loaded(cost))
+        best = self._require_member(levels.find_least_loaded(cost))
         alternative = levels.find_least_loaded(cost, avoid=home) if best == home else None
         if alternative is not None and levels.load_of(home, cost) > GAP * levels.load_of(alternative, cost):
             return alternative
         return best
 
 
-class _Relief:
+class _RevokeSelector:
     """Selects the streams to revoke."""
 
-    def __init__(self, sharing: _Sharing, holdings: Mapping[str, list[int]], budget: int) -> None:
-        self._levels, self._costs = sharing.levels, sharing.costs
+    def __init__(self, assigner: _StreamAssigner, holdings: Mapping[str, list[int]], budget: int) -> None:
+        self._levels, self._costs = assigner.levels, assigner.costs
         self._holdings, self._budget = holdings, budget
         self._revoked: set[int] = set()
 
-    def revokes(self, situation: AllocationInput) -> tuple[int, ...]:
+    def select_revokes(self, situation: AllocationInput) -> tuple[int, ...]:
         """Return the streams to revoke, ascending: as many as the budget allows, the most urgent chosen first."""
         if self._budget > 0:
             revocable = situation.revocable_streams()
             movable = {b: [s for s in streams if s in revocable] for b, streams in self._holdings.items()}
-            self._level(movable)
-            self._feed(movable)
-            self._thin(movable)
+            self._level_loads(movable)
+            self._fill_idle_members(movable)
+            self._shed_surplus(movable)
         return tuple(sorted(self._revoked))
 
     def _move(self, stream_id: int, giver: str, taker: str) -> None:
@@ -158,10 +160,10 @@ class _Relief:
         self._revoked.add(stream_id)
         self._budget -= 1
 
-    def _lightest_last(self, streams: list[int]) -> list[int]:
-        return heaviest_first([s for s in streams if s not in self._revoked], self._costs)
+    def _sort_unrevoked(self, streams: list[int]) -> list[int]:
+        return sort_by_cost([s for s in streams if s not in self._revoked], self._costs)
 
-    def _level(self, movable: Mapping[str, list[int]]) -> None:
+    def _level_loads(self, movable: Mapping[str, list[int]]) -> None:
         """Move streams from members with a high level to those with a low one, as long as that is a clear gain."""
         levels = self._levels
         low = {b for b in movable if levels.load_of(b) < (1 - UNEVEN) * levels.mean}
@@ -171,7 +173,7 @@ class _Relief:
         candidates = [
             (-self._costs[s], -s, giver)
             for giver, streams in movable.items()
-            if levels.load_of(giver) > brink and self._worth_it(giver)
+            if levels.load_of(giver) > brink and self._is_worth_moving(giver)
             for s in streams
         ]
         for minus_cost, minus_id, giver in sorted(candidates):
@@ -187,7 +189,7 @@ class _Relief:
                 ):
                     self._move(-minus_id, giver, taker)
 
-    def _worth_it(self, giver: str) -> bool:
+    def _is_worth_moving(self, giver: str) -> bool:
         """Return whether the streams that could move, now or later, are a fair part of the giver's load."""
         levels = self._levels
         taker = levels.find_least_loaded(1, avoid=giver)
@@ -199,7 +201,7 @@ class _Relief:
         )
         return could_go >= WORTH * levels.load[giver]
 
-    def _feed(self, movable: Mapping[str, list[int]]) -> None:
+    def _fill_idle_members(self, movable: Mapping[str, list[int]]) -> None:
         """Move a stream to each member without one while another has two: the lightest of the most loaded."""
         levels = self._levels
         if not levels.idle_count or sum(levels.count.values()) < len(levels.count):
@@ -210,17 +212,17 @@ class _Relief:
         while givers and self._budget > 0 and (taker := levels.find_idle_member()):
             _, giver = heapq.heappop(givers)
             if giver not in remaining:
-                remaining[giver] = self._lightest_last(movable[giver])
+                remaining[giver] = self._sort_unrevoked(movable[giver])
             if remaining[giver]:
                 self._move(remaining[giver].pop(), giver, taker)
             if remaining[giver] and levels.count[giver] > 1:
                 heapq.heappush(givers, (-levels.load_of(giver), giver))
 
-    def _thin(self, movable: Mapping[str, list[int]]) -> None:
+    def _shed_surplus(self, movable: Mapping[str, list[int]]) -> None:
         """Move streams from members far above their share by count: the lightest, to where they fit best."""
         for giver in sorted(movable):
             if self._levels.count_surplus(giver) > 0:
-                remaining = self._lightest_last(movable[giver])
+                remaining = self._sort_unrevoked(movable[giver])
                 while remaining and self._budget > 0 and self._levels.count_surplus(giver) > 0:
                     taker = self._levels.find_least_loaded(self._costs[remaining[-1]], avoid=giver)
                     if taker is None:
@@ -228,16 +230,16 @@ class _Relief:
                     self._move(remaining.pop(), giver, taker)
 
 
-def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
+def sort_by_cost(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:
     """Return the streams by descending cost; those of equal cost by id."""
     ordered = sorted(streams)
     ordered.sort(key=costs.__getitem__, reverse=True)
     return ordered
 
 
-def _costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int, int]:
+def _compute_costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int, int]:
     """Return the cost of each stream in thousandths of an average stream; each at least that of its presence."""
-    rates = {s: min(each.bytes_per_s, _MAX_BYTES_PER_S) for s in streams if (each := _usable(load.get(s)))}
+    rates = {s: min(each.bytes_per_s, _MAX_BYTES_PER_S) for s in streams if (each := load.get(s)) and _is_usable(each)}
     if not rates:
         return dict.fromkeys(streams, _AVERAGE)
     scale = _AVERAGE / ((math.fsum(rates.values()) / len(rates)) or 1.0)
@@ -249,5 +251,5 @@ def _costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> dict[int
     return costs if len(costs) == len(streams) else {s: costs.get(s, unknown) for s in streams}
 
 
-def _usable(load: StreamLoad | None) -> StreamLoad | None:
-    return load if load and math.isfinite(load.bytes_per_s) and load.bytes_per_s >= 0 else None
+def _is_usable(load: StreamLoad) -> bool:
+    return math.isfinite(load.bytes_per_s) and load.bytes_per_s >= 0

@@ -41,7 +41,7 @@ class MemberLoads:
         classes: dict[int, list[_Entry]] = {}
         self._heap = {b: classes.setdefault(math.frexp(weight)[1], []) for b, weight in self._weights.items()}
         for borrower, heap in self._heap.items():
-            heap.append(self._entry(borrower))
+            heap.append(self._make_entry(borrower))
         self._heaps = list(classes.values())
         for heap in self._heaps:
             heapq.heapify(heap)
@@ -63,13 +63,13 @@ class MemberLoads:
         self.idle_count -= not self.count[borrower]
         self.load[borrower] += cost
         self.count[borrower] += 1
-        self._changed(borrower)
+        self._update_entry(borrower)
 
     def remove(self, borrower: str, cost: int) -> None:
         """Remove a stream of that cost from a member that has several."""
         self.load[borrower] -= cost
         self.count[borrower] -= 1
-        self._changed(borrower)
+        self._update_entry(borrower)
 
     def find_idle_member(self) -> str | None:
         """Return the member with the greatest weight of those that hold nothing; None if there is none."""
@@ -84,7 +84,7 @@ class MemberLoads:
             if borrower := self.find_least_loaded(cost):
                 self.add(borrower, cost)
             return borrower
-        head = self._head(self._heaps[0], None)
+        head = self._find_lowest_entry(self._heaps[0], None)
         if not head:
             return None
         _, minus, borrower, load = head
@@ -98,13 +98,13 @@ class MemberLoads:
     def find_least_loaded(self, cost: int, avoid: str | None = None) -> str | None:
         """Return the member with room by count that would have the lowest level with a stream of that cost."""
         if len(self._heaps) == 1:
-            head = self._head(self._heaps[0], avoid)
+            head = self._find_lowest_entry(self._heaps[0], avoid)
             return head[2] if head else None
-        heads = [head for heap in self._heaps if (head := self._head(heap, avoid))]
+        heads = [head for heap in self._heaps if (head := self._find_lowest_entry(heap, avoid))]
         fits = [((load + cost) / -minus, minus, borrower) for _, minus, borrower, load in heads]
         return min(fits)[2] if fits else None
 
-    def _head(self, heap: list[_Entry], avoid: str | None) -> _Entry | None:
+    def _find_lowest_entry(self, heap: list[_Entry], avoid: str | None) -> _Entry | None:
         """Return the lowest entry that is not `avoid`'s, and drop stale entries before it."""
         load, count, bounds = self.load, self.count, self._bounds
         while heap:
@@ -115,20 +115,20 @@ class MemberLoads:
                 return heap[0]
             else:
                 put_aside = heapq.heappop(heap)
-                head = self._head(heap, avoid)
+                head = self._find_lowest_entry(heap, avoid)
                 heapq.heappush(heap, put_aside)
                 return head
         return None
 
-    def _entry(self, borrower: str) -> _Entry:
+    def _make_entry(self, borrower: str) -> _Entry:
         load, weight = self.load[borrower], self._weights[borrower]
         return load / weight, -weight, borrower, load
 
-    def _changed(self, borrower: str) -> None:
+    def _update_entry(self, borrower: str) -> None:
         heap = self._heap[borrower]
         if self.count[borrower] >= self._bounds[borrower]:
             return
         if heap and heap[0][2] == borrower:
-            heapq.heapreplace(heap, self._entry(borrower))
+            heapq.heapreplace(heap, self._make_entry(borrower))
         else:
-            heapq.heappush(heap, self._entry(borrower))
+            heapq.heappush(heap, self._make_entry(borrower))

@@ -23,7 +23,7 @@ def compute_quotas(
     if not weights:
         return {}
     current, coming = counts or {}, homing or {}
-    units = _integers(weights)
+    units = _to_integers(weights)
     entire = sum(units.values())
     quota = {borrower: divmod(total * unit, entire) for borrower, unit in units.items()}
     share = {borrower: floor for borrower, (floor, _) in quota.items()}
@@ -39,7 +39,7 @@ def compute_quotas(
     return share
 
 
-def _integers(weights: Mapping[str, float]) -> dict[str, int]:
+def _to_integers(weights: Mapping[str, float]) -> dict[str, int]:
     """Return the weights as integers in exactly the same proportions."""
     ratios = {borrower: weight.as_integer_ratio() for borrower, weight in weights.items()}
     # The denominators of floats are powers of two: the largest is a multiple of all others.

@@ -40,13 +40,13 @@ def load_strategy(name: str) -> AllocationStrategy:
             f"the leader and have an entry point in the group {ENTRY_POINTS!r}."
         )
     if len(matches) > 1:
-        origins = ", ".join(sorted(_origin(entry_point) for entry_point in matches))
+        origins = ", ".join(sorted(_describe_origin(entry_point) for entry_point in matches))
         raise InvalidSetting(f"strategy {name!r} is brought by {origins}: uninstall all but one of them.")
-    return _made(matches[0])
+    return _load(matches[0])
 
 
-def _made(entry_point: EntryPoint) -> AllocationStrategy:
-    subject = f"strategy {entry_point.name!r} ({entry_point.value}, brought by {_origin(entry_point)})"
+def _load(entry_point: EntryPoint) -> AllocationStrategy:
+    subject = f"strategy {entry_point.name!r} ({entry_point.value}, brought by {_describe_origin(entry_point)})"
     try:
         strategy: AllocationStrategy = entry_point.load()()
     except Exception as error:
@@ -58,5 +58,5 @@ def _made(entry_point: EntryPoint) -> AllocationStrategy:
     return strategy
 
 
-def _origin(entry_point: EntryPoint) -> str:
+def _describe_origin(entry_point: EntryPoint) -> str:
     return f"{entry_point.dist.name} {entry_point.dist.version}" if entry_point.dist else "an unnamed distribution"

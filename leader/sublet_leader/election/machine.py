@@ -117,19 +117,19 @@ class Election:
     def _dispatch(self, event: Event, now: float) -> None:
         match event:
             case StartCampaign(leadership_id):
-                self._happen(
+                self._apply_transition(
                     self._records.setdefault(leadership_id, _Record(leadership_id)), ElectionEventKind.CAMPAIGN, now
                 )
             case Resign(leadership_id):
-                self._unwant((leadership_id,), now)
+                self._resign((leadership_id,), now)
             case ResignAll():
-                self._unwant(tuple(self._records), now)
+                self._resign(tuple(self._records), now)
             case ClaimCompleted():
-                self._claim_answered(event, now)
+                self._on_claim_answered(event, now)
             case RenewCompleted():
-                self._renew_answered(event, now)
+                self._on_renew_answered(event, now)
             case ReleaseCompleted():
-                self._release_answered(event, now)
+                self._on_release_answered(event, now)
             case LockAcquired() | LockLost() | LocksChecked():
                 self._take_lock_event(event, now)
             case Tick():
@@ -150,41 +150,41 @@ class Election:
                 self._lock_gone_at |= dict.fromkeys(gone_keys, now)
                 for lock_key in gone_keys:
                     for leadership_id in sorted(self._rivals.get(lock_key, ())):
-                        self._happen(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
+                        self._apply_transition(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
             case _:
                 assert_never(event)
 
-    def _unwant(self, leadership_ids: Iterable[int], now: float) -> None:
+    def _resign(self, leadership_ids: Iterable[int], now: float) -> None:
         for leadership_id in leadership_ids:
             if record := self._records.get(leadership_id):
-                self._happen(record, ElectionEventKind.RESIGN, now)
+                self._apply_transition(record, ElectionEventKind.RESIGN, now)
 
-    def _claim_answered(self, event: ClaimCompleted, now: float) -> None:
+    def _on_claim_answered(self, event: ClaimCompleted, now: float) -> None:
         record, claim = self._records.get(event.leadership_id), event.leadership
         if record is None or record.status not in (ElectionStatus.CLAIMING, ElectionStatus.ABANDONING):
             return
         if claim is None:
-            self._happen(record, ElectionEventKind.CLAIM_FAILED, now, event)
+            self._apply_transition(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
             if record.claimed_from is not None:
                 self._lock_gone_at.pop(record.claimed_from.key, None)  # it is held again
             record.rival = claim.lock
-            self._happen(record, ElectionEventKind.CLAIM_LOST, now, event)
+            self._apply_transition(record, ElectionEventKind.CLAIM_LOST, now, event)
             if record.leadership_id in self._records and self._has_rival_gone(record, now):
-                self._happen(record, ElectionEventKind.RIVAL_GONE, now)
+                self._apply_transition(record, ElectionEventKind.RIVAL_GONE, now)
         else:
             # An earlier claim of ours may have outlived its answer: then less than an entire lease is left.
             lease_s = min(self._settings.lease_duration_s, claim.remaining_s)
             record.term, record.lock_key = claim.term, claim.lock_key
             record.trusted_until = event.attempt_started + lease_s - self._settings.lease_margin_s
-            self._happen(
+            self._apply_transition(
                 record,
                 ElectionEventKind.CLAIM_WON if now < record.trusted_until else ElectionEventKind.CLAIM_WON_LATE,
                 now,
                 event,
             )
 
-    def _renew_answered(self, event: RenewCompleted, now: float) -> None:
+    def _on_renew_answered(self, event: RenewCompleted, now: float) -> None:
         if self._renewing is None:
             return
         (attempted, lock_key), self._renewing = self._renewing, None
@@ -193,24 +193,26 @@ class Election:
             return
         self._renew_no_later_than(event.attempt_started + self._settings.lease_renew_interval_s)
         trusted_until = event.attempt_started + self._settings.lease_duration_s - self._settings.lease_margin_s
-        for record in self._at_term(attempted, ElectionStatus.LEADING):
+        for record in self._find_awaiting(attempted, ElectionStatus.LEADING):
             if record.leadership_id in event.renewed:
                 record.trusted_until = max(record.trusted_until, trusted_until)
                 record.lock_key = lock_key
-                self._happen(record, ElectionEventKind.RENEWED, now)
+                self._apply_transition(record, ElectionEventKind.RENEWED, now)
             else:
-                self._happen(record, ElectionEventKind.RENEWAL_REJECTED, now)
+                self._apply_transition(record, ElectionEventKind.RENEWAL_REJECTED, now)
 
-    def _release_answered(self, event: ReleaseCompleted, now: float) -> None:
-        for record in self._at_term(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
-            self._happen(record, ElectionEventKind.RELEASED if event.is_done else ElectionEventKind.RELEASE_FAILED, now)
+    def _on_release_answered(self, event: ReleaseCompleted, now: float) -> None:
+        for record in self._find_awaiting(event.terms, ElectionStatus.RELEASING, ElectionStatus.RELEASING_TO_RECLAIM):
+            self._apply_transition(
+                record, ElectionEventKind.RELEASED if event.is_done else ElectionEventKind.RELEASE_FAILED, now
+            )
 
-    def _at_term(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Record]:
+    def _find_awaiting(self, terms: Mapping[int, int], *waiting: ElectionStatus) -> list[_Record]:
         """Return the records that wait for this answer; an answer for an earlier term does not apply to a later one."""
         records = ((self._records.get(leadership_id), term) for leadership_id, term in terms.items())
         return [e for e, term in records if e is not None and e.term == term and e.status in waiting]
 
-    def _happen(
+    def _apply_transition(
         self, record: _Record, kind: ElectionEventKind, now: float, answer: ClaimCompleted | None = None
     ) -> None:
         """Make one step of the table: set the next status, then run the action. Raises for a pair that the table lacks,
@@ -315,9 +317,9 @@ class Election:
             heapq.heappush(self._timers, (until, record.leadership_id))
 
     def _run_timers(self, now: float) -> None:
-        while (timer := self._next_timer()) is not None and timer.wake_at <= now:
+        while (timer := self._find_next_timer()) is not None and timer.wake_at <= now:
             heapq.heappop(self._timers)
-            self._happen(
+            self._apply_transition(
                 timer,
                 ElectionEventKind.TRUST_EXPIRED
                 if timer.status is ElectionStatus.LEADING
@@ -325,7 +327,7 @@ class Election:
                 now,
             )
 
-    def _next_timer(self) -> _Record | None:
+    def _find_next_timer(self) -> _Record | None:
         """Return the record with the earliest timer; drops timers that were replaced since."""
         while self._timers:
             at, leadership_id = self._timers[0]
@@ -350,7 +352,7 @@ class Election:
         return dict(self._led)
 
     def _wake_at(self) -> float | None:
-        timer = self._next_timer()
+        timer = self._find_next_timer()
         times = [timer.wake_at] if timer else []
         if self._renewing is None and self._renew_at < math.inf:
             times.append(self._renew_at)

@@ -73,11 +73,11 @@ class DatabaseThreads:
                 return work(connection)
         except psycopg.OperationalError as error:
             raise DatabaseUnreachable(
-                f"the database did not answer as it should: {_error_text(error)}. Try again."
+                f"the database did not answer as it should: {_format_error(error)}. Try again."
             ) from error
         except psycopg.Error as error:
-            raise SubletError(f"the database refuses: {_error_text(error)}") from error
+            raise SubletError(f"the database refuses: {_format_error(error)}") from error
 
 
-def _error_text(error: psycopg.Error) -> str:
+def _format_error(error: psycopg.Error) -> str:
     return " ".join(str(error).split()).rstrip(".")

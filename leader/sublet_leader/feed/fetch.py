@@ -38,10 +38,10 @@ def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: Fetc
     if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for group, filter in groups):
         return
     if groups or not (caller.may_somewhere(Right.JOIN) and missing(conn, [request.stream_id])):
-        raise caller.denied(Right.JOIN, request.filter)
+        raise caller.denied_error(Right.JOIN, request.filter)
 
 
-def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
+def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
     """Return those of the streams that are read by groups that the caller may join."""
     if caller.principal is None:
         return stream_ids

@@ -23,7 +23,7 @@ BACKOFF_MAX_S = 0.1
 GROWTH = 1.5
 """Between two polls while no head moves."""
 
-TROUBLED_PAUSE_S = 1.0
+FAILURE_PAUSE_S = 1.0
 """After a poll that failed."""
 
 Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
@@ -100,7 +100,7 @@ class FeedHeadPoller:
     def note_heads(self, heads: Mapping[int, int]) -> None:
         """Record known heads of streams, from any thread; heads older than the known ones are ignored."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: no waiter is left
-            self._loop.call_soon_threadsafe(self._note, dict(heads))
+            self._loop.call_soon_threadsafe(self._record_heads, dict(heads))
 
     def poll_soon(self, stream_id: int) -> None:
         """Poll soon, as the stream is reported to have grown. On the loop."""
@@ -113,7 +113,7 @@ class FeedHeadPoller:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def _note(self, heads: Mapping[int, int]) -> None:
+    def _record_heads(self, heads: Mapping[int, int]) -> None:
         for stream_id, head in heads.items():
             known_head = self._heads.get(stream_id)
             self._notify({stream_id: HeadState(head, known_head is not None and known_head.is_closed, False)})
@@ -122,14 +122,14 @@ class FeedHeadPoller:
         pause_s = BACKOFF_INITIAL_S
         while self._waiters:
             self._fresh, began, previous_heads = False, self._loop.time(), self._heads.copy()
-            heads = await self._try_to_look(list(self._waiters))
+            heads = await self._try_read_heads(list(self._waiters))
             changed = self._notify(heads or {}, previous_heads)
             pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
-            await self._rest(TROUBLED_PAUSE_S if heads is None else 4 * took_s, pause_s)
+            await self._wait_for_next_poll(FAILURE_PAUSE_S if heads is None else 4 * took_s, pause_s)
         self._task = None
 
-    async def _rest(self, least_s: float, pause_s: float) -> None:
+    async def _wait_for_next_poll(self, least_s: float, pause_s: float) -> None:
         """Wait until the next poll, which comes sooner after a hint, but not too soon for the database."""
         await asyncio.sleep(least_s)
         with contextlib.suppress(TimeoutError):
@@ -137,7 +137,7 @@ class FeedHeadPoller:
                 await self._hurried.wait()
         self._hurried.clear()
 
-    async def _try_to_look(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
+    async def _try_read_heads(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
         try:
             self.timeline, heads = await self._look(stream_ids)
             return heads

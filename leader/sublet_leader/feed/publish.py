@@ -42,10 +42,10 @@ class FeedPublisher:
         check_topics(caller, messages)
         digest = xxhash.xxh3_64_intdigest(request.messages) >> 1
         batch = IdempotentBatch(
-            producer_id(caller, request.producer), request.incarnation, request.number, messages, digest
+            make_producer_id(caller, request.producer), request.incarnation, request.number, messages, digest
         )
         for _ in range(ATTEMPTS):
-            routes = self._current_routes(conn)
+            routes = self._refresh_routes(conn)
             try:
                 routes.check(messages)
                 return store_batch(conn, routes, batch), messages.num_rows
@@ -53,7 +53,7 @@ class FeedPublisher:
                 self._routes = None
         raise Unavailable(f"its streams were closed {ATTEMPTS} times in a row. Try again.")
 
-    def _current_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
+    def _refresh_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
         """Return the routes, read anew after a change of timeline: old ones may lead to streams that are missing or
         reused."""
         timeline, cached = timeline_of(conn), self._routes
@@ -62,7 +62,7 @@ class FeedPublisher:
         return cached[1]
 
 
-def producer_id(caller: Caller, name: str) -> str:
+def make_producer_id(caller: Caller, name: str) -> str:
     """Return the producer's id, which includes the principal where callers are known, so that none can use another's. A
     slash in a principal is escaped: `user:a` with the name `b/c` is not `user:a/b` with the name `c`."""
     if caller.principal is None:
@@ -75,7 +75,7 @@ def check_topics(caller: Caller, messages: pa.RecordBatch) -> None:
     if caller.principal is not None:
         for topic in pc.unique(messages.column("topic")).to_pylist():
             if not caller.may(Right.PUBLISH, TopicFilter(topic)):
-                raise caller.denied(Right.PUBLISH, TopicFilter(topic))
+                raise caller.denied_error(Right.PUBLISH, TopicFilter(topic))
 
 
 def to_publish_result(stored: BatchStoreResult) -> feed.PublishResult:

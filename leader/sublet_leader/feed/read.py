@@ -31,7 +31,7 @@ PAGE_BYTES = 4 << 20
 MAX_PAGE_BYTES = 48 << 20
 """A single message above that cannot be sent."""
 
-TAKEN_WITHIN_S = 600.0
+WRITE_TIMEOUT_S = 600.0
 """A client that takes no page for this long is disconnected; it can reconnect at any time."""
 
 _T = TypeVar("_T")
@@ -59,10 +59,10 @@ class FeedReadCall:
     async def history(self) -> None:
         """Send the stored messages, up to the present heads of the streams."""
         reading = await self._begin()
-        await self._mark(reading)
+        await self._send_bookmark(reading)
         while not reading.is_caught_up and (turn := reading.readable_cursors()):
             for cursor in turn:
-                await self._step(reading, cursor)
+                await self._send_pages(reading, cursor)
         if not reading.is_caught_up:
             reading.raise_read_error()
 
@@ -71,23 +71,23 @@ class FeedReadCall:
         waiter = self._watch.add_waiter()
         try:
             reading = await self._begin()
-            await self._mark(reading)
+            await self._send_bookmark(reading)
             while True:
-                await self._all_there_is(reading)
+                await self._send_available(reading)
                 new_heads = await self._wait_for_heads(waiter, reading)
                 if reading.is_beyond(new_heads):  # or these are older than what was read since
-                    await self._patiently(reading.look_again)
+                    await self._run_with_heartbeats(reading.look_again)
                 reading.update_heads(new_heads)
         finally:
             waiter.set_streams(())
 
-    async def _all_there_is(self, reading: MultiStreamReader) -> None:
+    async def _send_available(self, reading: MultiStreamReader) -> None:
         while True:
             for cursor in reading.readable_cursors():
-                await self._step(reading, cursor)
+                await self._send_pages(reading, cursor)
             if reading.is_stale:
-                await self._patiently(reading.refresh_streams)
-                await self._mark(reading)
+                await self._run_with_heartbeats(reading.refresh_streams)
+                await self._send_bookmark(reading)
             if not reading.readable_cursors():
                 break
         reading.raise_read_error()
@@ -104,18 +104,20 @@ class FeedReadCall:
         return new_heads
 
     async def _begin(self) -> MultiStreamReader:
-        return await self._patiently(
+        return await self._run_with_heartbeats(
             lambda conn: MultiStreamReader(conn, self._read.filter, to_tail_start(self._read.starting_position))
         )
 
-    async def _mark(self, reading: MultiStreamReader) -> None:
+    async def _send_bookmark(self, reading: MultiStreamReader) -> None:
         await self._write(FeedPage(self._read.subscription_id, bookmark=reading.bookmark))
 
-    async def _step(self, reading: MultiStreamReader, cursor: StreamCursor) -> None:
-        for page in await self._patiently(lambda conn: self._pages(reading.read(conn, cursor, READ_BYTES))):
+    async def _send_pages(self, reading: MultiStreamReader, cursor: StreamCursor) -> None:
+        for page in await self._run_with_heartbeats(
+            lambda conn: self._encode_pages(reading.read(conn, cursor, READ_BYTES))
+        ):
             await self._write(page)
 
-    def _pages(self, step: TailPage) -> list[FeedPage]:
+    def _encode_pages(self, step: TailPage) -> list[FeedPage]:
         """Encode the pages of one read. Runs on the pool's thread, as encoding takes as long as reading."""
         make_page = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
         if step.gone is not None:
@@ -129,7 +131,7 @@ class FeedReadCall:
             start = end
         return [*pages, make_page(start=start, position=step.position)] if start < step.position else pages
 
-    async def _patiently(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
+    async def _run_with_heartbeats(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Run `work` on the database, and send the client keep-alives meanwhile."""
         future = asyncio.ensure_future(self._pool.run(work))
         try:
@@ -141,7 +143,7 @@ class FeedReadCall:
 
     async def _write(self, page: FeedPage) -> None:
         try:
-            async with asyncio.timeout(TAKEN_WITHIN_S):
+            async with asyncio.timeout(WRITE_TIMEOUT_S):
                 await self._write_page(page)
         except TimeoutError:
             raise ClientStalled from None

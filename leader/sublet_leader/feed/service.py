@@ -20,7 +20,7 @@ import psycopg
 
 from sublet_leader.feed.admission import AdmissionLimiter, NodeBusy
 from sublet_leader.feed.database_threads import DatabaseThreads
-from sublet_leader.feed.fetch import check_may_fetch, fetch_page, fetchable_streams, read_heads
+from sublet_leader.feed.fetch import check_may_fetch, fetch_page, filter_fetchable, read_heads
 from sublet_leader.feed.head_poller import FeedHeadPoller
 from sublet_leader.feed.publish import FeedPublisher, to_publish_result
 from sublet_leader.feed.read import ClientStalled, FeedReadCall
@@ -106,7 +106,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
         self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
-        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_look, stream_ids=ids)))
+        self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
 
     def register(self, server: Any) -> None:
@@ -147,7 +147,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Return a page of a granted stream."""
-        caller = self._gate.caller()
+        caller = self._gate.get_caller()
 
         def fetch(conn: BoundedConnection, fetch_request: feed_fetch.FetchRequest) -> Any:
             check_may_fetch(conn, caller, fetch_request)
@@ -159,10 +159,10 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     async def Heads(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Return the heads of streams."""
-        caller = self._gate.caller()
+        caller = self._gate.get_caller()
 
         def read(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:
-            return read_heads(conn, fetchable_streams(conn, caller, stream_ids))
+            return read_heads(conn, filter_fetchable(conn, caller, stream_ids))
 
         return await self._answer(
             request, context, feed_fetch.decode_heads_request, read, feed_fetch.encode_heads_reply
@@ -172,7 +172,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Return an epoch above all that were drawn before for that session name. Rejects a name of another
         principal."""
 
-        caller = self._gate.caller()
+        caller = self._gate.get_caller()
 
         def draw(conn: psycopg.Connection[Any], session_key: tuple[Subscription, str]) -> int:
             caller.check(Right.JOIN, session_key[0].filter, session_key[0].group)
@@ -211,14 +211,14 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
         """Submit a batch, which counts until it is over, also where the client has gone."""
-        size, caller = len(batch.messages), self._gate.caller()
+        size, caller = len(batch.messages), self._gate.get_caller()
         self.batches.acquire(size)
         future = self._writing.submit(lambda conn: self._writer.store(conn, batch, caller))
         future.add_done_callback(lambda _: self.batches.release(size))
         return future
 
     async def _serve(self, request: Any, context: Any, operation: Callable[[FeedReadCall], Any]) -> None:
-        caller = self._gate.caller()
+        caller = self._gate.get_caller()
 
         async def write(page: feed.FeedPage) -> None:
             caller.check(Right.READ, read.filter)
@@ -238,7 +238,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
                 await _refuse(context, error)
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> tuple[str | None, dict[int, message_log.HeadState]]:
+def _read_heads(
+    conn: psycopg.Connection[Any], stream_ids: list[int]
+) -> tuple[str | None, dict[int, message_log.HeadState]]:
     return timeline_of(conn), message_log.heads_or_ends(conn, stream_ids)
 
 

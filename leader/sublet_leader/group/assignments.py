@@ -143,11 +143,13 @@ class AssignmentManager:
         row, assignment = entry.lending, entry.assignment
         unclaimed = row.status is LendingStatus.HELD and entry.is_quiet and entry.pending_release is None
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
-        entry.promised_until = self._promised_until(entry)
+        entry.promised_until = self._compute_promise_end(entry)
         self.detach(entry)
         if unclaimed or (assignment is not None and assignment.grant_id and not assignment.is_final_queued):
             grant_id = assignment.grant_id if assignment is not None else row.grant_id
-            change = ForceRelease(row.stream_id, grant_id, reason, self._keep_s(entry) if keep_s is None else keep_s)
+            change = ForceRelease(
+                row.stream_id, grant_id, reason, self._compute_reserved_s(entry) if keep_s is None else keep_s
+            )
             if entry.promised_until <= now:
                 self._streams.enqueue(change)
                 return
@@ -166,12 +168,12 @@ class AssignmentManager:
 
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """Write the pending releases of a fenced borrower at once, as it has confirmed."""
-        for entry in self._pending_releases():
+        for entry in self._find_pending_releases():
             pending = entry.pending_release
             if pending is not None and (pending.agent, pending.borrower_id) == (agent, borrower_id):
                 self._write_in_time(entry, pending)
 
-    def _pending_releases(self) -> list[StreamEntry]:
+    def _find_pending_releases(self) -> list[StreamEntry]:
         entries = (self._streams.get(stream_id) for stream_id in self._releasing)
         pending = [entry for entry in entries if entry is not None and entry.pending_release is not None]
         self._releasing = {entry.lending.stream_id for entry in pending}
@@ -181,7 +183,7 @@ class AssignmentManager:
         entry.pending_release = None
         self._streams.enqueue(pending_release.change)
 
-    def _promised_until(self, entry: StreamEntry) -> float:
+    def _compute_promise_end(self, entry: StreamEntry) -> float:
         """Return until when its holder may begin calls on it, by the promises of this and former leaders."""
         member = self._members.get(entry.assignment.borrower_id) if entry.assignment else None
         if member is None:
@@ -191,9 +193,9 @@ class AssignmentManager:
     def promise(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Promise the borrower its streams for a while; return (stream, grant id) of those not promised."""
         member.promised_at = now
-        return self.without(member, now)
+        return self.list_unpromised(member, now)
 
-    def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
+    def list_unpromised(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Return (stream, grant id) of what was taken from the borrower by force, or ends before a promise would
         expire."""
         assignments = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
@@ -258,7 +260,7 @@ class AssignmentManager:
         if assignment is None or assignment.borrower_id != change.borrower_id:
             # Otherwise a successor has reclaimed it meanwhile.
             if applied and assignment is None and entry.pending_release is None:
-                self._streams.enqueue(_give_back(entry, change, self._keep_s(entry)))
+                self._streams.enqueue(_give_back(entry, change, self._compute_reserved_s(entry)))
             return
         if not applied:
             self.apply_event(
@@ -295,7 +297,7 @@ class AssignmentManager:
 
     def resend(self, now: float) -> None:
         """Resend what was not answered, and end at its deadline what is to be taken by force."""
-        for waiting in self._pending_releases():
+        for waiting in self._find_pending_releases():
             if waiting.pending_release is not None and now >= waiting.pending_release.at:
                 self._write_in_time(waiting, waiting.pending_release)
         for stream_id in tuple(self._waiting):
@@ -343,11 +345,11 @@ class AssignmentManager:
         reason = f"session {row.session!r} has not come back to what it left in doubt"
         self._streams.enqueue(UnreserveStream(stream_id, row.grant_id, reason))
 
-    def _keep_s(self, entry: StreamEntry) -> float:
+    def _compute_reserved_s(self, entry: StreamEntry) -> float:
         """Return how long the stream of a leaving holder is reserved for its session once it is free."""
         return self._group.options.session_expiry_s if entry.lending.session_epoch else 0.0
 
-    def _entry(self, assignment: StreamAssignment) -> StreamEntry:
+    def _get_entry(self, assignment: StreamAssignment) -> StreamEntry:
         """Return the entry of a stream that is granted or about to be: it exists as long as that is so."""
         entry = self._streams.get(assignment.stream_id)
         assert entry is not None
@@ -359,7 +361,7 @@ class AssignmentManager:
         """Do nothing: the table's action for an event without effect."""
 
     def _send_grant(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        row = self._entry(assignment).lending
+        row = self._get_entry(assignment).lending
         assignment.resend_at = now + self._settings.resend_interval_s
         end = row.head if row.is_closed else None
         assert row.grant_key is not None, "a grant that is written has a key"
@@ -423,7 +425,7 @@ class AssignmentManager:
         if entry is not None and entry.assignment is assignment:
             is_taken = not assignment.is_final_queued
             if is_taken:
-                entry.promised_until = self._promised_until(entry)
+                entry.promised_until = self._compute_promise_end(entry)
             self.detach(entry)
             self._await_confirmation(assignment, is_taken)
         self._send_revoked_message(assignment, now)
@@ -436,7 +438,7 @@ class AssignmentManager:
         return entry is not None and entry.lending.grant_id == assignment.grant_id and entry.is_ending
 
     def _send_progress_saved(self, assignment: StreamAssignment, now: float, position: int) -> None:
-        a, row = assignment, self._entry(assignment).lending
+        a, row = assignment, self._get_entry(assignment).lending
         saved = ProgressSaved(a.borrower_id, self._term, a.stream_id, a.grant_id, position, row.consumed, row.in_doubt)
         self._send(a.agent, saved)
 
@@ -456,7 +458,7 @@ class AssignmentManager:
             assignment.is_final_queued = True
             member = self._members.get(assignment.borrower_id)
             goes = member is None or member.is_disconnecting
-            reserved_s = self._keep_s(self._entry(assignment)) if goes else 0.0
+            reserved_s = self._compute_reserved_s(self._get_entry(assignment)) if goes else 0.0
             cause = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
             cause = member.leave_reason if member is not None and member.leave_reason else cause
             cause = "its borrower found it to end before what it had read" if assignment.is_beyond_head else cause
@@ -473,12 +475,12 @@ class AssignmentManager:
             )
             member = self._members.get(assignment.borrower_id)
             reason = (member.leave_reason if member else "") or "left in the middle of a batch"
-            self._break_off(assignment, reason, self._keep_s(self._entry(assignment)))
+            self._break_off(assignment, reason, self._compute_reserved_s(self._get_entry(assignment)))
 
     def _write_not_held(self, assignment: StreamAssignment, now: float, position: int) -> None:
         """Write the row's position as final: it is exact, as the borrower does not have the stream."""
         assignment.reason = assignment.reason or "its borrower does not have it"
-        self._write_final(assignment, now, self._entry(assignment).lending.position)
+        self._write_final(assignment, now, self._get_entry(assignment).lending.position)
 
     def _write_force_release(self, assignment: StreamAssignment, now: float, position: int) -> None:
         self._break_off(assignment, f"deadline: {assignment.reason}", 0.0)

@@ -167,25 +167,25 @@ class GroupLeader:
                 for borrower_id in message.borrower_ids:
                     self._answer_ping(agent, borrower_id, message.sent_at, now)
             case UpdateProgress():
-                if self._known(agent, message.borrower_id, message.term, now):
+                if self._verify_member(agent, message.borrower_id, message.term, now):
                     for progress in message.streams:
                         self._take_progress(agent, message.borrower_id, progress, now)
             case RevokeFinished():
-                if self._known(agent, message.borrower_id, message.term, now):
+                if self._verify_member(agent, message.borrower_id, message.term, now):
                     assignment = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
                     self._assignments.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
             case Disconnect():
-                self._disconnected(agent, message, now)
+                self._on_disconnect(agent, message, now)
             case _:
                 assert_never(message)
 
-    def _known(self, agent: str, borrower_id: str, term: int | None, now: float) -> bool:
+    def _verify_member(self, agent: str, borrower_id: str, term: int | None, now: float) -> bool:
         """Return whether the borrower is a member and the term is this leader's (None: a ping, which has none); if not,
         invalidate it."""
-        member = self._member(agent, borrower_id)
+        member = self._find_member(agent, borrower_id)
         if member is None or term not in (None, self.term):
             self._send(
                 agent, Invalidate(borrower_id, term or 0, BorrowerEndReason.RETRY, "not a member under this term")
@@ -194,7 +194,7 @@ class GroupLeader:
         member.last_heard_at = now
         return True
 
-    def _member(self, agent: str, borrower_id: str) -> Member | None:
+    def _find_member(self, agent: str, borrower_id: str) -> Member | None:
         """Return the borrower, None unless it is this agent's: no agent may send for another's."""
         member = self.members.get(borrower_id)
         return member if member is not None and member.agent == agent else None
@@ -206,7 +206,7 @@ class GroupLeader:
             return
         if not self._names.admit(agent, request, self.term, now):
             return
-        member = self._member(agent, request.borrower_id)
+        member = self._find_member(agent, request.borrower_id)
         if member is None and (self.members.get(request.borrower_id) or self.members.is_former(request.borrower_id)):
             reason = BorrowerEndReason.DONE if self.members.has_left(request.borrower_id) else BorrowerEndReason.RETRY
             self._send(agent, Invalidate(request.borrower_id, 0, reason, "this borrower is over"))
@@ -240,7 +240,7 @@ class GroupLeader:
         entry = self.streams.get(grant.stream_id)
         if entry is None or entry.assignment is None or entry.lending.grant_id != grant.grant_id:
             return False
-        holder = self._member(agent, entry.assignment.borrower_id)
+        holder = self._find_member(agent, entry.assignment.borrower_id)
         return holder is not None and holder.borrower_number > number
 
     def _reclaim(self, member: Member, grant: HeldGrant, now: float) -> None:
@@ -248,7 +248,7 @@ class GroupLeader:
         entry = self.streams.get(grant.stream_id)
         if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
             return
-        if entry is None or entry.lending.grant_id != grant.grant_id or not self._held_by(entry, member.agent):
+        if entry is None or entry.lending.grant_id != grant.grant_id or not self._is_held_by(entry, member.agent):
             assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
             self._assignments.apply_event(assignment, AssignmentEventKind.PROGRESS, now)
             return
@@ -257,12 +257,12 @@ class GroupLeader:
             self._take_back([grant.stream_id], now)
 
     @staticmethod
-    def _held_by(entry: StreamEntry, agent: str) -> bool:
+    def _is_held_by(entry: StreamEntry, agent: str) -> bool:
         row = entry.lending
         return row.status is LendingStatus.HELD and row.agent == agent and not entry.is_ending
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
-        if self._known(agent, borrower_id, None, now):
+        if self._verify_member(agent, borrower_id, None, now):
             member = self.members.get(borrower_id)
             assert member is not None
             member.last_ping_sent_at = sent_at
@@ -291,9 +291,9 @@ class GroupLeader:
         )
         self._assignments.apply_event(assignment, kind, now, progress.position)
 
-    def _disconnected(self, agent: str, disconnect: Disconnect, now: float) -> None:
+    def _on_disconnect(self, agent: str, disconnect: Disconnect, now: float) -> None:
         self._assignments.confirm_fenced(agent, disconnect.borrower_id)
-        member = self._member(agent, disconnect.borrower_id)
+        member = self._find_member(agent, disconnect.borrower_id)
         if member is None or disconnect.term not in (0, self.term):
             settled = not disconnect.streams or self.members.has_left(disconnect.borrower_id)
             reason = BorrowerEndReason.DONE if settled else BorrowerEndReason.RETRY
@@ -353,7 +353,9 @@ class GroupLeader:
         self.epochs = epochs
         for member in self.members:
             if member.last_ping_sent_at is not None:
-                self._send_ping_response(member, member.last_ping_sent_at, self._assignments.without(member, now))
+                self._send_ping_response(
+                    member, member.last_ping_sent_at, self._assignments.list_unpromised(member, now)
+                )
 
     def _take_answer(self, entry: StreamEntry, answer: LendingChangeResult, now: float) -> None:
         applied = answer.outcome is LendingOutcome.APPLIED

@@ -29,7 +29,7 @@ _NEVER = float("inf")
 
 
 @dataclass(slots=True)
-class _View:
+class _GroupView:
     """The group as the strategy gets it. `again_at`: when streams that cannot move now may."""
 
     held: dict[int, str] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Rebalancer:
 
     def plan(self, now: float) -> RebalanceResult:
         """Return what to grant and what to revoke at this moment."""
-        view = self._look(now)
+        view = self._build_view(now)
         weights = self._members.weights()
         situation = AllocationInput(view.held, view.free, weights, view.movable, view.moving, view.last, view.load)
         plan = self._call_strategy(situation)
@@ -91,8 +91,8 @@ class Rebalancer:
             self._strategy = EvenStrategy()
             return self._strategy.plan(situation)
 
-    def _look(self, now: float) -> _View:
-        view = _View()
+    def _build_view(self, now: float) -> _GroupView:
+        view = _GroupView()
         ripe = now - self._settings.min_grant_duration_s
         by_agent = {(m.agent, m.session): m for m in self._members}
         for entry in self._streams:
@@ -116,7 +116,7 @@ class Rebalancer:
         return view
 
     def _offer(
-        self, entry: StreamEntry, now: float, view: _View, by_agent: dict[tuple[str, str | None], Member]
+        self, entry: StreamEntry, now: float, view: _GroupView, by_agent: dict[tuple[str, str | None], Member]
     ) -> None:
         stream_id, is_reserved = entry.lending.stream_id, entry.lending.status is LendingStatus.RESERVED
         if entry.reserved_until > now and entry.lending.session is not None:

@@ -43,7 +43,7 @@ class SessionFencing:
         of the name."""
         if request.session is None or not request.session_epoch:
             return True
-        newest = self._newest(request.session)
+        newest = self._find_newest_epoch(request.session)
         if request.session_epoch < newest:
             self._end(agent, request.borrower_id, 0, request.session)
             return False
@@ -58,7 +58,7 @@ class SessionFencing:
         if len(self._admitted_epochs) > MAX_REMEMBERED:
             del self._admitted_epochs[next(iter(self._admitted_epochs))]
 
-    def _newest(self, session: str) -> int:
+    def _find_newest_epoch(self, session: str) -> int:
         """Return the highest known epoch of the name; 0 if there is none."""
         bearer = self._members.find_by_session(session)
         epochs = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]

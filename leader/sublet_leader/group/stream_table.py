@@ -9,7 +9,7 @@ from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange, latest_in_doubt
+from sublet_protocol.domain.in_doubt import InDoubtRange, choose_latest_in_doubt
 from sublet_protocol.messages.borrower_leader import GrantOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
@@ -176,7 +176,7 @@ class StreamTable:
             change = replace(change, position=max(last_change.position, change.position), consumed=consumed)
             if isinstance(change, AdvancePosition):
                 change = replace(
-                    change, in_doubt=latest_in_doubt(change.in_doubt, last_change.in_doubt, change.grant_id)
+                    change, in_doubt=choose_latest_in_doubt(change.in_doubt, last_change.in_doubt, change.grant_id)
                 )
         entry.queue.append(change)
         self._ready.add(change.stream_id)
@@ -207,7 +207,7 @@ class StreamTable:
             self._ready.add(result.change.stream_id)
         change = result.change
         if result.lending is not None:
-            self._see(entry, result.lending, now)
+            self._store_row(entry, result.lending, now)
         elif result.outcome is LendingOutcome.REFUSED:
             # Maintenance has deleted the row before a sync has seen its end: it was free, and nothing was left in it.
             entry.lending = replace(entry.lending, status=LendingStatus.FINISHED)
@@ -257,13 +257,13 @@ class StreamTable:
         if entry is None:
             if row.status is LendingStatus.FINISHED:
                 return None
-            entry = self._streams[row.stream_id] = StreamEntry(row, promised_until=self._promised_until(row, now))
-            self._see(entry, row, now)
+            entry = self._streams[row.stream_id] = StreamEntry(row, promised_until=self._compute_promise_end(row, now))
+            self._store_row(entry, row, now)
         elif row.grant_id >= entry.lending.grant_id:
-            self._see(entry, row, now)
+            self._store_row(entry, row, now)
         return entry
 
-    def _promised_until(self, row: Lending, now: float) -> float:
+    def _compute_promise_end(self, row: Lending, now: float) -> float:
         """Return until when a former holder may begin calls on it, by the promise of a former leader or group."""
         lease_s, promise_s = self._settings.lease_duration_s, self._settings.promise_s
         if is_of_former_timeline(row.grant_id, self._term):  # that timeline's leader may have granted it, unknown here
@@ -275,7 +275,7 @@ class StreamTable:
             return since + lease_s + promise_s
         return float("-inf")
 
-    def _see(self, entry: StreamEntry, row: Lending, now: float) -> None:
+    def _store_row(self, entry: StreamEntry, row: Lending, now: float) -> None:
         """Store the row as it was just read."""
         previous_session = entry.lending.session
         if row.grant_id != entry.lending.grant_id:

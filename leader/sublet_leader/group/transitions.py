@@ -62,13 +62,13 @@ class Action(Enum):
 Transition = tuple[GrantStatus, Action]
 
 
-def _row(**steps: Transition) -> dict[AssignmentEventKind, Transition]:
+def _make_row(**steps: Transition) -> dict[AssignmentEventKind, Transition]:
     """Return the transitions out of one status."""
     return {AssignmentEventKind[name]: step for name, step in steps.items()}
 
 
 TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
-    GrantStatus.GRANTING: _row(
+    GrantStatus.GRANTING: _make_row(
         GRANT_WRITTEN=(GrantStatus.GRANTING, Action.SEND_GRANT),
         GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
         PROGRESS=(GrantStatus.GRANTED, Action.WRITE_PROGRESS),
@@ -81,7 +81,7 @@ TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
         REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
         RESEND=(GrantStatus.GRANTING, Action.SEND_GRANT),
     ),
-    GrantStatus.GRANTED: _row(
+    GrantStatus.GRANTED: _make_row(
         GRANT_WRITTEN=(
             GrantStatus.GRANTED,
             Action.IGNORE,
@@ -95,7 +95,7 @@ TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
         REVOKE=(GrantStatus.REVOKING, Action.SEND_REVOKE),
         REVOKE_FINISHED=(GrantStatus.REVOKING, Action.WRITE_NOT_HELD),
     ),
-    GrantStatus.REVOKING: _row(
+    GrantStatus.REVOKING: _make_row(
         GRANT_WRITTEN=(GrantStatus.REVOKING, Action.SEND_REVOKE),
         GRANT_REFUSED=(GrantStatus.ABSENT, Action.FORGET),
         PROGRESS=(GrantStatus.REVOKING, Action.WRITE_PROGRESS),
@@ -109,13 +109,13 @@ TRANSITIONS: dict[GrantStatus, dict[AssignmentEventKind, Transition]] = {
         RESEND=(GrantStatus.REVOKING, Action.SEND_REVOKE),
         DEADLINE=(GrantStatus.REVOKING, Action.WRITE_FORCE_RELEASE),
     ),
-    GrantStatus.REVOKED: _row(
+    GrantStatus.REVOKED: _make_row(
         PROGRESS=(GrantStatus.REVOKED, Action.SEND_REVOKED),
         FINAL=(GrantStatus.REVOKED, Action.SEND_REVOKED),
         REVOKE_FINISHED=(GrantStatus.ABSENT, Action.FORGET),
         RESEND=(GrantStatus.REVOKED, Action.SEND_REVOKED),
     ),
-    GrantStatus.ABSENT: _row(
+    GrantStatus.ABSENT: _make_row(
         PROGRESS=(GrantStatus.ABSENT, Action.SEND_LOST),
         FINAL=(GrantStatus.ABSENT, Action.SEND_LOST),
         REVOKE_FINISHED=(GrantStatus.ABSENT, Action.IGNORE),

@@ -44,7 +44,7 @@ class HttpPort:
         self.counted = NodeCounters(self._registry, self._settings.max_group_series)
         self._lag_history: LagHistory | None = None
         self._has_tls = options.tls is not None
-        self._app: ASGIApp = _starting
+        self._app: ASGIApp = _answer_starting
         self._reading: HttpDatabasePool | None = None
         self._server = HttpServer(options.listen, self._answer, options.tls)
 
@@ -53,7 +53,7 @@ class HttpPort:
         """Return the URL of the port."""
         return f"http{'s' if self._has_tls else ''}://{self._server.address}/"
 
-    def advertised(self, node: ListenAddress) -> str | None:
+    def resolve_advertised_url(self, node: ListenAddress) -> str | None:
         """Return the URL for others: at the host of the node's main port if it listens on all addresses, `https://` if
         it has TLS; None if that host is unknown."""
         address = self._server.address
@@ -74,9 +74,9 @@ class HttpPort:
             self._reading, self._settings.lag_history_minutes, self._settings.lag_history_max_groups
         )
         self._lag_history.start()
-        self._app = build_app(self._routes(facts, gate, self._reading, self._lag_history))
+        self._app = build_app(self._build_routes(facts, gate, self._reading, self._lag_history))
 
-    def _routes(
+    def _build_routes(
         self, facts: NodeView, gate: AccessGate, reading: HttpDatabasePool, lag_history: LagHistory
     ) -> list[BaseRoute]:
         probes, pages = HealthProbes(facts.ref.name, facts.health, is_brief=gate.is_on), StaticFiles()
@@ -96,16 +96,16 @@ class HttpPort:
         return [
             Route("/", pages.serve_index),
             Route("/static/{name}", pages.serve_file),
-            Route("/healthz", probes.live),
-            Route("/readyz", probes.ready),
-            Route("/readyz/{name}", probes.one),
-            Route("/metrics", guard.watches_all(MetricsPage(self._registry).page)),
-            Route("/api/v1/node", guard.watches(nodes.node)),
-            Route("/api/v1/nodes", guard.watches_all(nodes.nodes)),
-            Route("/api/v1/groups", guard.knows(groups.groups)),
-            Route("/api/v1/group", guard.knows(groups.group)),
-            Route("/api/v1/group/history", guard.knows(groups.history)),
-            *(Route(path, guard.operates(act), methods=["POST"]) for path, act in actions.items()),
+            Route("/healthz", probes.answer_live),
+            Route("/readyz", probes.answer_ready),
+            Route("/readyz/{name}", probes.answer_check),
+            Route("/metrics", guard.require_watch_all(MetricsPage(self._registry).render)),
+            Route("/api/v1/node", guard.require_watch(nodes.describe_node)),
+            Route("/api/v1/nodes", guard.require_watch_all(nodes.list_nodes)),
+            Route("/api/v1/groups", guard.require_known(groups.list_groups)),
+            Route("/api/v1/group", guard.require_known(groups.describe_group)),
+            Route("/api/v1/group/history", guard.require_known(groups.list_history)),
+            *(Route(path, guard.require_operate(act), methods=["POST"]) for path, act in actions.items()),
         ]
 
     def close(self) -> None:
@@ -120,7 +120,7 @@ class HttpPort:
         await self._app(scope, receive, send)
 
 
-async def _starting(scope: Scope, receive: Receive, send: Send) -> None:
+async def _answer_starting(scope: Scope, receive: Receive, send: Send) -> None:
     body = {
         "state": HealthState.STARTING,
         "detail": "this node does not serve yet",

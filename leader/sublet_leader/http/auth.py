@@ -22,7 +22,7 @@ from starlette.responses import Response
 
 from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody, read_json_object
-from sublet_leader.http.responses import REFUSALS, error_response, refusal
+from sublet_leader.http.responses import REFUSALS, error_response, refusal_response
 from sublet_leader.http.settings import CERTIFICATE
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.secret import Secret
@@ -39,7 +39,7 @@ Endpoint = Callable[[Request], Any]
 Guarded = Callable[[Request], Awaitable[Response]]
 
 
-def caller_of(request: Request) -> Caller:
+def get_caller(request: Request) -> Caller:
     """Return the caller of a request that a guard has admitted."""
     caller: Caller = request.state.caller
     return caller
@@ -52,39 +52,39 @@ class RequestGuard:
         self._gate, self._token = gate, admin_token
         self._quiet = LogThrottle()
 
-    def knows(self, answer: Endpoint) -> Guarded:
+    def require_known(self, answer: Endpoint) -> Guarded:
         """Return the endpoint for all known callers; it checks itself the rights on what it shows."""
 
-        async def guarded(request: Request) -> Response:
+        async def call_guarded(request: Request) -> Response:
             await self._identify(request)
             return await _answer(answer, request)
 
-        return guarded
+        return call_guarded
 
-    def watches(self, answer: Endpoint) -> Guarded:
+    def require_watch(self, answer: Endpoint) -> Guarded:
         """Return the endpoint for callers that may watch some group."""
 
-        async def guarded(request: Request) -> Response:
+        async def call_guarded(request: Request) -> Response:
             caller = await self._identify(request)
             if not caller.may_somewhere(Right.WATCH):
-                raise caller.denied(Right.WATCH)
+                raise caller.denied_error(Right.WATCH)
             return await _answer(answer, request)
 
-        return guarded
+        return call_guarded
 
-    def watches_all(self, answer: Endpoint) -> Guarded:
+    def require_watch_all(self, answer: Endpoint) -> Guarded:
         """Return the endpoint for callers that may watch all groups."""
 
-        async def guarded(request: Request) -> Response:
+        async def call_guarded(request: Request) -> Response:
             (await self._identify(request)).check(Right.WATCH)
             return await _answer(answer, request)
 
-        return guarded
+        return call_guarded
 
-    def operates(self, act: Action) -> Guarded:
+    def require_operate(self, act: Action) -> Guarded:
         """Return the action for callers that may operate its group; all groups, if it has none."""
 
-        async def guarded(request: Request) -> Response:
+        async def call_guarded(request: Request) -> Response:
             if not self._gate.is_on and (refused := self._check_admin_token(request)) is not None:
                 return refused
             caller = await self._identify(request)
@@ -98,13 +98,13 @@ class RequestGuard:
                 _record(caller, body, status)
             return response
 
-        return guarded
+        return call_guarded
 
     async def _identify(self, request: Request) -> Caller:
         sent = request.headers.get("Authorization")
         await self._gate.read_unknown(sent)
         certificate = getattr(request.state, CERTIFICATE, None)
-        caller = self._gate.identify(sent, _client(request), _action(request), certificate)
+        caller = self._gate.identify(sent, _find_client_address(request), _find_action(request), certificate)
         request.state.caller = caller
         return caller
 
@@ -116,7 +116,7 @@ class RequestGuard:
         scheme, _, sent = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self._token.reveal().encode()):
             return None
-        client, action = _client(request), _action(request)
+        client, action = _find_client_address(request), _find_action(request)
         suppressed_count = self._quiet.acquire(client)
         if suppressed_count is not None:
             text = "HTTP action refused: address=%s action=%s: the admin token is missing or wrong%s"
@@ -144,7 +144,7 @@ async def _respond(act: Action, request: Request, caller: Caller, body: JsonBody
             _check_right(caller, body)
         return await run_in_threadpool(act, body)
     except REFUSALS as error:
-        return refusal(request, error)
+        return refusal_response(request, error)
 
 
 def _check_right(caller: Caller, body: JsonBody) -> None:
@@ -168,10 +168,10 @@ def _record(caller: Caller, body: JsonBody, status: int) -> None:
     log.info(text, principal, caller.address, caller.action, outcome, status, body, extra={"fields": fields})
 
 
-def _action(request: Request) -> str:
+def _find_action(request: Request) -> str:
     return str(request.scope["path"]).removeprefix("/api/v1/")
 
 
-def _client(request: Request) -> str:
+def _find_client_address(request: Request) -> str:
     """Return the address of the client, which is a proxy's if one is in front of the port."""
     return "" if request.client is None else request.client.host

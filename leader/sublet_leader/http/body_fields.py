@@ -97,29 +97,31 @@ def read_reset_target(body: JsonBody) -> ResetTarget:
         case {"shift": int(count), **rest} if not rest and _is_integer(count):
             return ResetTarget.shift(count)
         case {"time": str(moment), **rest} if not rest:
-            return ResetTarget.time(_moment(moment))
+            return ResetTarget.time(_parse_time(moment))
         case {"epoch": epoch, **rest} if not rest:
             return ResetTarget.at_epoch(tuple(epoch) if isinstance(epoch, list) else epoch)
         case {"offsets": dict(offsets), **rest} if not rest:
-            return ResetTarget.offsets({_id(stream): _offset(offset) for stream, offset in offsets.items()})
+            return ResetTarget.offsets(
+                {_parse_stream_id(stream): _check_offset(offset) for stream, offset in offsets.items()}
+            )
         case target:
             raise UsageError(f"'to' is {target!r:.80}: give {_TARGETS}.")
 
 
-def _moment(value: str) -> datetime:
+def _parse_time(value: str) -> datetime:
     try:
         return datetime.fromisoformat(value)
     except ValueError:
         raise UsageError(f"time {value!r:.60}: write it as 2026-01-31T12:00:00Z.") from None
 
 
-def _id(value: str) -> int:
+def _parse_stream_id(value: str) -> int:
     if not (value.isascii() and value.isdecimal() and len(value) < 20):
         raise UsageError(f"stream {value!r:.60}: it is a number.")
     return int(value)
 
 
-def _offset(value: object) -> int:
+def _check_offset(value: object) -> int:
     if not _is_integer(value):
         raise UsageError(f"offset {value!r:.60}: it is a number.")
     assert isinstance(value, int)

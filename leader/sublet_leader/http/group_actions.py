@@ -62,14 +62,14 @@ class GroupActionsApi:
             body_fields.read_number(body, "session_expiry_s", 0),
         )
         on_data_loss, on_poison = (
-            _one_of(body, "on_data_loss", OnDataLoss.FAIL),
-            _one_of(body, "on_poison", OnPoison.BLOCK),
+            _parse_choice(body, "on_data_loss", OnDataLoss.FAIL),
+            _parse_choice(body, "on_poison", OnPoison.BLOCK),
         )
         holds = body_fields.read_bool(body, "holds_retention")
         options = GroupOptions(
             start, on_data_loss, strategy, expiry_s, body_fields.read_bool(body, "atomic"), on_poison, holds
         )
-        group, is_new = admin.create_group(self._url, subscription, options, self._gate.caller().principal)
+        group, is_new = admin.create_group(self._url, subscription, options, self._gate.get_caller().principal)
         fields = {"subscription": str(subscription), "group_id": group.group_id, "created": is_new}
         return json_response({**fields, **options_to_json(group.options)})
 
@@ -150,7 +150,7 @@ class GroupActionsApi:
         )
 
 
-def _one_of(body: JsonBody, name: str, default: _E) -> _E:
+def _parse_choice(body: JsonBody, name: str, default: _E) -> _E:
     text = body_fields.read_text(body, name, default)
     try:
         return type(default)(text)

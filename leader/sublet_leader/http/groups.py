@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from sublet_leader.http import query_fields
-from sublet_leader.http.auth import caller_of
+from sublet_leader.http.auth import get_caller
 from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_leader.observe.lag_history import LagHistory
@@ -23,7 +23,7 @@ from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
 from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
 from sublet_storage.groups.status.overview import describe_group
 
-MOST_GROUPS, MOST_LINES = 500, 1000
+MAX_GROUPS, MAX_RECORDS = 500, 1000
 
 
 class GroupsApi:
@@ -32,16 +32,19 @@ class GroupsApi:
     def __init__(self, facts: NodeView, reading: HttpDatabasePool, lag_history: LagHistory) -> None:
         self._facts, self._reading, self._lag_history = facts, reading, lag_history
 
-    def groups(self, request: Request) -> Response:
+    def list_groups(self, request: Request) -> Response:
         """Return a page of groups with their lag history."""
         limit, offset = (
-            query_fields.read_integer(request, "limit", 50, MOST_GROUPS),
+            query_fields.read_integer(request, "limit", 50, MAX_GROUPS),
             query_fields.read_integer(request, "offset", 0, 10**9),
         )
         sort = GroupSort(query_fields.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
         descending = query_fields.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
         with self._reading.connection() as connection:
-            search, is_visible = query_fields.read_text(request, "search", "")[:200], _visible_to(caller_of(request))
+            search, is_visible = (
+                query_fields.read_text(request, "search", "")[:200],
+                _make_visibility_filter(get_caller(request)),
+            )
             page = list_group_page(connection, search, sort, descending, limit, offset, is_visible)
         times, lags = self._lag_history.read(overview.group.group_id for overview in page.groups)
         return json_response(
@@ -55,7 +58,7 @@ class GroupsApi:
             }
         )
 
-    def group(self, request: Request) -> Response:
+    def describe_group(self, request: Request) -> Response:
         """Return one group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
         subscription = _read_watched(request)
         with self._reading.connection() as connection:
@@ -67,13 +70,13 @@ class GroupsApi:
         fields = {"sampled_at": times, "lag_history": lags[group_id], "led_here": leader is not None}
         return json_response({**details_to_json(overview, connected), **fields})
 
-    def history(self, request: Request) -> Response:
+    def list_history(self, request: Request) -> Response:
         """Return the history of a group after the record `after`, the `next` of an earlier answer, oldest first. Raises
         `NotFound`."""
         subscription = _read_watched(request)
         after, limit = (
             query_fields.read_text(request, "after", ""),
-            query_fields.read_integer(request, "limit", 100, MOST_LINES),
+            query_fields.read_integer(request, "limit", 100, MAX_RECORDS),
         )
         with self._reading.connection() as connection:
             group = group_lifecycle.get_live(connection, subscription)
@@ -87,11 +90,11 @@ class GroupsApi:
 def _read_watched(request: Request) -> Subscription:
     """Return the requested group. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
     subscription = Subscription.parse(query_fields.read_text(request, "subscription"))
-    caller_of(request).check(Right.WATCH, subscription.filter, subscription.group)
+    get_caller(request).check(Right.WATCH, subscription.filter, subscription.group)
     return subscription
 
 
-def _visible_to(caller: Caller) -> Callable[[str, TopicFilter], bool] | None:
+def _make_visibility_filter(caller: Caller) -> Callable[[str, TopicFilter], bool] | None:
     """Return a filter of the groups that the caller may watch; None: all."""
     if caller.may(Right.WATCH):
         return None

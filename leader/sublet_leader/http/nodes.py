@@ -22,7 +22,7 @@ class NodesApi:
     def __init__(self, facts: NodeView, reading: HttpDatabasePool, actions: bool) -> None:
         self._facts, self._reading, self._actions = facts, reading, actions
 
-    def node(self, request: Request) -> Response:
+    def describe_node(self, request: Request) -> Response:
         """Return this node's own state."""
         facts, health = self._facts, self._facts.health()
         return json_response(
@@ -43,7 +43,7 @@ class NodesApi:
             }
         )
 
-    def nodes(self, request: Request) -> Response:
+    def list_nodes(self, request: Request) -> Response:
         """Return the registered nodes, and the groups that each leads."""
         with self._reading.connection() as connection:
             entries, led = node_directory.list_nodes(connection), node_directory.count_led_groups(connection)

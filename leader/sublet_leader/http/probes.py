@@ -23,17 +23,17 @@ class HealthProbes:
     def __init__(self, node: str, look: Callable[[], Health], is_brief: bool = False) -> None:
         self._node, self._look, self._is_brief = node, look, is_brief
 
-    async def live(self, request: Request) -> Response:
+    async def answer_live(self, request: Request) -> Response:
         """Return 200 as long as the process can work; other problems are reported, and no reason to restart."""
         health = self._look()
-        return json_response(self._reported(health), 200 if health.is_alive else 503)
+        return json_response(self._to_json(health), 200 if health.is_alive else 503)
 
-    async def ready(self, request: Request) -> Response:
+    async def answer_ready(self, request: Request) -> Response:
         """Return 200 if this node can serve; a group without a leader is reported, and is not this node's failure."""
         health = self._look()
-        return json_response(self._reported(health), 200 if health.is_ready else 503)
+        return json_response(self._to_json(health), 200 if health.is_ready else 503)
 
-    async def one(self, request: Request) -> Response:
+    async def answer_check(self, request: Request) -> Response:
         """Return 200 if that one check is ok. Raises `NotFound`."""
         name = request.path_params["name"]
         if name not in CHECKS:
@@ -42,7 +42,7 @@ class HealthProbes:
         fields = {"state": check.state} if self._is_brief else {"node": self._node, **check_to_json(check)}
         return json_response(fields, 200 if check.is_ok else 503)
 
-    def _reported(self, health: Health) -> dict[str, object]:
+    def _to_json(self, health: Health) -> dict[str, object]:
         worst = health.worst_check
         if self._is_brief:
             return {"state": worst.state}
@@ -72,7 +72,7 @@ class MetricsPage:
         self._turn = threading.Lock()
         self._renderings: dict[str, tuple[float, bytes]] = {}
 
-    def page(self, request: Request) -> Response:
+    def render(self, request: Request) -> Response:
         """Return the metrics in the requested format: Prometheus text, or OpenMetrics."""
         try:
             encode, content_type = choose_encoder(request.headers.get("Accept", ""))

@@ -25,7 +25,7 @@ STRICT_HEADERS = {
     "Connection": "close",
 }
 REFUSALS = (SubletError, psycopg.OperationalError, HTTPException, ClientDisconnect)
-"""Exceptions raised on purpose: `refusal` makes the response."""
+"""Exceptions raised on purpose: `refusal_response` makes the response."""
 
 
 def json_response(content: Any, status: int = 200) -> Response:
@@ -38,7 +38,7 @@ def error_response(status: int, error: str, **headers: str) -> Response:
     return Response(json.dumps({"error": error}), status, headers, "application/json")
 
 
-def refusal(request: Request, error: Exception) -> Response:
+def refusal_response(request: Request, error: Exception) -> Response:
     """Return the response to one of `REFUSALS`."""
     path = request.scope["path"][:200]
     match error:
@@ -52,7 +52,7 @@ def refusal(request: Request, error: Exception) -> Response:
         case Unauthenticated():
             return error_response(401, str(error), **{"WWW-Authenticate": 'Bearer realm="sublet"'})
         case SubletError():
-            return error_response(_status(error), str(error))
+            return error_response(_choose_status(error), str(error))
         case ClientDisconnect():
             return error_response(400, "the body ends too soon.")
         case _:
@@ -65,7 +65,7 @@ def make_strict(headers: MutableHeaders) -> None:
     headers.setdefault("Cache-Control", "no-store")
 
 
-def _status(error: SubletError) -> int:
+def _choose_status(error: SubletError) -> int:
     match error:
         case UsageError():
             return 400
@@ -83,7 +83,7 @@ def build_app(routes: Sequence[BaseRoute]) -> Starlette:
     """Return the app with these routes. An unexpected exception is answered with 500 and raised."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        return refusal(request, error)
+        return refusal_response(request, error)
 
     async def fail(request: Request, error: Exception) -> Response:
         return error_response(500, "this should not happen; the node's log says where it did. Please report it.")

@@ -50,7 +50,7 @@ class HttpServer:
     """Serves `app` from `start` to `close`. Raises `InvalidSetting` if it cannot listen there."""
 
     def __init__(self, listen: ListenAddress, app: ASGIApp, tls: TlsFiles | None = None) -> None:
-        encrypted = None if tls is None else reloading_context(tls)
+        encrypted = None if tls is None else make_reloading_context(tls)
         if not listen.is_free():
             raise InvalidSetting(
                 f"cannot listen for HTTP on {listen}: the port is in use, or not this machine's. Give another one: "
@@ -97,11 +97,11 @@ class HttpServer:
         self._socket.close()
 
     def _run(self) -> None:
-        with asyncio.Runner(loop_factory=_Loop) as runner:
+        with asyncio.Runner(loop_factory=_BoundedEventLoop) as runner:
             runner.run(self._server.serve([self._socket]))
 
 
-class _Loop(asyncio.SelectorEventLoop):
+class _BoundedEventLoop(asyncio.SelectorEventLoop):
     """An event loop that bounds a TLS handshake by `HEAD_S`."""
 
     async def create_server(self, *arguments: Any, **options: Any) -> asyncio.Server:
@@ -111,23 +111,23 @@ class _Loop(asyncio.SelectorEventLoop):
         return await super().create_server(*arguments, **options)
 
 
-def reloading_context(files: TlsFiles) -> ssl.SSLContext:
+def make_reloading_context(files: TlsFiles) -> ssl.SSLContext:
     """Return a context that reloads changed files at each new connection. Raises `InvalidSetting`."""
-    reloaded, first = ReloadedFiles(files), files.server_context()
+    reloaded, first = ReloadedFiles(files), files.make_server_context()
     latest = first
 
     def choose(connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         nonlocal latest
         if reloaded.reload():
             with contextlib.suppress(InvalidSetting):  # changed again since it was read: then at the next connection
-                latest = files.server_context()
+                latest = files.make_server_context()
         connection.context = latest
 
     first.sni_callback = choose
     return first
 
 
-def _excess(counts: ClientAddressCounts, host: str) -> str | None:
+def _find_exceeded_limit(counts: ClientAddressCounts, host: str) -> str | None:
     """Return the limit that a connection from `host`, which is counted already, exceeds; None if there is none.
     Connections count from when they are accepted."""
     if counts.total() > MAX_CONNECTIONS:
@@ -149,7 +149,7 @@ class _CountingListener(socket.socket):
         while True:
             accepted, address = super().accept()
             connection = _CountedConnection(accepted, self._counts, address[0])
-            if not self._is_refusing or _excess(self._counts, address[0]) is None:
+            if not self._is_refusing or _find_exceeded_limit(self._counts, address[0]) is None:
                 return connection, address
             connection.close()
 
@@ -183,7 +183,7 @@ class _BoundedProtocol(H11Protocol):
         certificate = None if encrypted is None else encrypted.getpeercert(binary_form=True)
         self.app_state = {**self.app_state, CERTIFICATE: certificate}  # each request's `state`
         self._deadline = self.loop.call_later(HEAD_S, self._end_without_request)
-        if (limit := _excess(self._counts, transport.get_extra_info("peername")[0])) is not None:
+        if (limit := _find_exceeded_limit(self._counts, transport.get_extra_info("peername")[0])) is not None:
             self._refuse(503, limit)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -241,11 +241,11 @@ class _Gate:
             await send(message)
 
         try:
-            await (self._refusal(scope) or self._app)(scope, receive, send_strictly)
+            await (self._find_refusal(scope) or self._app)(scope, receive, send_strictly)
         except Exception:
             log.exception("HTTP request failed: method=%s path=%s: please report this", scope["method"], scope["path"])
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _find_refusal(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         target = len(scope["raw_path"]) + len(scope["query_string"])
         if target + sum(len(name) + len(value) for name, value in headers.raw) > MAX_HEAD:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from sublet_leader.listen_address import ListenAddress
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, secret_setting
+from sublet_protocol.domain.secret import Secret, read_secret_setting
 from sublet_protocol.tls.files import TlsFiles
 
 MAX_CONNECTIONS = 256
@@ -38,10 +38,10 @@ class HttpOptions:
     tls: TlsFiles | None = None
 
 
-def admin_token() -> Secret | None:
+def read_admin_token() -> Secret | None:
     """Return the token of SUBLET_ADMIN_TOKEN, or of SUBLET_ADMIN_TOKEN_FILE. Raises `InvalidSetting` without its
     value."""
-    token = secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
+    token = read_secret_setting("SUBLET_ADMIN_TOKEN", check=_check_token)
     if token is not None:
         _check_token(token.reveal())
     return token

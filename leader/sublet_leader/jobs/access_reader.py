@@ -39,7 +39,7 @@ class AccessReader(StoppableThread):
     def __init__(self, url: str, on_change: Callable[[], None], clock: Callable[[], float]) -> None:
         super().__init__("sublet-access")
         self._url, self._on_change, self._clock = url, on_change, clock
-        self._reconnecting = ReconnectingConnection(self._opened, log)
+        self._reconnecting = ReconnectingConnection(self._open_connection, log)
         self._waiting: list[Future[bool]] = []
         self._lock = threading.Lock()
 
@@ -110,7 +110,7 @@ class AccessReader(StoppableThread):
         if used := self._cache.take_used():
             note_used(connection, used)
 
-    def _opened(self) -> BoundedConnection:
+    def _open_connection(self) -> BoundedConnection:
         connection = connect(self._url, application_name="sublet access", statement_timeout_s=10.0, silence_s=15.0)
         connection.execute(f"listen {CHANNEL}")
         return connection

@@ -55,12 +55,12 @@ class LeaderLockKeeper(StoppableThread):
     def run(self) -> None:
         """Acquire the lock, and again where its connection ended; a stop releases it, with the connection."""
         try:
-            while not self.is_stopping and self._tried():
+            while not self.is_stopping and self._try_connection():
                 pass
         except Exception as error:  # noqa: BLE001 a lock that is no longer checked would count as held
             self._on_failure(error)
 
-    def _tried(self) -> bool:
+    def _try_connection(self) -> bool:
         """Use one connection until it ends; return False if none that can hold a lock is available."""
         self._used_at = self._clock()
         try:
@@ -105,9 +105,9 @@ class LeaderLockKeeper(StoppableThread):
                 free = find_free_locks(connection, keys)
                 if free or last_free:
                     self._on_event(LocksChecked(connected_at, sent_at, self._clock(), free))
-            self._wait(connection, self._pause_s(free))
+            self._wait(connection, self._choose_pause_s(free))
 
-    def _pause_s(self, free: frozenset[int]) -> float:
+    def _choose_pause_s(self, free: frozenset[int]) -> float:
         settings = self._settings
         if not self._is_held and self._clock() < self._lost_at + settings.lock_grace_s:
             return RETRY_S

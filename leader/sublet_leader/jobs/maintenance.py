@@ -47,7 +47,7 @@ MAX_LISTED = 5
 RETRY_INTERVAL_S = 600.0
 """After which time a step that fails in each pass with the same cause is logged again."""
 
-A_PASS = "maintenance pass"
+PASS_NAME = "maintenance pass"
 
 
 Steps = Callable[[psycopg.Connection[Any], Guard], Iterator[tuple[str, Callable[[], None]]]]
@@ -71,16 +71,16 @@ class MaintenanceRunner:
         grace_s: float = unreferenced_objects.GRACE_S,
     ) -> None:
         house = partial(
-            _steps,
+            _list_steps,
             history_s=history_s,
             notify=shared_publisher(url).publish,
             collapse=generation_cleanup.PastGenerationCleaner(),
             producers=retention.IdleProducerCleaner(),
         )
-        payloads = partial(_payload_steps, grace_s=grace_s)
+        payloads = partial(_list_payload_steps, grace_s=grace_s)
         self._keepers = [
-            _Keeper(url, term, every_s, "sublet-maintenance", house),
-            _Keeper(url, term, every_s, "sublet-payloads", payloads),
+            _MaintenanceThread(url, term, every_s, "sublet-maintenance", house),
+            _MaintenanceThread(url, term, every_s, "sublet-payloads", payloads),
         ]
 
     def start(self) -> None:
@@ -94,7 +94,7 @@ class MaintenanceRunner:
             keeper.stop(0)
 
 
-class _Keeper(StoppableThread):
+class _MaintenanceThread(StoppableThread):
     """A thread that repeats its pass."""
 
     def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
@@ -111,11 +111,11 @@ class _Keeper(StoppableThread):
             try:
                 with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
                     self._run_steps(connection, term)
-                self._succeeded([A_PASS])
+                self._log_recovered([PASS_NAME])
             except StaleTerm as over:
                 log.info("maintenance leadership lost, pass ended: %s", over)
             except (SubletError, psycopg.Error) as error:
-                if (suppressed := self._quiet.acquire(A_PASS, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(PASS_NAME, error_signature(error))) is not None:
                     log.warning("maintenance pass failed, retrying: %s%s", error, format_suppressed_count(suppressed))
 
     def _run_steps(self, connection: psycopg.Connection[Any], term: int) -> None:
@@ -140,7 +140,7 @@ class _Keeper(StoppableThread):
                     )
             else:
                 done.append(name)
-        self._succeeded(done)
+        self._log_recovered(done)
         if failed:
             remark = ["and so on"] if len(failed) > MAX_LISTED else []
             log.warning(
@@ -149,12 +149,12 @@ class _Keeper(StoppableThread):
                 "; ".join(failed[:MAX_LISTED] + remark),
             )
 
-    def _succeeded(self, steps: Sequence[str]) -> None:
+    def _log_recovered(self, steps: Sequence[str]) -> None:
         if recovered := [name for name in steps if self._quiet.reset(name)]:
             log.info("maintenance steps recovered: %s", "; ".join(recovered))
 
 
-def _steps(
+def _list_steps(
     connection: psycopg.Connection[Any],
     guard: Guard,
     history_s: float,
@@ -177,23 +177,23 @@ def _steps(
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
     yield "expiry of epochs", partial(_expire_epochs, connection, guard)
-    yield "cleanup of idle producers", partial(_forget_producers, connection, guard, producers)
-    yield "cleanup of staged blocks", partial(_forget_staged, connection)
-    yield "cleanup of history", partial(_forget_history, connection, history_s)
+    yield "cleanup of idle producers", partial(_delete_idle_producers, connection, guard, producers)
+    yield "cleanup of staged blocks", partial(_delete_abandoned_blocks, connection)
+    yield "cleanup of history", partial(_delete_old_history, connection, history_s)
 
 
-def _payload_steps(
+def _list_payload_steps(
     connection: psycopg.Connection[Any], guard: Guard, grace_s: float
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield the steps at the payload locations."""
     outside: list[Space] = []
     yield (
         "search for spaces with remote payloads",
-        lambda: outside.extend(_spaces_with_remote_payloads(connection)),
+        lambda: outside.extend(_list_spaces_with_remote_payloads(connection)),
     )
     for space in outside:
         yield f"tiering of space {space.name}", partial(_tier, connection, guard, space)
-    yield "cleanup of unreferenced objects", partial(_sweep, connection, guard, grace_s)
+    yield "cleanup of unreferenced objects", partial(_delete_unreferenced_objects, connection, guard, grace_s)
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, notify: Publish) -> None:
@@ -219,7 +219,7 @@ def _compact(connection: psycopg.Connection[Any], guard: Guard, stream_id: int) 
     log.info("stream compacted: stream_id=%d saved_block_count=%d", stream_id, saved)
 
 
-def _spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
+def _list_spaces_with_remote_payloads(connection: psycopg.Connection[Any]) -> list[Space]:
     """Return the spaces with a payload location. Payloads of a dropped space are not moved: nothing could bring them
     back."""
     return [space for space in space_queries.list_spaces(connection) if space.payload_location is not None]
@@ -231,7 +231,7 @@ def _tier(connection: psycopg.Connection[Any], guard: Guard, space: Space) -> No
         log.info("payloads moved out: space=%s block_count=%d size_bytes=%d", space.name, moved.blocks, moved.size)
 
 
-def _sweep(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
+def _delete_unreferenced_objects(connection: psycopg.Connection[Any], guard: Guard, grace_s: float) -> None:
     if deleted := unreferenced_objects.delete_expired_objects(connection, guard, grace_s=grace_s):
         log.info("unreferenced objects deleted: object_count=%d", deleted)
 
@@ -241,7 +241,7 @@ def _expire_epochs(connection: psycopg.Connection[Any], guard: Guard) -> None:
         log.warning("lease expired, epochs closed: producer_id=%s space_id=%d", producer_id, space_id)
 
 
-def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> None:
+def _delete_old_history(connection: psycopg.Connection[Any], history_s: float) -> None:
     if forgotten := history_queries.delete_old_history(connection, history_s):
         log.info("old history deleted: record_count=%d retention_s=%g", forgotten, history_s)
     history_queries.delete_old_session_epochs(connection, history_s)
@@ -251,12 +251,12 @@ def _forget_history(connection: psycopg.Connection[Any], history_s: float) -> No
         log.info("expired access tokens deleted: token_count=%d retention_s=%g", deleted, history_s)
 
 
-def _forget_producers(
+def _delete_idle_producers(
     connection: psycopg.Connection[Any], guard: Guard, producers: retention.IdleProducerCleaner
 ) -> None:
     producers(connection, guard)
 
 
-def _forget_staged(connection: psycopg.Connection[Any]) -> None:
+def _delete_abandoned_blocks(connection: psycopg.Connection[Any]) -> None:
     if forgotten := staging.delete_abandoned_blocks(connection):
         log.info("abandoned staged blocks deleted: block_count=%d", forgotten)

@@ -58,14 +58,14 @@ class NodeRegistration(StoppableThread):
         self._notify_endpoint, self._http_address, self._on_failure = notify_endpoint, http_address, on_failure
         self._silence_s = max(lease_s / 3, POLL_INTERVAL_S)
         self._vitals = HealthSignals(time.monotonic) if vitals is None else vitals
-        self._reconnecting = ReconnectingConnection(self._opened)
+        self._reconnecting = ReconnectingConnection(self._open_connection)
 
     def register(self, announce: Callable[[str], None]) -> None:
         """Register the name, waiting once for the lease of a former incarnation to run out; then renew it.
 
         Raises `NodeNameTaken` if the other has renewed meanwhile: it is alive.
         """
-        with self._opened() as connection:
+        with self._open_connection() as connection:
             try:
                 self._register(connection)
             except NodeNameTaken as error:
@@ -79,7 +79,7 @@ class NodeRegistration(StoppableThread):
         """Remove this node's registration."""
         self.stop(self._lease_s)
         try:
-            with self._opened() as connection:
+            with self._open_connection() as connection:
                 own_changes = [
                     change for change in catch_up_reads.read_nodes(connection) if change.key == self._ref.name
                 ]
@@ -124,7 +124,7 @@ class NodeRegistration(StoppableThread):
             vitals.directory.on_answer(vitals.clock(), problem)
         self._reconnecting.close()
 
-    def _opened(self) -> BoundedConnection:
+    def _open_connection(self) -> BoundedConnection:
         return connect(self._url, application_name="sublet node", silence_s=self._silence_s)
 
     def _renew(self, connection: psycopg.Connection[Any]) -> None:

@@ -50,7 +50,7 @@ class OutboxRelay(StoppableThread):
             if term is None:
                 continue
             try:
-                with _connection(self._url) as connection:
+                with _connect(self._url) as connection:
                     self._relay(connection, term)
             except StaleTerm as over:
                 log.info("maintenance leadership lost, outbox relay stopped: %s", over)
@@ -79,7 +79,7 @@ class OutboxRelay(StoppableThread):
             log.warning(text, error_text, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
-def _connection(url: str) -> psycopg.Connection[Any]:
+def _connect(url: str) -> psycopg.Connection[Any]:
     return connect(
         url,
         application_name="sublet relay",

@@ -12,7 +12,7 @@ from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate, Caller
-from sublet_protocol.messages.agent_key import agent_of
+from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
 from sublet_protocol.messages.channel_payloads import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
@@ -37,7 +37,7 @@ class CallerAuthorizer:
         return True
 
     def _check_message(self, subscriber_id: str, message: ToLeader | GroupEventPayload) -> None:
-        caller = self._caller_of(subscriber_id)
+        caller = self._identify_caller(subscriber_id)
         match message:
             case _ if caller.principal is None:
                 return
@@ -49,57 +49,57 @@ class CallerAuthorizer:
 
     def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
         """Raise `PermissionDenied` unless the caller may subscribe to the channel and key."""
-        caller = self._caller_of(subscriber_id)
+        caller = self._identify_caller(subscriber_id)
         if caller.principal is not None:
             caller.check_token()
             _check_subscribe(caller, channel, key)
 
-    def denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
+    def find_denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
         """Yield the members that have lost the right to be one. An agent that is away is checked when it comes back, as
         its principal was dropped."""
         leaders = tuple(leaders)
         agents = {member.agent for leader in leaders for member in leader.members}
         self._unjudged = frozenset(agents.difference(self._principals))
-        yield from self._denied_members(leaders, agents)
+        yield from self._find_denied(leaders, agents)
 
-    def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
+    def find_denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
         """Yield the same for an agent that has sent a message, if it was away when the rights changed. Yields nothing
         while the rules are too old: the agent is checked later."""
         if agent not in self._unjudged:
             return
         with contextlib.suppress(Unavailable):
-            yield from tuple(self._denied_members(tuple(leaders), {agent}))
+            yield from tuple(self._find_denied(tuple(leaders), {agent}))
             self._unjudged -= {agent}
 
-    def _denied_members(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberRightRevoked]:
+    def _find_denied(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberRightRevoked]:
         for leader in leaders:
             group = leader.group.subscription
             for member in leader.members:
                 principal = self._principals.get(member.agent)
                 if principal is None or member.agent not in agents:
                     continue
-                caller = self._gate.member(principal, member.agent)
+                caller = self._gate.make_caller(principal, member.agent)
                 if not caller.may(Right.JOIN, group.filter, group.group):
-                    problem = caller.denied(Right.JOIN, group.filter, group.group)
+                    problem = caller.denied_error(Right.JOIN, group.filter, group.group)
                     yield MemberRightRevoked(leader.group.group_id, member.borrower_id, str(problem))
 
     def expel_watchers(self) -> None:
         """Disconnect subscribers that may no longer watch what they subscribe to; when they reconnect, that is
         rejected."""
         for subscriber_id in self._publisher.subscriber_ids:
-            principal = self._principals.get(agent_of(subscriber_id))
+            principal = self._principals.get(parse_agent_id(subscriber_id))
             if principal is None:
                 if self._publisher.subscriptions(subscriber_id):
                     self._publisher.expel(subscriber_id)
                 continue
-            caller = self._gate.member(principal, agent_of(subscriber_id))
+            caller = self._gate.make_caller(principal, parse_agent_id(subscriber_id))
             try:
                 for channel, key in self._publisher.subscriptions(subscriber_id):
                     _check_subscribe(caller, channel, key)
             except PermissionDenied:
                 self._publisher.expel(subscriber_id)
 
-    def principal_of(self, agent: str) -> str | None:
+    def find_principal(self, agent: str) -> str | None:
         """Return the principal of the agent; None if it is unknown."""
         return self._principals.get(agent)
 
@@ -111,23 +111,23 @@ class CallerAuthorizer:
             return
         if isinstance(answer, GroupOpenCompleted):
             if answer.is_limited:
-                self._gate.member(principal, "", "create a group").note_refusal(str(answer.request.subscription))
+                self._gate.make_caller(principal, "", "create a group").note_refusal(str(answer.request.subscription))
         elif answer.denied is not None:
             subject = f"session {answer.request.session!r} of {answer.request.subscription}"
-            self._gate.member(principal, "", "take over a session").note_refusal(subject)
+            self._gate.make_caller(principal, "", "take over a session").note_refusal(subject)
 
-    def _caller_of(self, subscriber_id: str) -> Caller:
+    def _identify_caller(self, subscriber_id: str) -> Caller:
         """Return the caller, and bind the agent to its principal. Raises `PermissionDenied` if it is another's."""
-        caller = self._gate.caller()
-        agent = agent_of(subscriber_id)
+        caller = self._gate.get_caller()
+        agent = parse_agent_id(subscriber_id)
         if caller.principal is not None and self._principals.setdefault(agent, caller.principal) != caller.principal:
             raise PermissionDenied(f"agent {agent} is not {caller.principal}'s. A new session has another agent.")
         return caller
 
     def forget(self, subscriber_ids: Collection[str]) -> None:
         """Drop the principals of agents without a subscriber left."""
-        connected_agents = {agent_of(subscriber_id) for subscriber_id in self._publisher.subscriber_ids}
-        for agent in {agent_of(subscriber_id) for subscriber_id in subscriber_ids} - connected_agents:
+        connected_agents = {parse_agent_id(subscriber_id) for subscriber_id in self._publisher.subscriber_ids}
+        for agent in {parse_agent_id(subscriber_id) for subscriber_id in subscriber_ids} - connected_agents:
             self._principals.pop(agent, None)
 
 
@@ -138,7 +138,7 @@ def _check_subscribe(caller: Caller, channel: str, key: str | None) -> None:
         else:
             _check_group(caller, Right.WATCH, key)
     elif channel == Channel.STREAM and not caller.may_somewhere(Right.JOIN):
-        raise caller.denied(Right.JOIN, ALL)
+        raise caller.denied_error(Right.JOIN, ALL)
 
 
 def _check_group(caller: Caller, right: Right, subscription: str) -> None:

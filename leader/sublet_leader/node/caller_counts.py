@@ -30,6 +30,6 @@ class CallerCounts:
         if not self._counts[caller]:
             del self._counts[caller]
 
-    def of(self, caller: str) -> int:
+    def count_for(self, caller: str) -> int:
         """Return how many are the caller's."""
         return self._counts.get(caller, 0)

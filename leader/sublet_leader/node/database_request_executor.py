@@ -57,7 +57,7 @@ def execute(
         case CommitWrites():
             return WritesCommitted(request, store.commit(request.batch))
         case LookUpLeader():
-            return _look(request, store)
+            return _look_up_leader(request, store)
         case ReadSessionEpoch():
             return _read_epoch(request, store)
         case _:
@@ -122,7 +122,7 @@ def _load(request: LoadGroup, store: GroupStore) -> GroupLoadCompleted:
         return GroupLoadCompleted(request, None)
 
 
-def _look(request: LookUpLeader, store: GroupStore) -> LeaderLookupCompleted:
+def _look_up_leader(request: LookUpLeader, store: GroupStore) -> LeaderLookupCompleted:
     group = store.find_live_group(request.subscription)
     claim = None if group is None else store.read_leaderships((group.group_id,)).get(group.group_id)
     return LeaderLookupCompleted(request, group, claim)

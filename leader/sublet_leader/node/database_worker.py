@@ -71,7 +71,7 @@ class DatabaseWorker:
     def submit(self, request: DatabaseRequest) -> None:
         """Queue a request. Renewals come first, so that leases do not run out behind a long queue, then what led groups
         need, then what callers request."""
-        self._queue.put((_priority(request), next(self._order), request))
+        self._queue.put((_choose_priority(request), next(self._order), request))
 
     def stop(self, timeout_s: float) -> None:
         """Finish the queued requests, then end."""
@@ -81,11 +81,11 @@ class DatabaseWorker:
     def _work(self) -> None:
         try:
             while (request := self._queue.get()[2]) is not None:
-                self._answer(self._observed(request))
+                self._answer(self._execute_observed(request))
         except Exception as error:  # noqa: BLE001 a node whose worker is gone is none
             self._on_failure(error)
 
-    def _observed(self, request: DatabaseRequest) -> NodeEvent:
+    def _execute_observed(self, request: DatabaseRequest) -> NodeEvent:
         for observer in self._observers:
             observer.on_request(request)
         began = time.monotonic()
@@ -115,7 +115,7 @@ class DatabaseWorker:
             log.log(level, text, name, error, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
-def _priority(request: DatabaseRequest) -> int:
+def _choose_priority(request: DatabaseRequest) -> int:
     match request:
         case RenewLeaderships():
             return 0

@@ -22,7 +22,7 @@ from sublet_storage.groups.model.records import Group, Leadership
 
 MAX_MEMBERS = 1_000
 """Maximum number of members listed of a group; of more, these."""
-MAX_ASKED = 1_000
+MAX_QUERIES = 1_000
 """Maximum number of subscriptions looked up at a time; further queries are repeated."""
 
 
@@ -47,7 +47,7 @@ class LeaderLookups:
     def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
         """Add a query; return whether it is to be looked up now. Subscriber None: the node itself."""
         is_first = subscription not in self._askers
-        if is_first and len(self._askers) >= MAX_ASKED:
+        if is_first and len(self._askers) >= MAX_QUERIES:
             return False
         askers = self._askers.setdefault(subscription, {})
         if subscriber_id is not None:

@@ -11,7 +11,7 @@ from sublet_leader.node.events import AgentMessageReceived
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.model.records import Group
 
-SENT_ON_S = 1.0
+REDIRECT_EXPIRY_S = 1.0
 """How long borrowers that were sent to another node are remembered; then they have found its leader, or retry."""
 
 BorrowerKey = tuple[str, str]
@@ -44,12 +44,12 @@ class GroupRegistry:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def group(self, subscription: Subscription) -> Group | None:
+    def find_group(self, subscription: Subscription) -> Group | None:
         """Return the group as it was opened; None if it was not."""
         entry = self._entries.get(subscription)
         return entry.group if entry else None
 
-    def group_by_id(self, group_id: int) -> Group | None:
+    def find_group_by_id(self, group_id: int) -> Group | None:
         """Return the group of that id; None if it was not opened here."""
         return self._by_id.get(group_id)
 
@@ -156,7 +156,7 @@ class GroupRegistry:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
         for entry in self._entries.values():
-            for borrower in [b for b, (_, at) in entry.sent_on.items() if at <= now - SENT_ON_S]:
+            for borrower in [b for b, (_, at) in entry.sent_on.items() if at <= now - REDIRECT_EXPIRY_S]:
                 del entry.sent_on[borrower], self._subscriptions[borrower]
         stale = [s for s, k in self._entries.items() if self._is_stale(k, now - idle_s, leaders)]
         for subscription in stale:

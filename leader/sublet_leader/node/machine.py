@@ -47,7 +47,7 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import MAX_ASKED, LeaderLookups
+from sublet_leader.node.group_event_publisher import MAX_QUERIES, LeaderLookups
 from sublet_leader.node.group_registry import GroupRegistry
 from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.message_reassembler import MessageReassembler
@@ -80,12 +80,12 @@ from sublet_storage.groups.model.records import (
 from sublet_storage.node_directory import NodeRef
 
 _NEVER = float("inf")
-MAX_ASKED_OF_CALLER = 50
-"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_ASKED` for all."""
+MAX_QUERIES_OF_CALLER = 50
+"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for all."""
 
 
 @dataclass(slots=True)
-class _Unwritten:
+class _PendingWrites:
     """Changes of one group for the next commit."""
 
     term: int
@@ -100,11 +100,11 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.query_counts = CallerCounts(MAX_ASKED_OF_CALLER, MAX_ASKED)
+        self.query_counts = CallerCounts(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
         self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._unwritten: dict[int, _Unwritten] = {}
+        self._pending_writes: dict[int, _PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
@@ -126,10 +126,10 @@ class Node:
             case AgentMessageReceived():
                 self._receive(event, now)
             case LeaderLookupRequested():
-                self._asked(event)
+                self._on_leader_query(event)
             case ForcedRevokeRequested() | MemberRightRevoked():
                 if (leader := self.leaders.get(event.group_id)) is not None:
-                    self._give(leader, event.for_leader, now)
+                    self._run_leader(leader, event.for_leader, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():
@@ -139,30 +139,30 @@ class Node:
             case Tick():
                 self._pass_time(now)
             case _:
-                self._database_answered(event, now)
+                self._on_database_answer(event, now)
         self._commit()
-        is_stopped = self._wind_down(now)
+        is_stopped = self._shut_down(now)
         return self._out.build(self._wake_at(), is_stopped)
 
-    def _database_answered(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
+    def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
             case el.LockAcquired() | el.LockLost() | el.LocksChecked():
                 self._elect(event, now)
             case GroupOpenCompleted():
-                self._opened(event, now)
+                self._on_group_opened(event, now)
             case LeadershipClaimCompleted() | LeadershipRenewalCompleted() | LeadershipReleaseCompleted():
                 self._elect(event.to_election_event(), now)
             case GroupLoadCompleted():
-                self._loaded(event, now)
+                self._on_group_loaded(event, now)
             case WritesCommitted() | WritesCommitFailed():
-                self._commit_answered(event, now)
+                self._on_commit_answered(event, now)
             case LeaderLookupCompleted():
-                self._looked(event)
+                self._on_leader_lookup_completed(event)
             case SessionEpochRead():
                 drawn, denied = self._session_epochs.take_answer(event)
                 self._out.sends.extend(denied)
                 for received, request in drawn:
-                    self._seek(received, request, now)
+                    self._handle_leader_wanted(received, request, now)
             case _:
                 assert_never(event)
 
@@ -177,15 +177,15 @@ class Node:
     # --- watchers -----------------------------------------------------------------------------------------------------
 
     def _notify(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
-        group = self.registry.group_by_id(group_id)
+        group = self.registry.find_group_by_id(group_id)
         if records and group is not None:
             self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
-    def _asked(self, query: LeaderLookupRequested) -> None:
+    def _on_leader_query(self, query: LeaderLookupRequested) -> None:
         if self._inquiries.add(query.subscription, query.subscriber_id):
             self._out.requests.append(LookUpLeader(query.subscription))
 
-    def _looked(self, answer: LeaderLookupCompleted) -> None:
+    def _on_leader_lookup_completed(self, answer: LeaderLookupCompleted) -> None:
         subscription = answer.request.subscription
         if not answer.is_answered:
             self._inquiries.cancel(subscription)
@@ -213,30 +213,30 @@ class Node:
                 return
             message, received = entire, replace(received, message=entire)
         if isinstance(message, LeaderWanted):
-            self._seek(received, message, now)
+            self._handle_leader_wanted(received, message, now)
         elif isinstance(message, Ping):
             self._ping(received.agent, message, now)
-        elif not self._can_wait(message):
+        elif not self._may_wait(message):
             if isinstance(message, Disconnect) and not message.term:
                 self.registry.remove_waiter(received.agent, message.borrower_id)
                 self._session_epochs.remove_waiter(received.agent, message.borrower_id)
-            self._to_leader(message.borrower_id, received, now)
+            self._route(message.borrower_id, received, now)
 
     def _ping(self, agent: str, ping: Ping, now: float) -> None:
         """Answer for the agent's own borrowers; others are counted: one message does not cause a thousand answers."""
         for borrower_id in ping.borrower_ids:
             if is_borrower_of(agent, borrower_id):
-                self._to_leader(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
+                self._route(borrower_id, AgentMessageReceived(agent, Ping((borrower_id,), ping.sent_at)), now)
             else:
                 self.foreign_pings += 1
 
-    def _can_wait(self, message: ToLeader) -> bool:
+    def _may_wait(self, message: ToLeader) -> bool:
         """Return whether the message can wait. A stopping node writes only final progress, so that it finishes: the
         next leader gets the rest from the reclaim."""
         passing = isinstance(message, UpdateProgress) and not any(p.final for p in message.streams)
         return passing and self._stop_by is not None
 
-    def _to_leader(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
+    def _route(self, borrower_id: str, received: AgentMessageReceived, now: float) -> None:
         """Pass the message to the group's leader. A borrower without a leader here is invalidated; a leader outside its
         trust window answers nothing."""
         group_id = self.registry.group_of_borrower(received.agent, borrower_id)
@@ -246,9 +246,9 @@ class Node:
                 received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.RETRY, "this node does not lead its group")
             )
         else:
-            self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
+            self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
-    def _seek(self, received: AgentMessageReceived, request: LeaderWanted, now: float) -> None:
+    def _handle_leader_wanted(self, received: AgentMessageReceived, request: LeaderWanted, now: float) -> None:
         """Lead the group, look up which node does, or deny the request."""
         try:
             subscription = Subscription.parse(request.subscription)
@@ -261,7 +261,7 @@ class Node:
         if not self._session_epochs.is_drawn(subscription, received, request):
             self._out.requests.extend(self._session_epochs.add_waiter(subscription, received, request))
             return
-        group = self.registry.group(subscription)
+        group = self.registry.find_group(subscription)
         self.registry.add_waiter(subscription, received, request.borrower_id, now)
         if self._restrictions.is_forbidden(group, now):
             if self._inquiries.add(subscription, None):
@@ -274,11 +274,12 @@ class Node:
         else:
             self._elect(el.StartCampaign(group.group_id), now)
 
-    def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
+    def _on_group_opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group
         stranger = group is not None and group.subscription != request.subscription
         opened_group = None if stranger else group
-        self.registry.finish_opening(request.subscription, opened_group or self.registry.group(request.subscription))
+        known_group = opened_group or self.registry.find_group(request.subscription)
+        self.registry.finish_opening(request.subscription, known_group)
         if opened_group is not None:
             if self._stop_by is None and not self._restrictions.is_forbidden(opened_group, now):
                 self._elect(el.StartCampaign(opened_group.group_id), now)
@@ -304,7 +305,7 @@ class Node:
             if request.group_id == group_id:
                 self._send(received.agent, Invalidate(request.borrower_id, 0, reason, problem))
             else:
-                self._seek(received, request, now)
+                self._handle_leader_wanted(received, request, now)
 
     def _admit(self, group: Group, now: float) -> None:
         """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
@@ -327,7 +328,7 @@ class Node:
                 )
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
-            self._give(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
+            self._run_leader(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class Node:
             self._take_notice(notice, now)
 
     def _take_notice(self, notice: el.Notice, now: float) -> None:
-        group = self.registry.group_by_id(notice.leadership_id)
+        group = self.registry.find_group_by_id(notice.leadership_id)
         match notice:
             case el.LeadershipAcquired():
                 if group is not None:
@@ -377,7 +378,7 @@ class Node:
         elif was_draining:
             self._elect(el.StartCampaign(MAINTENANCE), now)
 
-    def _loaded(self, answer: GroupLoadCompleted, now: float) -> None:
+    def _on_group_loaded(self, answer: GroupLoadCompleted, now: float) -> None:
         group, term = answer.request.group, answer.request.term
         if self.election.trusted_term(group.group_id, now) != term:
             return
@@ -391,7 +392,7 @@ class Node:
         leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, deposed_until)
         self.leaders[group.group_id] = leader
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
-        self._give(leader, Tick(), now)
+        self._run_leader(leader, Tick(), now)
         self._admit(group, now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
@@ -401,12 +402,12 @@ class Node:
             self._notify(group_id, [transient_record(group_id, leader.term, STEP_DOWN, reason)])
             self._out.sends.extend(leader.invalidations(reason))
             self._wake.pop(group_id, None)
-            self._unwritten.pop(group_id, None)
+            self._pending_writes.pop(group_id, None)
             self.registry.unbind_group(group_id)
 
     # --- running leaders ----------------------------------------------------------------------------------------------
 
-    def _give(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
+    def _run_leader(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
         if self.election.trusted_term(group_id, now) != leader.term:
             # A renewal's answer may still extend the trust window: by then this leader would have missed the event.
@@ -425,52 +426,52 @@ class Node:
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:
-            unwritten = self._unwritten.setdefault(group_id, _Unwritten(leader.term))
-            unwritten.changes.extend(outcome.changes)
-            unwritten.renew = unwritten.renew or outcome.sync_streams
+            pending_writes = self._pending_writes.setdefault(group_id, _PendingWrites(leader.term))
+            pending_writes.changes.extend(outcome.changes)
+            pending_writes.renew = pending_writes.renew or outcome.sync_streams
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
             self._elect(el.Resign(group_id), now)
 
     def _commit(self) -> None:
-        if self._committing or not self._unwritten:
+        if self._committing or not self._pending_writes:
             return
-        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.renew) for g, u in self._unwritten.items())
-        self._unwritten.clear()
+        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.renew) for g, u in self._pending_writes.items())
+        self._pending_writes.clear()
         self._committing = True
         self._out.requests.append(CommitWrites(batch))
 
-    def _commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
+    def _on_commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False
         if isinstance(answer, WritesCommitted):
             for writes, result in zip(answer.request.batch, answer.results, strict=True):
                 self._notify(writes.group_id, result.history)
-                self._inform(writes, group_events.WritesCommitted(result), now)
+                self._answer_leader(writes, group_events.WritesCommitted(result), now)
             return
         for writes in answer.request.batch:
             if answer.is_outcome_unknown:
                 # The rows are unknown now: the next leader, perhaps this node again, reads them.
-                if self._leads(writes):
+                if self._is_current_term(writes):
                     self._step_down(writes.group_id, "a commit's outcome is unknown")
                     self._elect(el.Resign(writes.group_id), now)
             else:
-                self._inform(writes, group_events.WritesNotCommitted(writes.changes), now)
+                self._answer_leader(writes, group_events.WritesNotCommitted(writes.changes), now)
 
     def _read_streams_again(self, changed: StreamsChanged, now: float) -> None:
         """Pass the change to the leaders it concerns; completed epochs concern atomic groups only."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
             if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
-                self._give(leader, group_events.StreamsChanged(), now)
+                self._run_leader(leader, group_events.StreamsChanged(), now)
 
-    def _leads(self, writes: GroupWrites) -> bool:
+    def _is_current_term(self, writes: GroupWrites) -> bool:
         leader = self.leaders.get(writes.group_id)
         return leader is not None and leader.term == writes.term
 
-    def _inform(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
+    def _answer_leader(self, writes: GroupWrites, event: group_events.Event, now: float) -> None:
         """Pass an answer to the leader that wrote it, not to its successor on this same node."""
-        if self._leads(writes):
-            self._give(self.leaders[writes.group_id], event, now)
+        if self._is_current_term(writes):
+            self._run_leader(self.leaders[writes.group_id], event, now)
 
     # --- time -------------------------------------------------------------------------------------------------------
 
@@ -480,11 +481,11 @@ class Node:
             leader = self.leaders.get(group_id)
             if leader is not None:
                 self._wake[group_id] = _NEVER
-                self._give(leader, Tick(), now)
+                self._run_leader(leader, Tick(), now)
         for group in self.registry.take_idle_groups(now, self.settings.leader_idle_timeout_s, self.leaders):
             self._elect(el.Resign(group.group_id), now)
 
-    def _wind_down(self, now: float) -> bool:
+    def _shut_down(self, now: float) -> bool:
         """Shut down: once writes are done, release every lease and the borrowers; return whether that is done."""
         if self._stop_by is None:
             return False

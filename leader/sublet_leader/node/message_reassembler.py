@@ -26,7 +26,7 @@ _Key = tuple[str, str, type[Splittable]]
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PartialMessage:
     """The streams of the received parts, by id, and when the last of these came."""
 
     received_at: float = 0.0
@@ -42,7 +42,7 @@ class MessageReassembler:
     however much waits."""
 
     def __init__(self) -> None:
-        self._waiting: dict[_Key, _Waiting] = {}
+        self._waiting: dict[_Key, _PartialMessage] = {}
         """The one whose last part came the longest time ago is the first."""
         self._counts = CallerCounts(MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE)
 
@@ -67,19 +67,19 @@ class MessageReassembler:
     def __len__(self) -> int:
         return self._counts.total
 
-    def _take(self, key: _Key) -> _Waiting:
+    def _take(self, key: _Key) -> _PartialMessage:
         waiting = self._waiting.pop(key, None)
         if waiting is None:
-            return _Waiting()
+            return _PartialMessage()
         self._counts.remove(key[0], waiting.size)
         return waiting
 
-    def _store(self, key: _Key, waiting: _Waiting) -> Invalidate | None:
+    def _store(self, key: _Key, waiting: _PartialMessage) -> Invalidate | None:
         if self._counts.add(key[0], waiting.size):
             self._waiting[key] = waiting
             return None
         detail = (
-            f"{self._counts.of(key[0]) + waiting.size} streams in parts of messages: the limits are "
+            f"{self._counts.count_for(key[0]) + waiting.size} streams in parts of messages: the limits are "
             f"{MAX_STREAMS_OF_AGENT} for an agent and {MAX_STREAMS_OF_NODE} for all. Hold fewer streams in one process."
         )
         return Invalidate(key[1], 0, BorrowerEndReason.DENIED, detail)

@@ -20,7 +20,7 @@ from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, NotifySe
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """The largest stream id and head; larger ones do not exist."""
 
 
@@ -49,7 +49,11 @@ class NotificationHub:
         self._followed: set[int] = set()
         self._news: deque[ObjectChange] = deque()
         self._subscriber = NotificationSubscriber(
-            url, driver, catch_up_reads.make_snapshot_reader(self._wanted), self._received, settings=settings
+            url,
+            driver,
+            catch_up_reads.make_snapshot_reader(self._copy_subscribed_streams),
+            self._on_change,
+            settings=settings,
         )
 
     @property
@@ -70,7 +74,7 @@ class NotificationHub:
     def set_interest(self, key: str, is_subscribed: bool) -> None:
         """Record that the first subscriber of the stream has come, which gets the known head, or the last has gone. A
         catch-up reads only streams with subscribers, and only their heads are kept for later subscribers."""
-        stream_id = _stream_id(key)
+        stream_id = _parse_stream_id(key)
         if stream_id is None:
             return
         with self._lock:
@@ -84,31 +88,31 @@ class NotificationHub:
 
     def known_heads(self) -> dict[int, int]:
         """Return the known heads of streams with subscribers: {stream: head}."""
-        changes = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
+        changes = {key: self._subscriber.get(STREAM, key) for key in map(str, self._copy_subscribed_streams())}
         return {int(key): change.version // 2 for key, change in changes.items() if change is not None}
 
     def close(self) -> None:
         """Stop listening; blocks for a moment."""
         self._subscriber.close()
 
-    def _wanted(self) -> frozenset[int]:
+    def _copy_subscribed_streams(self) -> frozenset[int]:
         with self._lock:
             return frozenset(self._followed)
 
-    def _received(self, change: ObjectChange) -> None:
+    def _on_change(self, change: ObjectChange) -> None:
         """Queue a change, on the subscriber's thread. The loop is woken once for all changes until it runs."""
         self._news.append(change)
         if len(self._news) == 1:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left
-                self._loop.call_soon_threadsafe(self._pass_on)
+                self._loop.call_soon_threadsafe(self._publish_changes)
 
-    def _pass_on(self) -> None:
+    def _publish_changes(self) -> None:
         changed: set[str] = set()
         while self._news:
             change = self._news.popleft()
             if change.kind == STREAM:
                 self._notify(change)
-            elif change.kind == GROUP and (group_id := _commanded_group(change)) is not None:
+            elif change.kind == GROUP and (group_id := _parse_commanded_group(change)) is not None:
                 self._on_command(group_id)
             changed.add(change.kind)
         if changed & {SPACE, EPOCHS}:
@@ -116,24 +120,24 @@ class NotificationHub:
 
     def _notify(self, change: ObjectChange) -> None:
         """Pass a change on. A head is in the version itself; other fields of the change are ignored."""
-        stream_id = _stream_id(change.key)
+        stream_id = _parse_stream_id(change.key)
         head, closed = divmod(change.version, 2)
-        if stream_id is None or change.is_deleted or not 0 <= head <= LARGEST:
+        if stream_id is None or change.is_deleted or not 0 <= head <= MAX_INT64:
             return
         self._on_growth(stream_id)
         if stream_id in self._followed:
             stream_head = StreamHead(stream_id, head, bool(closed))
-            self._publisher.publish(Channel.STREAM, change.key, stream_head, min(change.version, LARGEST))
+            self._publisher.publish(Channel.STREAM, change.key, stream_head, min(change.version, MAX_INT64))
 
 
-def _commanded_group(change: ObjectChange) -> int | None:
+def _parse_commanded_group(change: ObjectChange) -> int | None:
     """Return the group whose desired state has changed; None for another change. Other fields are ignored."""
     data = change.data or {}
     group_id, revision = data.get("group_id"), data.get("revision")
     return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
 
 
-def _stream_id(key: str) -> int | None:
+def _parse_stream_id(key: str) -> int | None:
     """Return the stream's id; None for a key that is not a stream's, which any client may send."""
-    number = int(key) if key.isdecimal() and len(key) <= len(str(LARGEST)) else -1
-    return number if 0 <= number <= LARGEST else None
+    number = int(key) if key.isdecimal() and len(key) <= len(str(MAX_INT64)) else -1
+    return number if 0 <= number <= MAX_INT64 else None

@@ -43,7 +43,7 @@ class DrawnSessionEpochs:
     ) -> tuple[ReadSessionEpoch, ...]:
         """Add a request that waits for the database; a repeated one replaces the one before, under another name too.
         Return the query to make: none if it is under way, or at the bound on queries; then the request is repeated."""
-        question, key = _question(subscription, received, request), (received.agent, request.borrower_id)
+        question, key = _make_query(subscription, received, request), (received.agent, request.borrower_id)
         is_first = question not in self._waiting
         if is_first and not self._query_counts.add(received.caller):
             return ()
@@ -75,7 +75,7 @@ class DrawnSessionEpochs:
         if last_epoch is None:
             return [], []
         if answer.denied is not None:
-            return [], [(r.agent, _denied(request, answer.denied)) for r, request in waiters.values()]
+            return [], [(r.agent, _make_denial(request, answer.denied)) for r, request in waiters.values()]
         name = question.subscription, question.session
         self._last_epochs.pop(name, None)
         self._last_epochs[name] = question.principal, last_epoch
@@ -89,7 +89,7 @@ class DrawnSessionEpochs:
         return [first_waiter, *waiters.values()], []
 
 
-def _question(subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted) -> ReadSessionEpoch:
+def _make_query(subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted) -> ReadSessionEpoch:
     return ReadSessionEpoch(subscription, request.session or "", received.principal)
 
 
@@ -98,8 +98,8 @@ def _deny(request: LeaderWanted, last_epoch: int) -> Invalidate:
         f"session epoch {request.session_epoch}: the last that was drawn for session {request.session!r} of "
         f"{request.subscription} is {last_epoch}. Draw one with next_session_epoch."
     )
-    return _denied(request, detail)
+    return _make_denial(request, detail)
 
 
-def _denied(request: LeaderWanted, detail: str) -> Invalidate:
+def _make_denial(request: LeaderWanted, detail: str) -> Invalidate:
     return Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, detail)

@@ -46,7 +46,7 @@ class LagSnapshot:
 
 
 @dataclass(slots=True)
-class _Families:
+class _MetricFamilies:
     """Metrics being collected, one per definition."""
 
     made: dict[str, GaugeMetricFamily | CounterMetricFamily] = field(default_factory=dict)
@@ -71,27 +71,27 @@ class NodeCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Return all metrics of this moment."""
-        out = _Families()
-        self._node(out.add)
+        out = _MetricFamilies()
+        self._add_node(out.add)
         leaders = self._facts.leaders()
         retained = dict(sorted(leaders.items())[: self._settings.max_group_series])
-        lags = self._lags(retained)
+        lags = self._read_lags(retained)
         shown, all_of_them = (
             len(retained) + len(lags.leaderless),
             len(leaders) + len(lags.leaderless) + lags.not_exported_count,
         )
-        out.add(metric_definitions.LEFT_OUT, all_of_them - shown, "all")
-        out.add(metric_definitions.LEFT_OUT, all_of_them - len(lags.stream_series_groups), "streams")
+        out.add(metric_definitions.NOT_EXPORTED, all_of_them - shown, "all")
+        out.add(metric_definitions.NOT_EXPORTED, all_of_them - len(lags.stream_series_groups), "streams")
         names = {group_id: str(leader.group.subscription) for group_id, leader in retained.items()}
         for group_id, leader in retained.items():
-            _memory(out.add, names[group_id], leader)
+            _add_led_group(out.add, names[group_id], leader)
         names |= {each.group.group_id: each.group.subscription for each in lags.leaderless}
         for overview in lags.leaderless:
-            _leaderless(out.add, overview)
-        _offsets(out.add, names, retained, lags)
+            _add_leaderless_group(out.add, overview)
+        _add_offsets(out.add, names, retained, lags)
         yield from out.made.values()
 
-    def _node(self, add: Callable[..., None]) -> None:
+    def _add_node(self, add: Callable[..., None]) -> None:
         facts, health = self._facts, self._facts.health()
         add(metric_definitions.NODE, 1, facts.ref.name, facts.version, facts.ref.incarnation)
         for state in HealthState:
@@ -111,7 +111,7 @@ class NodeCollector(Collector):
         for event, count in facts.notification_counters().items():
             add(metric_definitions.NOTIFICATIONS, count, event)
 
-    def _lags(self, led: Mapping[int, GroupLeader]) -> LagSnapshot:
+    def _read_lags(self, led: Mapping[int, GroupLeader]) -> LagSnapshot:
         is_maintenance_leader = self._facts.is_maintenance_leader()
         sizes = {group_id: len(leader.streams) for group_id, leader in led.items()}
         if not led and not is_maintenance_leader:
@@ -119,21 +119,21 @@ class NodeCollector(Collector):
         began = time.monotonic()
         try:
             with self._reading.connection() as connection:
-                leaderless, total = self._leaderless(connection, led) if is_maintenance_leader else ((), 0)
+                leaderless, total = self._read_leaderless_groups(connection, led) if is_maintenance_leader else ((), 0)
                 sizes |= {each.group.group_id: sum(each.statuses.values()) for each in leaderless}
-                single = _within(sizes, self._settings.max_stream_series)
+                single = _select_within_budget(sizes, self._settings.max_stream_series)
                 streams = stream_lags(connection, tuple(single)) if single else []
                 summed_groups = tuple(group_id for group_id in led if group_id not in single)
                 sums = status_lags(connection, summed_groups) if summed_groups else []
         except (SubletError, psycopg.Error) as error:
             log.debug("group lag not read for this scrape: %s", error)
-            return LagSnapshot(stream_series_groups=_within(sizes, self._settings.max_stream_series))
+            return LagSnapshot(stream_series_groups=_select_within_budget(sizes, self._settings.max_stream_series))
         of_led = [lag for lag in streams if lag.group_id in led]
         took_s = time.monotonic() - began
         by_status = (*sum_by_status(of_led), *sums)
         return LagSnapshot(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
 
-    def _leaderless(
+    def _read_leaderless_groups(
         self, connection: Connection, led: Mapping[int, GroupLeader]
     ) -> tuple[tuple[GroupOverview, ...], int]:
         """Return the leaderless groups, as far as there is room, and their total number. The database may not yet have
@@ -144,7 +144,7 @@ class NodeCollector(Collector):
         return leaderless, max(total - (len(overviews) - len(leaderless)), 0)
 
 
-def _within(sizes: Mapping[int, int], stream_budget: int) -> frozenset[int]:
+def _select_within_budget(sizes: Mapping[int, int], stream_budget: int) -> frozenset[int]:
     """Return the groups, in their order, that have at most `stream_budget` streams together."""
     group_ids: set[int] = set()
     for group_id, size in sizes.items():
@@ -154,7 +154,7 @@ def _within(sizes: Mapping[int, int], stream_budget: int) -> frozenset[int]:
     return frozenset(group_ids)
 
 
-def _leaderless(add: Callable[..., None], overview: GroupOverview) -> None:
+def _add_leaderless_group(add: Callable[..., None], overview: GroupOverview) -> None:
     """Export what the database has of a group without a leader."""
     name, counts = overview.group.subscription, overview.counts
     add(metric_definitions.MEMBERS, 0, name)
@@ -162,17 +162,17 @@ def _leaderless(add: Callable[..., None], overview: GroupOverview) -> None:
     add(metric_definitions.STUCK, counts.unreadable_count, name)
     for status, count in counts.statuses.items():
         add(metric_definitions.STREAMS, count, name, status)
-    _sums(add, name, counts.known_lag, counts.max_lag, counts.unknown_lag_count)
+    _add_sums(add, name, counts.known_lag, counts.max_lag, counts.unknown_lag_count)
 
 
-def _memory(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
+def _add_led_group(add: Callable[..., None], name: str, leader: GroupLeader) -> None:
     add(metric_definitions.MEMBERS, len(leader.members), name)
     add(metric_definitions.PAUSED, leader.desired_state.pause_reason is not None, name)
     add(metric_definitions.TERM, leader.term, name)
     add(metric_definitions.STUCK, leader.streams.unreadable_count(), name)
 
 
-def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSnapshot) -> None:
+def _add_offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[int], lags: LagSnapshot) -> None:
     if lags.took_s is None:
         return
     add(metric_definitions.SCRAPE, lags.took_s)
@@ -191,10 +191,10 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[i
         add(metric_definitions.STREAMS, each.streams, names[each.group_id], each.status)
     for group_id, sums in by_group.items():
         largest = max((each.largest for each in sums if each.largest is not None), default=None)
-        _sums(add, names[group_id], sum(each.lag for each in sums), largest, sum(each.unknown for each in sums))
+        _add_sums(add, names[group_id], sum(each.lag for each in sums), largest, sum(each.unknown for each in sums))
 
 
-def _sums(add: Callable[..., None], name: str, known_lag: int, largest: int | None, unknown: int) -> None:
+def _add_sums(add: Callable[..., None], name: str, known_lag: int, largest: int | None, unknown: int) -> None:
     add(metric_definitions.UNKNOWN, unknown, name)
     add(metric_definitions.LAG_KNOWN, known_lag, name)
     if not unknown:

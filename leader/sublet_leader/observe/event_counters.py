@@ -22,24 +22,24 @@ _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
 class NodeCounters:
-    """The counters of one node. `most_groups`: beyond this number, groups are counted together."""
+    """The counters of one node. `max_groups`: beyond this number, groups are counted together."""
 
-    def __init__(self, registry: CollectorRegistry, most_groups: int) -> None:
+    def __init__(self, registry: CollectorRegistry, max_groups: int) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # one more series for each, of no use
 
-        def counter(family: MetricDefinition) -> Counter:
+        def make_counter(family: MetricDefinition) -> Counter:
             return Counter(family.name, family.help, family.labels, registry=registry)
 
-        self._lendings = counter(metric_definitions.LENDINGS)
-        self._members = counter(metric_definitions.MEMBERSHIP)
-        self._leading = counter(metric_definitions.LEADING)
-        self._broken = counter(metric_definitions.BROKEN)
-        self._commits = counter(metric_definitions.COMMITS)
-        self._entries = counter(metric_definitions.COMMITTED)
-        self._failures = counter(metric_definitions.FAILURES)
+        self._lendings = make_counter(metric_definitions.LENDINGS)
+        self._members = make_counter(metric_definitions.MEMBERSHIP)
+        self._leading = make_counter(metric_definitions.LEADING)
+        self._broken = make_counter(metric_definitions.BROKEN)
+        self._commits = make_counter(metric_definitions.COMMITS)
+        self._entries = make_counter(metric_definitions.COMMITTED)
+        self._failures = make_counter(metric_definitions.FAILURES)
         latency = metric_definitions.LATENCY
         self._latency = Histogram(latency.name, latency.help, latency.labels, registry=registry, buckets=_BUCKETS_S)
-        self._groups, self._reasons = _Few(most_groups), _Few(MAX_REASONS)
+        self._groups, self._reasons = _LabelLimiter(max_groups), _LabelLimiter(MAX_REASONS)
 
     def record_history(self, events: Iterable[GroupWatchEvent], violations: int = 0) -> None:
         """Count events that have happened. `violations`: number of leaders that broke an invariant."""
@@ -49,11 +49,11 @@ class NodeCounters:
             if record.event in _LEADERS:
                 self._leading.labels(record.event).inc()
             elif record.event in _MEMBERS:
-                self._members.labels(self._groups.named(event.subscription), record.event).inc()
+                self._members.labels(self._groups.to_label(event.subscription), record.event).inc()
             elif record.stream_id:
-                reason = self._reasons.named(reason_category(record.reason))
+                reason = self._reasons.to_label(reason_category(record.reason))
                 forced = "true" if record.is_forced else "false"
-                self._lendings.labels(self._groups.named(event.subscription), record.event, reason, forced).inc()
+                self._lendings.labels(self._groups.to_label(event.subscription), record.event, reason, forced).inc()
 
     def on_request(self, request: DatabaseRequest) -> None:
         """Count a request that is sent to the database."""
@@ -74,14 +74,14 @@ class NodeCounters:
                 pass
 
 
-class _Few:
+class _LabelLimiter:
     """Returns the first `max_count` names unchanged, and one name for all others."""
 
     def __init__(self, max_count: int) -> None:
         self._max_count = max_count
         self._names: set[str] = set()
 
-    def named(self, name: str) -> str:
+    def to_label(self, name: str) -> str:
         if name in self._names:
             return name
         if len(self._names) >= self._max_count:

@@ -78,11 +78,13 @@ CHECKS = ("loop", "database", "lease", "leaders")
 def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
     """Return the health at this moment."""
     now = vitals.clock()
-    away = _away(vitals, settings, now)
-    return Health((_loop(vitals, now), away, _lease(vitals, settings, now), _leaders(vitals, away)))
+    database = _assess_database(vitals, settings, now)
+    return Health(
+        (_assess_loop(vitals, now), database, _assess_lease(vitals, settings, now), _assess_leaders(vitals, database))
+    )
 
 
-def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
+def _assess_loop(vitals: HealthSignals, now: float) -> HealthCheck:
     if vitals.last_loop_beat_at is None:
         return HealthCheck("loop", HealthState.STARTING, "it does not serve yet")
     if vitals.is_stopping:
@@ -96,7 +98,7 @@ def _loop(vitals: HealthSignals, now: float) -> HealthCheck:
     return HealthCheck("loop", HealthState.OK)
 
 
-def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
+def _assess_database(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the database check. Each thread's last answer counts, as one connection does not stand for the other; a
     request in flight for too long counts as unanswered."""
     answer_timeout_s = settings.statement_timeout_s + settings.tcp_timeout_s
@@ -109,7 +111,7 @@ def _away(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Health
     return HealthCheck("database", HealthState.OK)
 
 
-def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
+def _assess_lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the lease check. A single failure does not count: a row may be locked for a moment."""
     if vitals.name_conflict is not None:
         return HealthCheck("lease", HealthState.DENIED, vitals.name_conflict)
@@ -121,9 +123,9 @@ def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Healt
     return HealthCheck("lease", HealthState.OK)
 
 
-def _leaders(vitals: HealthSignals, away: HealthCheck) -> HealthCheck:
+def _assess_leaders(vitals: HealthSignals, database: HealthCheck) -> HealthCheck:
     """Return the leaders check; it is not ok while the database is unreachable."""
-    if not away.is_ok:
+    if not database.is_ok:
         return HealthCheck("leaders", HealthState.UNREACHABLE, "nobody can look it up", is_required=False)
     if vitals.leaderless_group_count:
         groups = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"

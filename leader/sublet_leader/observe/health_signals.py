@@ -85,23 +85,23 @@ class HealthSignals:
         now = self.clock()
         self.worker.on_answer(now, problem)
         if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
-            self._failed(problem, now)
+            self._record_lease_outcome(problem, now)
         match answer:
             case LeadershipRenewalCompleted(RenewLeaderships(terms=terms), renewed) if renewed is not None:
                 self._lost = (self._lost | set(terms)) - renewed
             case LeadershipClaimCompleted(ClaimLeadership(leadership_id), claim) if claim is not None:
-                self._claimed(leadership_id, claim, now)
+                self._record_claim(leadership_id, claim, now)
             case _:
                 pass
 
-    def _failed(self, problem: Exception | None, now: float) -> None:
+    def _record_lease_outcome(self, problem: Exception | None, now: float) -> None:
         if problem is None:
             self.lease_failure = None
         else:
             since = now if self.lease_failure is None else self.lease_failure.since
             self.lease_failure = LeadershipLeaseFailure(" ".join(str(problem).split()), since)
 
-    def _claimed(self, leadership_id: int, claim: Leadership, now: float) -> None:
+    def _record_claim(self, leadership_id: int, claim: Leadership, now: float) -> None:
         """Record the present holder of a lease. A lease that ended under the node counts as lost only if another node
         has it now: a reset or a deletion ends leases as well."""
         if claim.node.incarnation == self.incarnation:

@@ -29,19 +29,19 @@ _UNKNOWN = -1
 class LagHistory(StoppableThread):
     """Samples on a thread of its own from `start` to `stop`; read on any thread."""
 
-    def __init__(self, reading: HttpDatabasePool, minutes: int, most_groups: int) -> None:
+    def __init__(self, reading: HttpDatabasePool, minutes: int, max_groups: int) -> None:
         super().__init__("sublet-lag-history")
-        self._reading, self._max_groups = reading, most_groups
+        self._reading, self._max_groups = reading, max_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}
-        self._is_enabled = minutes > 0 and most_groups > 0
+        self._is_enabled = minutes > 0 and max_groups > 0
 
     def read(self, group_ids: Iterable[int]) -> tuple[list[float], dict[int, list[int | None]]]:
         """Return when samples were taken, in seconds since 1970, and {group: its lag then, None if unknown}."""
         samples = tuple(self._samples)
-        return [round(at, 1) for at, _ in samples], {each: self._series(each, samples) for each in group_ids}
+        return [round(at, 1) for at, _ in samples], {each: self._compute_series(each, samples) for each in group_ids}
 
-    def _series(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
+    def _compute_series(self, group_id: int, samples: tuple[tuple[float, array[int]], ...]) -> list[int | None]:
         column = self._columns.get(group_id)
         if column is None:
             return [None] * len(samples)

@@ -35,11 +35,11 @@ class MetricDefinition:
                 return (self.name,)
 
 
-def _gauge(name: str, help: str, *labels: str) -> MetricDefinition:
+def _define_gauge(name: str, help: str, *labels: str) -> MetricDefinition:
     return MetricDefinition(f"sublet_{name}", MetricType.GAUGE, help, labels)
 
 
-def _counter(name: str, help: str, *labels: str) -> MetricDefinition:
+def _define_counter(name: str, help: str, *labels: str) -> MetricDefinition:
     return MetricDefinition(f"sublet_{name}", MetricType.COUNTER, help, labels)
 
 
@@ -47,55 +47,59 @@ STREAM_LABELS = ("group", "space", "stream_id")
 
 # --- the node --------------------------------------------------------------------------------------------------------
 
-NODE = _gauge("node_info", "1, with the node's name, release and incarnation.", "node", "version", "incarnation")
-HEALTH = _gauge("health_state", "1 for the state that a probe gets, 0 for the others.", "state")
-CHECK = _gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
-DATABASE_UP = _gauge("database_up", "1 while the database answers this node, else 0.")
-LEASES = _gauge("leaderships", "Leaderships of this node, by their status.", "status")
-LEADERLESS = _gauge(
+NODE = _define_gauge("node_info", "1, with the node's name, release and incarnation.", "node", "version", "incarnation")
+HEALTH = _define_gauge("health_state", "1 for the state that a probe gets, 0 for the others.", "state")
+CHECK = _define_gauge("health_check_ok", "1 if that check of the node is well, else 0.", "check")
+DATABASE_UP = _define_gauge("database_up", "1 while the database answers this node, else 0.")
+LEASES = _define_gauge("leaderships", "Leaderships of this node, by their status.", "status")
+LEADERLESS = _define_gauge(
     "groups_without_leader",
     "Groups of all nodes that have consumers and no leader, when last looked. Absent while the database is away.",
 )
-LEFT_OUT = _gauge("groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series")
-AGENTS = _gauge("agents", "Agents that are connected to this node.")
-HELD_POLLS = _gauge("held_polls", "Polls of agents that the node holds at this moment.")
-SUBSCRIBED_STREAMS = _gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
+NOT_EXPORTED = _define_gauge(
+    "groups_not_exported", "Groups too many to be exported by this node, by what is missing.", "series"
+)
+AGENTS = _define_gauge("agents", "Agents that are connected to this node.")
+HELD_POLLS = _define_gauge("held_polls", "Polls of agents that the node holds at this moment.")
+SUBSCRIBED_STREAMS = _define_gauge("subscribed_streams", "Streams whose heads agents of this node have subscribed to.")
 
 # --- groups ----------------------------------------------------------------------------------------------------------
 
-LAG = _gauge(
+LAG = _define_gauge(
     "consumergroup_lag",
     "Messages between a group's position and the head of its stream. Absent where it is unknown, never 0 for it.",
     *STREAM_LABELS,
 )
-OFFSET = _gauge(
+OFFSET = _define_gauge(
     "consumergroup_current_offset", "The group's durable position: the next offset to be consumed.", *STREAM_LABELS
 )
-HEAD = _gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream_id")
-LAG_SUM = _gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
-LAG_KNOWN = _gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
-LAG_MAX = _gauge("consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group")
-UNKNOWN = _gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
-STUCK = _gauge(
+HEAD = _define_gauge("stream_head_offset", "The offset that the stream's next message will have.", "space", "stream_id")
+LAG_SUM = _define_gauge("consumergroup_lag_sum", "A group's whole lag. Absent while a part of it is unknown.", "group")
+LAG_KNOWN = _define_gauge("consumergroup_known_lag_sum", "The lag of those streams whose lag is known.", "group")
+LAG_MAX = _define_gauge(
+    "consumergroup_lag_max", "The largest known lag of a group's streams. Absent if none is.", "group"
+)
+UNKNOWN = _define_gauge("consumergroup_unknown_lag_streams", "Streams of the group whose lag is unknown.", "group")
+STUCK = _define_gauge(
     "consumergroup_unreadable_streams",
     "Streams of the group whose holders cannot read on: what comes next lies outside of Postgres, damaged or away.",
     "group",
 )
-STREAMS = _gauge(
+STREAMS = _define_gauge(
     "consumergroup_streams",
     "Streams of the group by the status of their rows. Those that are `finished` are not counted.",
     "group",
     "status",
 )
-MEMBERS = _gauge(
+MEMBERS = _define_gauge(
     "consumergroup_members", "Consumers that are connected to the group's leader; 0 of a group that has none.", "group"
 )
-PAUSED = _gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "group")
-TERM = _gauge("consumergroup_term", "The term under which this node leads the group.", "group")
+PAUSED = _define_gauge("consumergroup_paused", "1 while an operator has paused the group, else 0.", "group")
+TERM = _define_gauge("consumergroup_term", "The term under which this node leads the group.", "group")
 
 # --- what has happened -----------------------------------------------------------------------------------------------
 
-LENDINGS = _counter(
+LENDINGS = _define_counter(
     "lending_events",
     "Lines of history that this node's leaders have written about streams: grants, revokes, moves, by their reason.",
     "group",
@@ -103,27 +107,31 @@ LENDINGS = _counter(
     "reason",
     "forced",
 )
-MEMBERSHIP = _counter("member_events", "Consumers that joined, left, were evicted or fenced.", "group", "event")
-LEADING = _counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
-BROKEN = _counter(
+MEMBERSHIP = _define_counter("member_events", "Consumers that joined, left, were evicted or fenced.", "group", "event")
+LEADING = _define_counter("leader_events", "Leaders that began here (takeover) or ended here (step_down).", "event")
+BROKEN = _define_counter(
     "invariant_violations", "Leaders that ended because they broke a rule of their own: please report it."
 )
-COMMITS = _counter("commits", "Transactions of the node's leaders, by what became of them.", "outcome")
-COMMITTED = _counter("committed_changes", "Changes of lending rows in the transactions that were committed.")
+COMMITS = _define_counter("commits", "Transactions of the node's leaders, by what became of them.", "outcome")
+COMMITTED = _define_counter("committed_changes", "Changes of lending rows in the transactions that were committed.")
 LATENCY = MetricDefinition(
     "sublet_database_request_seconds",
     MetricType.HISTOGRAM,
     "How long the database took to answer a request of the node's leaders.",
     ("request",),
 )
-FAILURES = _counter("database_request_failures", "Requests of leaders that the database did not carry out.", "request")
-SESSIONS = _counter(
+FAILURES = _define_counter(
+    "database_request_failures", "Requests of leaders that the database did not carry out.", "request"
+)
+SESSIONS = _define_counter(
     "pubsub_events", "What happened between the node and its agents, as in `NodeSnapshot.pubsub`.", "event"
 )
-NOTIFICATIONS = _counter(
+NOTIFICATIONS = _define_counter(
     "notification_events", "Notifications of this node: what was received, missed and read again.", "event"
 )
-SCRAPE = _gauge("scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked.")
+SCRAPE = _define_gauge(
+    "scrape_duration_seconds", "How long the database took for the groups' metrics, when last asked."
+)
 
 FAMILIES: tuple[MetricDefinition, ...] = tuple(
     each for each in tuple(globals().values()) if isinstance(each, MetricDefinition)

@@ -36,11 +36,11 @@ class BoundedCache(Generic[_V]):
         with self._lock:
             if text not in self._results:
                 self._results[text] = result
-                self.size_bytes += _size(text)
+                self.size_bytes += _count_bytes(text)
             while self._results and (len(self._results) > self._max_entries or self.size_bytes > self._max_bytes):
-                self.size_bytes -= _size(self._results.popitem(last=False)[0])
+                self.size_bytes -= _count_bytes(self._results.popitem(last=False)[0])
         return result
 
 
-def _size(text: str) -> int:
+def _count_bytes(text: str) -> int:
     return len(text.encode(errors="surrogatepass"))

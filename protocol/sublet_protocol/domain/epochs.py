@@ -20,7 +20,7 @@ from typing import Any, SupportsIndex
 
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_protocol.domain.limits import LARGEST_EPOCH, MAX_ANTICHAIN, MAX_DIMENSIONS, SMALLEST_EPOCH
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EPOCH, MIN_EPOCH
 
 Epoch = tuple[int, ...]
 
@@ -33,15 +33,15 @@ def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     """
     sequence: Sequence[Any] = value if isinstance(value, tuple | list) else (value,)
     if not all(type(part) is int or _is_index(part) for part in sequence):
-        raise _refused(value, "an epoch is an integer, or a tuple of integers", "Give one")
+        raise _epoch_error(value, "an epoch is an integer, or a tuple of integers", "Give one")
     parts = [operator.index(part) for part in sequence]
     if not 1 <= len(parts) <= MAX_DIMENSIONS:
-        raise _refused(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
-    if not all(SMALLEST_EPOCH <= part <= LARGEST_EPOCH for part in parts):
-        raise _refused(value, f"each number of an epoch is a 64-bit integer, at most {LARGEST_EPOCH}", "Take others")
+        raise _epoch_error(value, f"an epoch has 1 to {MAX_DIMENSIONS} numbers", "Leave some out, or put some together")
+    if not all(MIN_EPOCH <= part <= MAX_EPOCH for part in parts):
+        raise _epoch_error(value, f"each number of an epoch is a 64-bit integer, at most {MAX_EPOCH}", "Take others")
     if numbers is not None and len(parts) != numbers:
         rule = f"the epochs of this space have {numbers} number{'s' * (numbers != 1)}, and this one has {len(parts)}"
-        raise _refused(value, rule, "Use epochs of one kind in a space, or another space")
+        raise _epoch_error(value, rule, "Use epochs of one kind in a space, or another space")
     return tuple(parts)
 
 
@@ -57,7 +57,7 @@ def _is_index(part: object) -> bool:
     return isinstance(part, SupportsIndex) and not isinstance(part, bool)
 
 
-def at_or_before(left: Epoch, right: Epoch) -> bool:
+def is_at_or_before(left: Epoch, right: Epoch) -> bool:
     """Return whether `left` is at or before `right` in product order, which is not the order in which Python sorts
     tuples.
     """
@@ -66,14 +66,14 @@ def at_or_before(left: Epoch, right: Epoch) -> bool:
     return all(map(operator.le, left, right)) if len(left) == len(right) else _refuse_dimensions(left, right)
 
 
-def _least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | None:
+def _find_least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | None:
     """Return the least of the epochs, sorted; None where that takes more comparisons."""
     antichain: list[Epoch] = []
     for epoch in sorted(epochs):  # what is at or before another comes before it in this order, too
         comparisons -= len(antichain)
         if comparisons < 0:
             return None
-        if not any(at_or_before(earlier, epoch) for earlier in antichain):
+        if not any(is_at_or_before(earlier, epoch) for earlier in antichain):
             antichain.append(epoch)
     return antichain
 
@@ -96,12 +96,12 @@ class LowerFrontier:
         epoch_set = set(epochs)
         if len(epoch_set) == 1:
             return cls(tuple(epoch_set))
-        return cls(tuple(_least(epoch_set, math.inf) or ()))
+        return cls(tuple(_find_least(epoch_set, math.inf) or ()))
 
     def admits(self, epoch: Epoch) -> bool:
         """Return whether messages of the epoch may still be published."""
         for least_epoch in self.least:  # noqa: SIM110 - a reader asks this of each block, and so it is quicker
-            if at_or_before(least_epoch, epoch):
+            if is_at_or_before(least_epoch, epoch):
                 return True
         return False
 
@@ -111,7 +111,9 @@ class LowerFrontier:
         antichain = set(self.least)
         for greatest in begun.greatest:
             antichain = set(
-                LowerFrontier.from_epochs(each for epoch in antichain for each in _beyond(epoch, greatest)).least
+                LowerFrontier.from_epochs(
+                    each for epoch in antichain for each in _find_least_beyond(epoch, greatest)
+                ).least
             )
         return LowerFrontier.from_epochs(antichain)
 
@@ -126,7 +128,7 @@ class LowerFrontier:
     def meet_within(self, comparisons: int, others: Iterable[LowerFrontier]) -> LowerFrontier | None:
         """Return the same as `meet`; None where that takes more comparisons, as of epochs that are made up."""
         epoch_set = {epoch for each in (self, *others) for epoch in each.least}
-        antichain = None if len(epoch_set) > comparisons else _least(epoch_set, comparisons)
+        antichain = None if len(epoch_set) > comparisons else _find_least(epoch_set, comparisons)
         return None if antichain is None else LowerFrontier(tuple(antichain))
 
     def intersect(self, other: LowerFrontier) -> LowerFrontier:
@@ -152,11 +154,11 @@ class UpperFrontier:
     def from_epochs(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
         """Return the frontier of all these."""
         epoch_set = set(epochs)
-        return cls(tuple(sorted(e for e in epoch_set if not any(o != e and at_or_before(e, o) for o in epoch_set))))
+        return cls(tuple(sorted(e for e in epoch_set if not any(o != e and is_at_or_before(e, o) for o in epoch_set))))
 
     def covers(self, epoch: Epoch) -> bool:
         """Return whether messages of the epoch may have come already."""
-        return any(at_or_before(epoch, greatest) for greatest in self.greatest)
+        return any(is_at_or_before(epoch, greatest) for greatest in self.greatest)
 
     def join(self, *others: UpperFrontier) -> UpperFrontier:
         """Merge frontiers of several streams: what has begun in any of them."""
@@ -260,17 +262,17 @@ def have_same_dimensions(left: LowerFrontier | None, right: LowerFrontier | None
     return len({len(epoch) for each in (left, right) if each is not None for epoch in each.least}) <= 1
 
 
-def _beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
+def _find_least_beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:
     """Return the least epochs at or after the one and not at or before the other: in some number they lie above it."""
-    if not at_or_before(epoch, greatest):
+    if not is_at_or_before(epoch, greatest):
         return (epoch,)
     return [
         (*epoch[:dimension], bound + 1, *epoch[dimension + 1 :])
         for dimension, bound in enumerate(greatest)
-        if bound <= LARGEST_EPOCH
+        if bound <= MAX_EPOCH
     ]
 
 
-def _refused(value: object, rule: str, hint: str) -> InvalidEpoch:
+def _epoch_error(value: object, rule: str, hint: str) -> InvalidEpoch:
     shown = repr(value)
     return InvalidEpoch(f"epoch {shown if len(shown) <= 80 else shown[:77] + '...'}: {rule}. {hint}.")

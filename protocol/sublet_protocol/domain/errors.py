@@ -207,7 +207,7 @@ class PoisonBlock(SubletError):
         super().__init__(f"{prefix}{block} {detail}")
 
     @classmethod
-    def reported(cls, text: str) -> SubletError:
+    def from_text(cls, text: str) -> SubletError:
         """Return the error with a text that another process has sent."""
         match = cls._DESCRIBED.fullmatch(text)
         return cls(int(match[1]), (int(match[2]), int(match[3])), match[4]) if match else SubletError(text)

@@ -71,7 +71,7 @@ def pending_in_doubt(
     return doubt if doubt is not None and doubt.is_pending(position, consumed) else None
 
 
-def latest_in_doubt(
+def choose_latest_in_doubt(
     reported_range: InDoubtRange | None, known_range: InDoubtRange | None, grant_id: int
 ) -> InDoubtRange | None:
     """Return what was planned last, of what is reported under that grant and what was reported before."""

@@ -53,7 +53,7 @@ MAX_HOLD_S = 86_400.0
 
 MAX_DIMENSIONS = 8
 """Most numbers of an epoch."""
-SMALLEST_EPOCH, LARGEST_EPOCH = -(2**63), 2**63 - 2
+MIN_EPOCH, MAX_EPOCH = -(2**63), 2**63 - 2
 """Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 MAX_ANTICHAIN = 1_000
 """Most epochs of a frontier."""

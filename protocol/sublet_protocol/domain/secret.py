@@ -29,7 +29,7 @@ _known: dict[int, weakref.ref[Secret]] = {}
 """Those that exist, by identity."""
 
 
-def _entire(value: str) -> tuple[str, ...]:
+def _select_all(value: str) -> tuple[str, ...]:
     return (value,)
 
 
@@ -45,7 +45,7 @@ class Secret(str):
     _parts: Callable[[str], Collection[str]]
     _hidden: Collection[str]
 
-    def __new__(cls, source: str | Callable[[], str], parts: Callable[[str], Collection[str]] = _entire) -> Self:
+    def __new__(cls, source: str | Callable[[], str], parts: Callable[[str], Collection[str]] = _select_all) -> Self:
         self = super().__new__(cls, MASK)
         self._source, self._parts = source, parts
         self._hidden = () if callable(source) else parts(source)
@@ -148,9 +148,9 @@ def hide_secrets_in_records() -> None:
         logging.setLogRecordFactory(_HidingRecordFactory(make))
 
 
-def secret_setting(
+def read_secret_setting(
     name: str,
-    parts: Callable[[str], Collection[str]] = _entire,
+    parts: Callable[[str], Collection[str]] = _select_all,
     check: Callable[[str], object] = str,
     environ: Mapping[str, str] = os.environ,
 ) -> Secret | None:

@@ -68,7 +68,7 @@ class TopicFilter:
 
     def covers(self, other: TopicFilter) -> bool:
         """Return whether this filter matches every topic that `other` matches."""
-        own_levels, other_levels = _spelled_out(self.levels), _spelled_out(other.levels)
+        own_levels, other_levels = _expand(self.levels), _expand(other.levels)
         for level, other_level in zip(own_levels, other_levels, strict=False):
             if level == "#":
                 return True
@@ -78,7 +78,7 @@ class TopicFilter:
 
     def intersects(self, other: TopicFilter) -> bool:
         """Return whether at least one topic is matched by both."""
-        own_levels, other_levels = _spelled_out(self.levels), _spelled_out(other.levels)
+        own_levels, other_levels = _expand(self.levels), _expand(other.levels)
         for level, other_level in zip(own_levels, other_levels, strict=False):
             if "#" in (level, other_level):
                 return True
@@ -141,23 +141,23 @@ def text_error(error: type[UsageError], subject: str, text: str, rule: str, hint
     return error(f"{subject} {shown}: {rule}. {hint}.")
 
 
-def _spelled_out(levels: tuple[str, ...]) -> tuple[str, ...]:
+def _expand(levels: tuple[str, ...]) -> tuple[str, ...]:
     """Return the levels with `#` replaced by `+/#`, and `/#` by `/+/#`: no topic is empty."""
     return (*levels[:-1], "+", "#") if levels in (("#",), ("", "#")) else levels
 
 
-def _regex(text: str) -> str:
+def _to_regex(text: str) -> str:
     if text == "#":
         return "(?s)^.*$"
     levels = text.split("/")
     suffix = "(?:/.*)?" if levels[-1] == "#" else ""
     prefix_levels = levels[:-1] if suffix else levels
-    return "(?s)^" + "/".join("[^/]*" if level == "+" else _escaped(level) for level in prefix_levels) + suffix + "$"
+    return "(?s)^" + "/".join("[^/]*" if level == "+" else _escape(level) for level in prefix_levels) + suffix + "$"
 
 
-def _escaped(level: str) -> str:
+def _escape(level: str) -> str:
     """Return the level with what is special in RE2 escaped: it rejects some of the escapes that `re.escape` writes."""
     return "".join("\\" + c if c in _REGEX_SPECIAL else c for c in level)
 
 
-_regexes = BoundedCache(_regex, MAX_CACHED_FILTERS)
+_regexes = BoundedCache(_to_regex, MAX_CACHED_FILTERS)

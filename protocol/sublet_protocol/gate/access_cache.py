@@ -6,7 +6,7 @@ import hmac
 from collections.abc import Callable
 
 from sublet_protocol.domain.access.rights import ALL, AccessRule, AccessSnapshot, Right
-from sublet_protocol.domain.access.token import digest_of, token_id_of
+from sublet_protocol.domain.access.token import hash_token, parse_token_id
 from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -46,9 +46,9 @@ class AccessCache:
     def authenticate(self, token: str) -> str | None:
         """Return the principal of the token; None for one that is unknown, wrong, expired or revoked."""
         snapshot, read_at = self._state
-        token_id = token_id_of(token)
+        token_id = parse_token_id(token)
         stored_token = None if token_id is None else snapshot.tokens.get(token_id)
-        if token_id is None or stored_token is None or not hmac.compare_digest(stored_token.digest, digest_of(token)):
+        if token_id is None or stored_token is None or not hmac.compare_digest(stored_token.digest, hash_token(token)):
             return None
         if self._clock() - read_at >= stored_token.remaining_s:
             return None

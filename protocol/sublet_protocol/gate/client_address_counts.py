@@ -14,25 +14,25 @@ class ClientAddressCounts:
 
     def add(self, host: str) -> None:
         """Add one for the address."""
-        self._counts[source_of(host)] += 1
+        self._counts[to_source(host)] += 1
 
     def remove(self, host: str) -> None:
         """Remove one for the address."""
-        source = source_of(host)
+        source = to_source(host)
         self._counts[source] -= 1
         if not self._counts[source]:
             del self._counts[source]
 
     def count_from(self, host: str) -> int:
         """Return how many there are from there."""
-        return self._counts[source_of(host)]
+        return self._counts[to_source(host)]
 
     def total(self) -> int:
         """Return how many there are in all."""
         return self._counts.total()
 
 
-def source_of(host: str) -> str:
+def to_source(host: str) -> str:
     """Return the address, or of IPv6 its network of 64 bits, which is what one machine may have; what is no address, as
     it is."""
     try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sublet_protocol.domain.access.token import check_token
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, secret_setting
+from sublet_protocol.domain.secret import Secret, read_secret_setting
 
 SETTING = "SUBLET_TOKEN"
 
 
-def access_token() -> Secret | None:
+def load_access_token() -> Secret | None:
     """Return what SUBLET_TOKEN, or SUBLET_TOKEN_FILE, gives; None where neither is set. Raise `InvalidSetting`."""
-    token = secret_setting(SETTING, check=check_token)
+    token = read_secret_setting(SETTING, check=check_token)
     if token is not None:
         check_token(token.reveal())
     return token

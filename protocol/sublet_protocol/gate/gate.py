@@ -9,9 +9,9 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
-from sublet_protocol.domain.access.certificate import principal_of
+from sublet_protocol.domain.access.certificate import parse_principal
 from sublet_protocol.domain.access.rights import ALL, Right
-from sublet_protocol.domain.access.token import digest_of, token_id_of
+from sublet_protocol.domain.access.token import hash_token, parse_token_id
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import AccessCache
@@ -58,7 +58,7 @@ class Caller:
         """
         self.check_token()
         if not self.may(right, filter, group):
-            raise self.denied(right, filter, group)
+            raise self.denied_error(right, filter, group)
 
     def check_token(self) -> None:
         """Note that a right was checked where there was no object to check it on; raise `Unauthenticated` as `check`
@@ -76,7 +76,7 @@ class Caller:
         """Note in the audit log that this was refused."""
         self._refusals.record(self.principal, self.address, self.action, object)
 
-    def denied(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
+    def denied_error(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
         """Note a refusal in the audit log, and return its error."""
         scope = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
         option = f" --group {group}" if right.is_on_groups and group is not None else ""
@@ -121,14 +121,14 @@ class AccessGate:
     async def read_unknown(self, authorization: str | None) -> None:
         """Wait until the tokens have been read once more, where the caller's is not known: it may have been made a
         moment ago. Once it was not among them it never will be, as a token is stored before it is shown."""
-        token = _token_in(authorization)
-        if self._read_anew is None or token is None or token_id_of(token) is None or self.knows(authorization):
+        token = _parse_token(authorization)
+        if self._read_anew is None or token is None or parse_token_id(token) is None or self.is_known(authorization):
             return
-        digest = digest_of(token)
+        digest = hash_token(token)
         if digest in self._refused or (reading := self._read_anew()) is None:
             return
         await asyncio.wait([asyncio.wrap_future(reading)], timeout=READ_TIMEOUT_S)
-        if reading.done() and reading.result() and not self.knows(authorization):
+        if reading.done() and reading.result() and not self.is_known(authorization):
             if len(self._refused) >= MAX_REFUSED:
                 self._refused.clear()
             self._refused.add(digest)
@@ -140,24 +140,24 @@ class AccessGate:
         Raise `Unauthenticated`.
         """
         if self.access is None:
-            return self._anybody(address, action)
+            return self._make_anonymous_caller(address, action)
         if self.by_certificate:
             try:
-                certificate_principal = principal_of(certificate or b"")
+                certificate_principal = parse_principal(certificate or b"")
             except Unauthenticated as error:
                 self._refusals.record(None, address, action, str(error))
                 raise
             return Caller(certificate_principal, address, action, self.access, self._refusals)
-        token = _token_in(authorization)
+        token = _parse_token(authorization)
         principal = None if token is None else self.access.authenticate(token)
         if principal is None:
             self._refusals.record(None, address, action, "unknown caller")
             raise Unauthenticated(UNKNOWN)
         return Caller(principal, address, action, self.access, self._refusals, token)
 
-    def knows(self, authorization: str | None) -> bool:
+    def is_known(self, authorization: str | None) -> bool:
         """Return whether `identify` can find the caller's principal: the token is valid, or none is needed."""
-        token = _token_in(authorization)
+        token = _parse_token(authorization)
         if self.access is None or self.by_certificate:
             return True
         return token is not None and self.access.authenticate(token) is not None
@@ -166,20 +166,20 @@ class AccessGate:
         """Set the caller of what is done in this context from now on."""
         _caller.set(caller)
 
-    def caller(self) -> Caller:
+    def get_caller(self) -> Caller:
         """Return the caller of the present call. Raise `LookupError` where authentication is on and no caller was let
         in.
         """
-        return self._anybody("", "") if self.access is None else _caller.get()
+        return self._make_anonymous_caller("", "") if self.access is None else _caller.get()
 
-    def member(self, principal: str, agent: str, action: str = "stay a member") -> Caller:
+    def make_caller(self, principal: str, agent: str, action: str = "stay a member") -> Caller:
         """Return a caller that was let in before, to check its rights again."""
         return Caller(principal, agent, action, self.access, self._refusals)
 
-    def _anybody(self, address: str, action: str) -> Caller:
+    def _make_anonymous_caller(self, address: str, action: str) -> Caller:
         return Caller(None, address, action, None, self._refusals)
 
 
-def _token_in(authorization: str | None) -> str | None:
+def _parse_token(authorization: str | None) -> str | None:
     scheme, _, token = (authorization or "").partition(" ")
     return token.strip() if scheme.lower() == "bearer" else None

@@ -41,21 +41,21 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or needed is None:
             return grpc.stream_unary_rpc_method_handler(_refuse_method)
         if needed.is_open:
-            return self._open_calls.bound(handler)
-        authorization = _authorization(handler_call_details.invocation_metadata)
+            return self._open_calls.limit_handler(handler)
+        authorization = _find_authorization(handler_call_details.invocation_metadata)
         await self._gate.read_unknown(authorization)
-        if not self._gate.knows(authorization):
+        if not self._gate.is_known(authorization):
             return self._refuse_stranger(method)
-        return self._behind_gate(handler, method, needed)
+        return self._wrap_handler(handler, method, needed)
 
     def _refuse_stranger(self, method: str) -> Any:
         async def refuse(unread: Any, context: Any) -> None:
-            await self._let_in(context, method)
+            await self._admit_call(context, method)
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)  # authenticated by now, and the call is over
 
         return grpc.stream_unary_rpc_method_handler(refuse)
 
-    def _behind_gate(self, handler: Any, method: str, needed: RpcRight) -> Any:
+    def _wrap_handler(self, handler: Any, method: str, needed: RpcRight) -> Any:
         streams_in, streams_out = handler.request_streaming, handler.response_streaming
         kinds = {
             (False, False): (handler.unary_unary, grpc.unary_unary_rpc_method_handler),
@@ -66,22 +66,22 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         inner, make = kinds[streams_in, streams_out]
 
         async def call(request: Any, context: Any) -> Any:
-            caller = await self._let_in(context, method)
+            caller = await self._admit_call(context, method)
             answer = inner(request, context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
                 return None
             reply = await answer
-            await _check_was_asked(caller, needed, context)
+            await _abort_unless_checked(caller, needed, context)
             return reply
 
         return make(call, handler.request_deserializer, handler.response_serializer)
 
-    async def _let_in(self, context: Any, method: str) -> Caller:
-        authorization = _authorization(context.invocation_metadata())
+    async def _admit_call(self, context: Any, method: str) -> Caller:
+        authorization = _find_authorization(context.invocation_metadata())
         try:
-            certificate = _certificate(context) if self._gate.by_certificate else None
+            certificate = _find_certificate(context) if self._gate.by_certificate else None
             caller = self._gate.identify(authorization, context.peer(), method.rpartition("/")[2], certificate)
         except Unauthenticated as error:
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
@@ -90,7 +90,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         return caller
 
 
-async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> None:
+async def _abort_unless_checked(caller: Caller, needed: RpcRight, context: Any) -> None:
     """Abort the call of a method that has not checked the right in its row: it is broken, and its reply is kept
     back.
     """
@@ -99,11 +99,11 @@ async def _check_was_asked(caller: Caller, needed: RpcRight, context: Any) -> No
         await context.abort(grpc.StatusCode.INTERNAL, NOT_CHECKED)
 
 
-def _authorization(metadata: Iterable[tuple[str, Any]] | None) -> Any:
+def _find_authorization(metadata: Iterable[tuple[str, Any]] | None) -> Any:
     return next((value for key, value in metadata or () if key == "authorization"), None)
 
 
-def _certificate(context: Any) -> bytes | None:
+def _find_certificate(context: Any) -> bytes | None:
     """Return what the client has shown, in DER."""
     shown = context.auth_context().get("x509_pem_cert")
     return ssl.PEM_cert_to_DER_cert(shown[0].decode()) if shown else None

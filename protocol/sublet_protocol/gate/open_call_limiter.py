@@ -24,7 +24,7 @@ class OpenCallLimiter:
         self._request_s = request_s
         self._counts = ClientAddressCounts()
 
-    def bound(self, handler: Any) -> Any:
+    def limit_handler(self, handler: Any) -> Any:
         """Return the handler within the bounds; its method has one request."""
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         kind: Callable[..., Any] = (
@@ -34,7 +34,7 @@ class OpenCallLimiter:
         )
 
         async def call(requests: Any, context: Any) -> Any:
-            host = host_of(context.peer())
+            host = parse_host(context.peer())
             if self._counts.count_from(host) >= MAX_OPEN_CALLS_OF_ADDRESS:
                 text = f"{MAX_OPEN_CALLS_OF_ADDRESS} such calls from this address are under way, which is the limit"
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -62,7 +62,7 @@ class OpenCallLimiter:
         return request
 
 
-def host_of(peer: str) -> str:
+def parse_host(peer: str) -> str:
     """Return the address of a peer in gRPC's text, without its port; a text without a port as it is."""
     kind, _, address = unquote(peer).partition(":")
     return address.rpartition(":")[0].strip("[]") if kind in ("ipv4", "ipv6") else peer

@@ -40,14 +40,14 @@ def derive_agent_id(key: bytes) -> str:
     return base64.b32encode(hashlib.sha256(key).digest()).decode().lower()[:ID_CHARACTERS]
 
 
-def agent_of(subscriber_id: str) -> str:
+def parse_agent_id(subscriber_id: str) -> str:
     """Return the id of the agent that has this subscriber id, which is one per life of its connection to a node."""
     return subscriber_id.rpartition(".")[0]
 
 
 def is_key_of(key: bytes, subscriber_id: str) -> bool:
     """Return whether the subscriber id is that of the agent with this key."""
-    claimed = agent_of(subscriber_id).rpartition(":")[2]
+    claimed = parse_agent_id(subscriber_id).rpartition(":")[2]
     return len(key) == KEY_BYTES and hmac.compare_digest(derive_agent_id(key).encode(), claimed.encode())
 
 

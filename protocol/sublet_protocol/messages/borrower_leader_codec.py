@@ -91,16 +91,20 @@ def count_items(wire: Any) -> int:
     items = 1
     match kind:
         case "leader_wanted":
-            items = len(message.reclaim) + sum(map(_more_epochs, message.reclaim))
+            items = len(message.reclaim) + sum(map(_count_more_epochs, message.reclaim))
         case "ping":
             items = len(message.borrower_ids)
         case "update_progress" | "disconnect":
             doubts = (stream.in_doubt for stream in message.streams if stream.HasField("in_doubt"))
-            items = len(message.streams) + sum(map(_more_epochs, message.streams)) + sum(map(_more_epochs, doubts))
+            items = (
+                len(message.streams)
+                + sum(map(_count_more_epochs, message.streams))
+                + sum(map(_count_more_epochs, doubts))
+            )
     return max(items, 1)
 
 
-def _more_epochs(wire: Any) -> int:
+def _count_more_epochs(wire: Any) -> int:
     """Return how many epochs its frontier has beyond one, which counts with its stream."""
     return max(len(wire.consumed.lower.least) - 1, 0) if wire.HasField("consumed") else 0
 
@@ -112,29 +116,29 @@ def encode_to_leader(message: ToLeader) -> Any:
     """Return a `sublet.v1.ToLeader`."""
     match message:
         case LeaderWanted():
-            return pb.ToLeader(leader_wanted=_leader_wanted(message))
+            return pb.ToLeader(leader_wanted=_encode_leader_wanted(message))
         case Ping(borrower_ids, sent_at):
             return pb.ToLeader(ping=pb.Ping(borrower_ids=borrower_ids, sent_at=sent_at))
         case UpdateProgress(borrower_id, term, streams):
-            report = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_progress(streams))
+            report = pb.UpdateProgress(borrower_id=borrower_id, term=term, streams=_encode_progress(streams))
             return pb.ToLeader(update_progress=report)
         case RevokeFinished():
-            return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_stream_fields(message)))
+            return pb.ToLeader(revoke_finished=pb.RevokeFinished(**_encode_stream_fields(message)))
         case Disconnect(borrower_id, term, streams, reason, more):
-            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, reason=_cut(reason), more=more)
-            disconnect.streams.extend(_progress(streams))
+            disconnect = pb.Disconnect(borrower_id=borrower_id, term=term, reason=_truncate(reason), more=more)
+            disconnect.streams.extend(_encode_progress(streams))
             return pb.ToLeader(disconnect=disconnect)
         case _:
             assert_never(message)
 
 
-def _leader_wanted(message: LeaderWanted) -> Any:
+def _encode_leader_wanted(message: LeaderWanted) -> Any:
     reclaim = (
         pb.HeldGrant(
             stream_id=held.stream_id,
             grant_id=held.grant_id,
             position=held.position,
-            consumed=_consumed(held.consumed),
+            consumed=_encode_consumed(held.consumed),
         )
         for held in message.reclaim
     )
@@ -154,7 +158,7 @@ def _leader_wanted(message: LeaderWanted) -> Any:
     )
 
 
-def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
+def _encode_progress(streams: Iterable[StreamProgress]) -> list[Any]:
     return [
         pb.StreamProgress(
             stream_id=stream.stream_id,
@@ -164,9 +168,9 @@ def _progress(streams: Iterable[StreamProgress]) -> list[Any]:
             size=stream.size,
             lag=stream.lag,
             delivered_end=stream.delivered_end,
-            consumed=_consumed(stream.consumed),
-            in_doubt=_in_doubt(stream.in_doubt),
-            read_error=_cut(stream.read_error) or None,
+            consumed=_encode_consumed(stream.consumed),
+            in_doubt=_encode_in_doubt(stream.in_doubt),
+            read_error=_truncate(stream.read_error) or None,
             poison=stream.poison,
             beyond_head=stream.beyond_head,
         )
@@ -183,7 +187,7 @@ def decode_to_leader(wire: Any) -> ToLeader:
     return message
 
 
-def _read_leader_wanted(wire: Any) -> LeaderWanted:
+def _decode_leader_wanted(wire: Any) -> LeaderWanted:
     check_streams("reclaim", (held.stream_id for held in wire.reclaim), len(wire.reclaim))
     check_part("reclaim", len(wire.reclaim), wire.more)
     return LeaderWanted(
@@ -194,7 +198,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
         session=check_id("session", wire.session) if wire.HasField("session") else None,
         leaving=wire.leaving,
         reclaim=tuple(
-            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_read_consumed(held))
+            HeldGrant(**check_naturals(held, "stream_id", "grant_id", "position"), consumed=_decode_consumed(held))
             for held in wire.reclaim
         ),
         starting_position=check_text("starting_position", wire.starting_position, MAX_START_BYTES),
@@ -205,7 +209,7 @@ def _read_leader_wanted(wire: Any) -> LeaderWanted:
     )
 
 
-def _read_ping(wire: Any) -> Ping:
+def _decode_ping(wire: Any) -> Ping:
     check_entries("borrower_ids", wire.borrower_ids, MAX_BORROWERS)
     return Ping(
         tuple(check_id("borrower_id", borrower_id) for borrower_id in wire.borrower_ids),
@@ -213,29 +217,29 @@ def _read_ping(wire: Any) -> Ping:
     )
 
 
-def _read_update_progress(wire: Any) -> UpdateProgress:
-    return UpdateProgress(*_borrower_and_term(wire), _read_progress(wire.streams))
+def _decode_update_progress(wire: Any) -> UpdateProgress:
+    return UpdateProgress(*_decode_borrower_and_term(wire), _decode_progress(wire.streams))
 
 
-def _read_revoke_finished(wire: Any) -> RevokeFinished:
-    return RevokeFinished(**_read_stream_fields(wire))
+def _decode_revoke_finished(wire: Any) -> RevokeFinished:
+    return RevokeFinished(**_decode_stream_fields(wire))
 
 
-def _read_disconnect(wire: Any) -> Disconnect:
+def _decode_disconnect(wire: Any) -> Disconnect:
     reason = check_explanation("reason", wire.reason)
     check_part("streams", len(wire.streams), wire.more)
-    return Disconnect(*_borrower_and_term(wire), _read_progress(wire.streams), reason, wire.more)
+    return Disconnect(*_decode_borrower_and_term(wire), _decode_progress(wire.streams), reason, wire.more)
 
 
-def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
+def _decode_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
     check_streams("streams", (stream.stream_id for stream in streams), len(streams))
     return tuple(
         StreamProgress(
             **check_naturals(stream, "stream_id", "grant_id", "position", "size", "delivered_end", "poison"),
             final=stream.final,
             lag=check_natural("lag", stream.lag) if stream.HasField("lag") else None,
-            consumed=_read_consumed(stream),
-            in_doubt=_read_in_doubt(stream),
+            consumed=_decode_consumed(stream),
+            in_doubt=_decode_in_doubt(stream),
             read_error=check_explanation("read_error", stream.read_error),
             beyond_head=stream.beyond_head,
         )
@@ -244,11 +248,11 @@ def _read_progress(streams: Sequence[Any]) -> tuple[StreamProgress, ...]:
 
 
 _TO_LEADER: dict[str, Callable[[Any], ToLeader]] = {
-    "leader_wanted": _read_leader_wanted,
-    "ping": _read_ping,
-    "update_progress": _read_update_progress,
-    "revoke_finished": _read_revoke_finished,
-    "disconnect": _read_disconnect,
+    "leader_wanted": _decode_leader_wanted,
+    "ping": _decode_ping,
+    "update_progress": _decode_update_progress,
+    "revoke_finished": _decode_revoke_finished,
+    "disconnect": _decode_disconnect,
 }
 
 
@@ -264,15 +268,17 @@ def encode_to_borrower(message: ToBorrower) -> Any:
         case PingResponse():
             return pb.ToBorrower(ping_response=_ping_response(message))
         case Grant():
-            return pb.ToBorrower(grant=_grant(message))
+            return pb.ToBorrower(grant=_encode_grant(message))
         case Revoke():
-            return pb.ToBorrower(revoke=pb.Revoke(**_stream_fields(message)))
+            return pb.ToBorrower(revoke=pb.Revoke(**_encode_stream_fields(message)))
         case Revoked(reason=reason):
-            return pb.ToBorrower(revoked=pb.Revoked(**_stream_fields(message), reason=_REVOKED_REASONS[reason]))
+            return pb.ToBorrower(revoked=pb.Revoked(**_encode_stream_fields(message), reason=_REVOKED_REASONS[reason]))
         case ProgressSaved():
-            return pb.ToBorrower(progress_saved=_progress_saved(message))
+            return pb.ToBorrower(progress_saved=_encode_progress_saved(message))
         case Invalidate(borrower_id, term, reason, detail):
-            end = pb.Invalidate(borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=_cut(detail))
+            end = pb.Invalidate(
+                borrower_id=borrower_id, term=term, reason=_END_REASONS[reason], detail=_truncate(detail)
+            )
             return pb.ToBorrower(invalidate=end)
         case _:
             assert_never(message)
@@ -288,8 +294,8 @@ def _ping_response(message: PingResponse) -> Any:
             pb.GroupFrontier(
                 space=frontier.space,
                 space_id=frontier.space_id,
-                consumed=_frontier(frontier.consumed),
-                lower=_frontier(frontier.lower),
+                consumed=_encode_frontier(frontier.consumed),
+                lower=_encode_frontier(frontier.lower),
             )
             for frontier in message.epochs
         ),
@@ -297,26 +303,26 @@ def _ping_response(message: PingResponse) -> Any:
     )
 
 
-def _progress_saved(message: ProgressSaved) -> Any:
+def _encode_progress_saved(message: ProgressSaved) -> Any:
     return pb.ProgressSaved(
-        **_stream_fields(message),
+        **_encode_stream_fields(message),
         position=message.position,
-        consumed=_consumed(message.consumed),
-        in_doubt=_in_doubt(message.in_doubt),
+        consumed=_encode_consumed(message.consumed),
+        in_doubt=_encode_in_doubt(message.in_doubt),
     )
 
 
-def _grant(message: Grant) -> Any:
+def _encode_grant(message: Grant) -> Any:
     return pb.Grant(
-        **_stream_fields(message),
+        **_encode_stream_fields(message),
         position=message.position,
         generation_id=message.generation_id,
         hash_from=message.hash_from,
         hash_last=message.hash_to - 1,
         filter=message.filter,
         end_offset=message.end_offset,
-        consumed=_consumed(message.consumed),
-        in_doubt=_in_doubt(message.in_doubt),
+        consumed=_encode_consumed(message.consumed),
+        in_doubt=_encode_in_doubt(message.in_doubt),
         grant_key=message.grant_key.reveal(),
     )
 
@@ -330,19 +336,19 @@ def decode_to_borrower(wire: Any) -> ToBorrower:
     return message
 
 
-def _read_connect_response(wire: Any) -> LeaderConnectResponse:
+def _decode_connect_response(wire: Any) -> LeaderConnectResponse:
     group_id, address = check_natural("group_id", wire.group_id), check_id("address", wire.address, may_be_empty=True)
-    return LeaderConnectResponse(*_borrower_and_term(wire), group_id, address)
+    return LeaderConnectResponse(*_decode_borrower_and_term(wire), group_id, address)
 
 
-def _read_ping_response(wire: Any) -> PingResponse:
+def _decode_ping_response(wire: Any) -> PingResponse:
     check_entries("epochs", wire.epochs, MAX_SPACES)
     epochs = tuple(
         GroupFrontier(
             check_text("space", frontier.space, MAX_SUBSCRIPTION_BYTES),
             check_natural("space_id", frontier.space_id),
-            _read_frontier(frontier.consumed),
-            _read_frontier(frontier.lower),
+            _decode_frontier(frontier.consumed),
+            _decode_frontier(frontier.lower),
         )
         for frontier in wire.epochs
     )
@@ -352,61 +358,61 @@ def _read_ping_response(wire: Any) -> PingResponse:
         (check_natural("stream_id", grant.stream_id), check_natural("grant_id", grant.grant_id))
         for grant in wire.without
     )
-    return PingResponse(*_borrower_and_term(wire), *times, epochs, without)
+    return PingResponse(*_decode_borrower_and_term(wire), *times, epochs, without)
 
 
-def _read_grant(wire: Any) -> Grant:
+def _decode_grant(wire: Any) -> Grant:
     if wire.hash_from > wire.hash_last:
         raise MalformedMessage(f"hash range {wire.hash_from} to {wire.hash_last}: it ends before it begins")
     if len(wire.grant_key) != GrantKey.BYTES:
         raise MalformedMessage(f"grant_key: {len(wire.grant_key)} bytes, and it has {GrantKey.BYTES}")
     return Grant(
-        **_read_stream_fields(wire),
+        **_decode_stream_fields(wire),
         **check_naturals(wire, "position", "generation_id"),
         hash_from=wire.hash_from,
         hash_to=wire.hash_last + 1,
         filter=check_text("filter", wire.filter, MAX_TOPIC_BYTES),
         end_offset=check_natural("end_offset", wire.end_offset) if wire.HasField("end_offset") else None,
-        consumed=_read_consumed(wire),
-        in_doubt=_read_in_doubt(wire),
+        consumed=_decode_consumed(wire),
+        in_doubt=_decode_in_doubt(wire),
         grant_key=GrantKey(wire.grant_key),
     )
 
 
-def _read_revoke(wire: Any) -> Revoke:
-    return Revoke(**_read_stream_fields(wire))
+def _decode_revoke(wire: Any) -> Revoke:
+    return Revoke(**_decode_stream_fields(wire))
 
 
-def _read_revoked(wire: Any) -> Revoked:
-    return Revoked(**_read_stream_fields(wire), reason=_known("reason", wire.reason, _REVOKED_REASONS_BACK))
+def _decode_revoked(wire: Any) -> Revoked:
+    return Revoked(**_decode_stream_fields(wire), reason=_decode_reason("reason", wire.reason, _REVOKED_REASONS_BACK))
 
 
-def _read_progress_saved(wire: Any) -> ProgressSaved:
+def _decode_progress_saved(wire: Any) -> ProgressSaved:
     position = check_natural("position", wire.position)
-    consumed, in_doubt = _read_consumed(wire), _read_in_doubt(wire)
-    return ProgressSaved(**_read_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
+    consumed, in_doubt = _decode_consumed(wire), _decode_in_doubt(wire)
+    return ProgressSaved(**_decode_stream_fields(wire), position=position, consumed=consumed, in_doubt=in_doubt)
 
 
-def _read_invalidate(wire: Any) -> Invalidate:
-    reason = _known("reason", wire.reason, _END_REASONS_BACK)
-    return Invalidate(*_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
+def _decode_invalidate(wire: Any) -> Invalidate:
+    reason = _decode_reason("reason", wire.reason, _END_REASONS_BACK)
+    return Invalidate(*_decode_borrower_and_term(wire), reason, check_explanation("detail", wire.detail))
 
 
 _TO_BORROWER: dict[str, Callable[[Any], ToBorrower]] = {
-    "leader_connect_response": _read_connect_response,
-    "ping_response": _read_ping_response,
-    "grant": _read_grant,
-    "revoke": _read_revoke,
-    "revoked": _read_revoked,
-    "progress_saved": _read_progress_saved,
-    "invalidate": _read_invalidate,
+    "leader_connect_response": _decode_connect_response,
+    "ping_response": _decode_ping_response,
+    "grant": _decode_grant,
+    "revoke": _decode_revoke,
+    "revoked": _decode_revoked,
+    "progress_saved": _decode_progress_saved,
+    "invalidate": _decode_invalidate,
 }
 
 
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def _stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | ProgressSaved) -> dict[str, Any]:
+def _encode_stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | ProgressSaved) -> dict[str, Any]:
     return {
         "borrower_id": message.borrower_id,
         "term": message.term,
@@ -415,37 +421,37 @@ def _stream_fields(message: RevokeFinished | Grant | Revoke | Revoked | Progress
     }
 
 
-def _read_stream_fields(wire: Any) -> dict[str, Any]:
+def _decode_stream_fields(wire: Any) -> dict[str, Any]:
     return {
         "borrower_id": check_id("borrower_id", wire.borrower_id),
         **check_naturals(wire, "term", "stream_id", "grant_id"),
     }
 
 
-def _borrower_and_term(wire: Any) -> tuple[str, int]:
+def _decode_borrower_and_term(wire: Any) -> tuple[str, int]:
     return check_id("borrower_id", wire.borrower_id), check_natural("term", wire.term)
 
 
-def _consumed(consumed: ConsumedFrontier | None) -> Any:
+def _encode_consumed(consumed: ConsumedFrontier | None) -> Any:
     if consumed is None:
         return None
-    lower = None if consumed.lower is None else _frontier(consumed.lower)
+    lower = None if consumed.lower is None else _encode_frontier(consumed.lower)
     return pb.ConsumedFrontier(upto=consumed.upto, lower=lower)
 
 
-def _frontier(lower: LowerFrontier) -> Any:
+def _encode_frontier(lower: LowerFrontier) -> Any:
     return pb.Frontier(least=(pb.Epoch(dimensions=epoch) for epoch in lower.least))
 
 
-def _read_consumed(wire: Any) -> ConsumedFrontier | None:
+def _decode_consumed(wire: Any) -> ConsumedFrontier | None:
     if not wire.HasField("consumed"):
         return None
     consumed = wire.consumed
-    lower = _read_frontier(consumed.lower) if consumed.HasField("lower") else None
+    lower = _decode_frontier(consumed.lower) if consumed.HasField("lower") else None
     return ConsumedFrontier(check_natural("upto", consumed.upto), lower)
 
 
-def _in_doubt(doubt: InDoubtRange | None) -> Any:
+def _encode_in_doubt(doubt: InDoubtRange | None) -> Any:
     if doubt is None:
         return None
     return pb.InDoubt(
@@ -453,11 +459,11 @@ def _in_doubt(doubt: InDoubtRange | None) -> Any:
         start=doubt.start,
         end=doubt.end,
         hold_s=doubt.hold_s,
-        consumed=_consumed(doubt.consumed),
+        consumed=_encode_consumed(doubt.consumed),
     )
 
 
-def _read_in_doubt(wire: Any) -> InDoubtRange | None:
+def _decode_in_doubt(wire: Any) -> InDoubtRange | None:
     if not wire.HasField("in_doubt"):
         return None
     doubt = wire.in_doubt
@@ -465,11 +471,11 @@ def _read_in_doubt(wire: Any) -> InDoubtRange | None:
         raise MalformedMessage(f"in doubt is [{doubt.start}, {doubt.end}): it ends before it begins")
     numbers = check_naturals(doubt, "grant_id", "start", "end")
     return InDoubtRange(
-        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_read_consumed(doubt)
+        **numbers, hold_s=check_range("hold_s", doubt.hold_s, 0.0, MAX_HOLD_S), consumed=_decode_consumed(doubt)
     )
 
 
-def _read_frontier(wire: Any) -> LowerFrontier:
+def _decode_frontier(wire: Any) -> LowerFrontier:
     check_entries("least", wire.least, MAX_ANTICHAIN)
     epochs = [tuple(epoch.dimensions) for epoch in wire.least]
     sizes = {len(epoch) for epoch in epochs}
@@ -480,11 +486,11 @@ def _read_frontier(wire: Any) -> LowerFrontier:
     return LowerFrontier(tuple(sorted(set(epochs))))
 
 
-def _cut(explanation: str) -> str:
+def _truncate(explanation: str) -> str:
     return explanation[:MAX_EXPLANATION_CHARACTERS]
 
 
-def _known(name: str, value: int, reasons: dict[Any, Reason]) -> Reason:
+def _decode_reason(name: str, value: int, reasons: dict[Any, Reason]) -> Reason:
     if value not in reasons:
         raise MalformedMessage(f"{name} {value}: this version does not know it")
     return reasons[value]

@@ -153,13 +153,13 @@ def decode_published(wire: Any, count: int) -> PublishResult:
     """Return the outcome of a batch of `count` messages. Raise `MalformedMessage` unless each has one place."""
     if wire.is_duplicate and not wire.parts:
         return PublishResult(None, True)
-    parts = tuple(_read_part(part) for part in wire.parts)
+    parts = tuple(_decode_part(part) for part in wire.parts)
     if sorted(row for part in parts for row in part.rows) != list(range(count)):
         raise MalformedMessage(f"an answer with parts of {[len(part.rows) for part in parts]} for {count} messages")
     return PublishResult(parts, wire.is_duplicate)
 
 
-def _read_part(wire: Any) -> PublishedSpan:
+def _decode_part(wire: Any) -> PublishedSpan:
     if wire.count > MAX_BATCH_MESSAGES or len(wire.rows) not in (0, wire.count):
         raise MalformedMessage(f"a part of {wire.count} messages with {len(wire.rows)} rows")
     rows: Sequence[int] = tuple(wire.rows) if wire.rows else range(wire.count)
@@ -176,7 +176,7 @@ def encode_read(read: FeedReadRequest, kind: Any) -> Any:
     begin = (
         {"starting_position": str(read.starting_position)}
         if isinstance(read.starting_position, StartingPosition)
-        else {"bookmark": _bookmark(read.starting_position)}
+        else {"bookmark": _encode_bookmark(read.starting_position)}
     )
     return kind(
         protocol_version=PROTOCOL_VERSION, filter=read.filter.text, subscription_id=read.subscription_id, **begin
@@ -191,7 +191,7 @@ def decode_read(wire: Any) -> FeedReadRequest:
             check_text("starting_position", wire.starting_position, MAX_START_BYTES, may_be_empty=True)
             begin: StartingPosition | Bookmark = StartingPosition.parse(wire.starting_position)
         case "bookmark":
-            begin = _read_bookmark(wire.bookmark)
+            begin = _decode_bookmark(wire.bookmark)
         case _:
             raise MalformedMessage("from: it is missing. Give a starting_position (latest, say) or a bookmark.")
     return FeedReadRequest(TopicFilter(wire.filter), begin, check_id("subscription_id", wire.subscription_id))
@@ -201,7 +201,7 @@ def encode_page(page: FeedPage) -> Any:
     """Return a `FeedPage`."""
     return pb.FeedPage(
         subscription_id=page.subscription_id,
-        bookmark=None if page.bookmark is None else _bookmark(page.bookmark),
+        bookmark=None if page.bookmark is None else _encode_bookmark(page.bookmark),
         stream_id=page.stream_id,
         start=page.start,
         position=page.position,
@@ -217,7 +217,7 @@ def decode_page(wire: Any) -> FeedPage:
         raise MalformedMessage(f"a page from {start} to {position}: it ends before it begins")
     return FeedPage(
         subscription_id=check_id("subscription_id", wire.subscription_id),
-        bookmark=_read_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
+        bookmark=_decode_bookmark(wire.bookmark) if wire.HasField("bookmark") else None,
         stream_id=check_number("stream_id", wire.stream_id),
         start=start,
         position=position,
@@ -230,12 +230,12 @@ def decode_page(wire: Any) -> FeedPage:
 # --- fields ---------------------------------------------------------------------------------------------------------
 
 
-def _bookmark(bookmark: Bookmark) -> Any:
+def _encode_bookmark(bookmark: Bookmark) -> Any:
     positions = [pb.FeedPosition(stream_id=stream, offset=offset) for stream, offset in bookmark.offsets.items()]
     return pb.FeedBookmark(known=bookmark.known, positions=positions, timeline=bookmark.timeline)
 
 
-def _read_bookmark(wire: Any) -> Bookmark:
+def _decode_bookmark(wire: Any) -> Bookmark:
     streams = (each.stream_id for each in wire.positions)
     check_streams("bookmark", streams, len(wire.positions), MAX_BOOKMARK_STREAMS)
     timeline = wire.timeline if wire.HasField("timeline") else None

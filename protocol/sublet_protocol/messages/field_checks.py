@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS, MAX_ID_BYTES, MAX_NUMBER, MAX_STREAMS
 
-LARGEST = 2**63 - 1
+MAX_INT64 = 2**63 - 1
 """The greatest number of a signed field of 64 bits."""
 
 _T = TypeVar("_T")
@@ -63,7 +63,7 @@ def check_natural(name: str, value: int) -> int:
     return value
 
 
-def check_number(name: str, value: int, min_value: int = 0, max_value: int = LARGEST) -> int:
+def check_number(name: str, value: int, min_value: int = 0, max_value: int = MAX_INT64) -> int:
     """Return a number from `min_value` to `max_value`."""
     if not min_value <= value <= max_value:
         raise MalformedMessage(f"{name} {value}: a whole number from {min_value} to {max_value}")

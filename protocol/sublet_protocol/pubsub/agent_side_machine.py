@@ -79,7 +79,7 @@ class PubSubClientSettings:
 
 
 @dataclass(slots=True)
-class _Call:
+class _CallState:
     """One of the two calls that may be under way: a batch or a poll."""
 
     busy: bool = False
@@ -89,7 +89,7 @@ class _Call:
 
 
 @dataclass(slots=True)
-class _Life:
+class _SubscriberState:
     """State under one subscriber id. `number`: of the last batch; `flight`: its commands if unanswered."""
 
     id: int
@@ -98,8 +98,8 @@ class _Life:
     acknowledged: int = 0
     incarnation: str = ""
     last_on: dict[str, int] = field(default_factory=dict)
-    batch: _Call = field(default_factory=_Call)
-    poll: _Call = field(default_factory=_Call)
+    batch: _CallState = field(default_factory=_CallState)
+    poll: _CallState = field(default_factory=_CallState)
 
 
 class AgentSideMachine:
@@ -129,14 +129,14 @@ class AgentSideMachine:
         self._counts: Counter[str] = Counter()
         self._lost: Counter[ConnectionLostReason] = Counter()
         self._refusal = ""
-        self._life = _Life(0)
+        self._life = _SubscriberState(0)
         self._out: list[Instruction] = []
 
     def decide(self, event: Event, now: float) -> AgentSideOutcome:
         """Apply one event, and return the outcome; times are seconds of a monotonic clock."""
         self._out = []
         if self.status is not ConnectionStatus.REJECTED:
-            self._take_in(event, now)
+            self._handle_event(event, now)
             self._advance(now)
         elif isinstance(event, Subscribe):
             self._out.append(
@@ -179,7 +179,7 @@ class AgentSideMachine:
 
     # --- events ---
 
-    def _take_in(self, event: Event, now: float) -> None:
+    def _handle_event(self, event: Event, now: float) -> None:
         match event:
             case Subscribe(channel, key):
                 self._add_subscription((channel, key))
@@ -193,13 +193,13 @@ class AgentSideMachine:
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
                 if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
-                    self._take_in_answer(event, now)
+                    self._handle_answer(event, now)
             case Tick():
                 pass
             case _:
                 assert_never(event)
 
-    def _take_in_answer(
+    def _handle_answer(
         self,
         event: CommandsReplied | CommandsUnanswered | PollReplied | PollUnanswered | ConnectionRejected,
         now: float,
@@ -208,13 +208,13 @@ class AgentSideMachine:
             self._jitter = event.jitter
         match event:
             case CommandsReplied():
-                self._batch_answered(event, now)
+                self._on_batch_answered(event, now)
             case PollReplied():
-                self._poll_answered(event, now)
+                self._on_poll_answered(event, now)
             case CommandsUnanswered():
-                self._failed(self._life.batch, event, now)
+                self._on_call_failed(self._life.batch, event, now)
             case PollUnanswered():
-                self._failed(self._life.poll, event, now)
+                self._on_call_failed(self._life.poll, event, now)
             case ConnectionRejected(reason=reason):
                 self._lose(ConnectionLostReason.REJECTED, reason, now)
             case _:
@@ -234,9 +234,9 @@ class AgentSideMachine:
         if len(self._queue) > self._settings.queued_commands + len(self._subscriptions):
             self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
-    def _batch_answered(self, event: CommandsReplied, now: float) -> None:
+    def _on_batch_answered(self, event: CommandsReplied, now: float) -> None:
         is_expected = self._life.batch.busy and event.number == self._life.number
-        if not is_expected or not self._trusts(event, self._life.batch, now):
+        if not is_expected or not self._accept_answer(event, self._life.batch, now):
             return
         flight, self._life.flight = self._life.flight, ()
         refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
@@ -257,12 +257,12 @@ class AgentSideMachine:
             if index in refused:
                 self._remove_subscription(subject)
 
-    def _poll_answered(self, event: PollReplied, now: float) -> None:
-        if not self._life.poll.busy or not self._trusts(event, self._life.poll, now):
+    def _on_poll_answered(self, event: PollReplied, now: float) -> None:
+        if not self._life.poll.busy or not self._accept_answer(event, self._life.poll, now):
             return
         fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
         self._counts.update(empty_polls=not event.deliveries, redeliveries=len(event.deliveries) - len(fresh))
-        if not all(self._follows(delivery) for delivery in fresh):
+        if not all(self._accept_successor(delivery) for delivery in fresh):
             self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
         elif fresh:
             self._life.acknowledged = fresh[-1].sequence
@@ -271,7 +271,7 @@ class AgentSideMachine:
             )
             self._out.append(Deliver(fresh))
 
-    def _trusts(self, event: CommandsReplied | PollReplied, call: _Call, now: float) -> bool:
+    def _accept_answer(self, event: CommandsReplied | PollReplied, call: _CallState, now: float) -> bool:
         """Return whether the answer is from the expected incarnation of the node, which has this subscriber; else
         report the loss.
         """
@@ -289,7 +289,7 @@ class AgentSideMachine:
         self.status = ConnectionStatus.CONNECTED
         return True
 
-    def _follows(self, delivery: SequencedMessage) -> bool:
+    def _accept_successor(self, delivery: SequencedMessage) -> bool:
         """Return whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, MailboxOverflow):
             self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
@@ -300,7 +300,7 @@ class AgentSideMachine:
         self._life.last_on[delivery.channel] = delivery.sequence
         return delivery.predecessor == predecessor
 
-    def _failed(self, call: _Call, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
+    def _on_call_failed(self, call: _CallState, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
         if not call.busy:
             return
         call.busy = False
@@ -310,9 +310,9 @@ class AgentSideMachine:
             return
         # At once, as mostly the connection has ended, and a node that is dead is known to be so then; but in no loop.
         is_lone_failure = now >= call.failed_at + self._settings.max_retry_s
-        call.failed_at, call.not_before = now, now if is_lone_failure else now + self._delay()
+        call.failed_at, call.not_before = now, now if is_lone_failure else now + self._compute_delay()
 
-    def _delay(self) -> float:
+    def _compute_delay(self) -> float:
         longest = self._settings.retry_s * float(2 ** min(self._setbacks, 16))
         return min(longest, self._settings.max_retry_s) * (1 + self._jitter)
 
@@ -330,7 +330,7 @@ class AgentSideMachine:
             begins_at = now + self._settings.spread_s * self._jitter
             self.status = ConnectionStatus.CONNECTING
         else:
-            begins_at = now + self._delay()
+            begins_at = now + self._compute_delay()
             self.status = ConnectionStatus.DISCONNECTED
             self._setbacks += 1
         self._queue = deque(Subscribe(channel, key) for channel, key in self._subscriptions)
@@ -350,7 +350,7 @@ class AgentSideMachine:
         self._refusal = refusal
         self._subscriptions.clear()
         self._queue.clear()
-        self._life = _Life(self._life.id)
+        self._life = _SubscriberState(self._life.id)
 
     def _give_up_calls(self) -> None:
         if self._life.batch.busy:
@@ -359,7 +359,7 @@ class AgentSideMachine:
             self._out.append(CancelPollCall())
 
     def _begin_life(self, not_before: float) -> None:
-        self._life = _Life(self._life.id + 1)
+        self._life = _SubscriberState(self._life.id + 1)
         self._counts["incarnations"] += 1
         self._life.batch.not_before = self._life.poll.not_before = not_before
 
@@ -369,7 +369,7 @@ class AgentSideMachine:
         if self.status is ConnectionStatus.REJECTED:
             return
         if not (self._subscriptions or self._listening or self._queue or self._life.flight):
-            self._rest()
+            self._become_idle()
             return
         if self.status is ConnectionStatus.IDLE:
             self.status = ConnectionStatus.CONNECTING
@@ -377,10 +377,10 @@ class AgentSideMachine:
         self._advance_batch(now)
         self._advance_poll(now)
 
-    def _rest(self) -> None:
+    def _become_idle(self) -> None:
         """End this life regularly, as nothing is subscribed, so that the node can drop it."""
         self._give_up_calls()
-        self._life = _Life(self._life.id)
+        self._life = _SubscriberState(self._life.id)
         self.status = ConnectionStatus.IDLE
 
     def _advance_batch(self, now: float) -> None:
@@ -388,7 +388,7 @@ class AgentSideMachine:
             return
         repeated = bool(self._life.flight)
         if not self._life.flight and self._queue:
-            self._life.flight = self._next_commands()
+            self._life.flight = self._take_next_commands()
             self._life.number += 1
         if self._life.flight:
             self._count_batch(repeated)
@@ -401,7 +401,7 @@ class AgentSideMachine:
         else:
             self._counts.update(batches=1, commands=len(self._life.flight))
 
-    def _next_commands(self) -> tuple[Command, ...]:
+    def _take_next_commands(self) -> tuple[Command, ...]:
         """Return as many commands as one batch may hold, and at least one."""
         commands = [self._queue.popleft()]
         size, items = self._size_of(commands[0])

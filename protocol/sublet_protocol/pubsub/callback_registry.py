@@ -48,13 +48,13 @@ class CallbackRegistry:
     def deliver(self, deliveries: Iterable[SequencedMessage]) -> None:
         """Call the callback of each delivery, in order."""
         for delivery in deliveries:
-            for callback in tuple(self._readers(delivery)):
+            for callback in tuple(self._find_callbacks(delivery)):
                 call_safely(callback, delivery)
 
-    def _readers(self, delivery: SequencedMessage) -> Iterator[OnDelivery]:
+    def _find_callbacks(self, delivery: SequencedMessage) -> Iterator[OnDelivery]:
         if isinstance(delivery.body, MailboxOverflow):
             yield self._on_message
-            yield from self._readers_of(delivery.body.channels)
+            yield from self._find_callbacks_of(delivery.body.channels)
             return
         for subject in ((delivery.channel, delivery.key), (delivery.channel, None)):
             if (pair := self._pairs.get(subject)) is not None and pair.on_message is not None:
@@ -62,7 +62,7 @@ class CallbackRegistry:
                 return
         yield self._on_message
 
-    def _readers_of(self, channels: tuple[str, ...]) -> Iterator[OnDelivery]:
+    def _find_callbacks_of(self, channels: tuple[str, ...]) -> Iterator[OnDelivery]:
         """Return each callback once, however many subscriptions it serves."""
         pairs = (pair for (channel, _), pair in self._pairs.items() if channel in channels)
         return iter(dict.fromkeys(pair.on_message for pair in pairs if pair.on_message is not None))

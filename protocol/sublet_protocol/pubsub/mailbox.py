@@ -91,7 +91,7 @@ class Mailbox:
             if message.identity in self._once:
                 return
             self._once[message.identity] = None
-        queue_key = self._queue_key(message)
+        queue_key = self._make_queue_key(message)
         if (older := self._waiting.get(queue_key)) is not None:
             self._waiting_bytes -= older.size
         self._waiting[queue_key] = message
@@ -126,7 +126,7 @@ class Mailbox:
         if self._out_bytes != (handed_out := sum(message.size for message in out)):
             yield f"{self._out_bytes} bytes are said to be handed out, and {handed_out} are"
 
-    def _queue_key(self, message: QueuedMessage) -> Hashable:
+    def _make_queue_key(self, message: QueuedMessage) -> Hashable:
         """Return the key under which it waits: a state replaces the older value that still waits; everything else goes
         to the end."""
         if message.is_state:

@@ -43,11 +43,11 @@ class ChannelCatalog(Mapping[str, ChannelKind]):
     def __len__(self) -> int:
         return len(self._kinds)
 
-    def number(self, name: str) -> int:
+    def find_number(self, name: str) -> int:
         """Return the number of a channel; 0 for what is none."""
         return self._numbers.get(name, 0)
 
-    def name(self, number: int) -> str | None:
+    def find_name(self, number: int) -> str | None:
         """Return the channel of a number; None for what is none."""
         return self._names.get(number)
 

@@ -47,7 +47,7 @@ from sublet_protocol.pubsub.callback_registry import CallbackRegistry, OnDeliver
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import CHANNELS, ChannelCatalog, Command, MessageToNode, Subscribe, Unsubscribe
 from sublet_protocol.tick import Tick
-from sublet_protocol.tls.channel import channel_signature, explain_failure, open_aio_channel
+from sublet_protocol.tls.channel import compute_channel_signature, explain_failure, open_aio_channel
 from sublet_protocol.v1 import sublet_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class NodeConnection:
         self.address = address
         self._key = key
         self._channels = channels
-        self._machine = AgentSideMachine(key.agent_id, settings, channels=channels, size_of=self._size_of)
+        self._machine = AgentSideMachine(key.agent_id, settings, channels=channels, size_of=self._measure)
         self._callbacks = CallbackRegistry(on_message, on_lost)
         self._on_refused = on_refused
         self._answer_within_s = answer_within_s
@@ -209,7 +209,7 @@ class NodeConnection:
 
     async def close(self, timeout_s: float = 5.0) -> bool:
         """Wait until the node has all that was sent, then end; return False if the time was over first."""
-        drained = await self._drained(timeout_s)
+        drained = await self._wait_until_drained(timeout_s)
         self._closed = True
         tasks = [task for task in (self._batch, self._poll) if task is not None]
         for task in tasks:
@@ -219,7 +219,7 @@ class NodeConnection:
         await asyncio.gather(*(channel.close() for channel in self._channels_opened))
         return drained
 
-    async def _drained(self, timeout_s: float) -> bool:
+    async def _wait_until_drained(self, timeout_s: float) -> bool:
         """Return whether the node has confirmed everything. What a lost connection drops was not confirmed."""
         losses = self._losses
         try:
@@ -288,8 +288,8 @@ class NodeConnection:
             text = "command refused by node: address=%s command=%s refusal_count=%d: %s"
             log.warning(text, self.address, kind, self._refusals, truncate(reason))
 
-    def _size_of(self, command: Command) -> tuple[int, int]:
-        return wire.command_size(command, self._channels)
+    def _measure(self, command: Command) -> tuple[int, int]:
+        return wire.measure_command(command, self._channels)
 
     def _replace(self, task: asyncio.Task[None] | None, call: Any) -> asyncio.Task[None]:
         _cancel(task)
@@ -298,9 +298,9 @@ class NodeConnection:
     def _wake_at(self, at: float | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if at is None else self._loop.call_later(max(at - self._clock(), 0.0), self._tick)
+        self._timer = None if at is None else self._loop.call_later(max(at - self._clock(), 0.0), self._on_timer)
 
-    def _tick(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._decide(Tick())
 
@@ -361,7 +361,7 @@ class NodeConnection:
         """Return the stub, on a new channel if this is the first call, or the files for TLS have changed."""
         if self._stub is None or self._is_lost:
             self._is_lost = False
-            signature = channel_signature(self.address)
+            signature = compute_channel_signature(self.address)
             if self._stub is None or signature != self._opened_with:
                 channel = open_aio_channel(self.address, CHANNEL_OPTIONS)
                 self._opened_with, self._stub = signature, sublet_pb2_grpc.SessionStub(channel)

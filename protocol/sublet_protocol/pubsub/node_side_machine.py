@@ -38,10 +38,10 @@ from sublet_protocol.pubsub.node_side_replies import (
 )
 from sublet_protocol.pubsub.subscription_index import LatestValues, SubscriptionIndex
 
-SILENT_HOLDS = 3
+MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""
 
-REMEMBERED_PAST = 10_000
+MAX_REMEMBERED = 10_000
 """How many dropped subscriber ids are stored, so that none of them can begin a second life."""
 
 
@@ -66,7 +66,7 @@ class _Subscriber:
     errors: tuple[CommandRefusal, ...] = ()
     subjects: dict[str, dict[str | None, None]] = field(default_factory=dict)
 
-    def all_subjects(self) -> Iterator[tuple[str, str | None]]:
+    def list_subjects(self) -> Iterator[tuple[str, str | None]]:
         return ((channel, key) for channel, keys in self.subjects.items() for key in keys)
 
 
@@ -134,7 +134,7 @@ class NodeSideMachine:
         """Drop what is acknowledged and return what waits, or hold the poll."""
         self._counts["polls"] += 1
         if incarnation not in ("", self.incarnation):
-            return self._unknown(f"incarnation {incarnation} of this node is over")
+            return self._reject_unknown(f"incarnation {incarnation} of this node is over")
         subscriber = self._find(subscriber_id, now, may_be_new=not incarnation and not acknowledged)
         if isinstance(subscriber, UnknownSubscriber | SubscriberRefused):
             return subscriber
@@ -149,7 +149,7 @@ class NodeSideMachine:
         """End a held poll; return what waits by now, which may be nothing."""
         subscriber = self._subscribers.get(subscriber_id)
         if subscriber is None:
-            return self._unknown("forgotten while its poll was held")
+            return self._reject_unknown("forgotten while its poll was held")
         subscriber.received_at = now
         deliveries = self._take(subscriber.mailbox)
         self._counts["empty_polls"] += not deliveries
@@ -191,7 +191,7 @@ class NodeSideMachine:
         """Drop every subscriber that was silent for three hold times; return their ids, and those expelled since the
         last call.
         """
-        since = now - SILENT_HOLDS * self.settings.hold_s
+        since = now - MAX_SILENT_HOLDS * self.settings.hold_s
         silent = tuple(name for name, subscriber in self._subscribers.items() if subscriber.received_at <= since)
         for subscriber_id in silent:
             self._forget(subscriber_id, "expired")
@@ -208,7 +208,7 @@ class NodeSideMachine:
     def wake_at(self) -> float | None:
         """Return when `expire` may find a silent subscriber; None while there is no subscriber."""
         oldest = min((subscriber.received_at for subscriber in self._subscribers.values()), default=None)
-        return None if oldest is None else oldest + SILENT_HOLDS * self.settings.hold_s
+        return None if oldest is None else oldest + MAX_SILENT_HOLDS * self.settings.hold_s
 
     @property
     def subscriber_ids(self) -> tuple[str, ...]:
@@ -218,7 +218,7 @@ class NodeSideMachine:
     def subscriptions(self, subscriber_id: str) -> tuple[tuple[str, str | None], ...]:
         """Return the (channel, key or None for all) that this subscriber has subscribed to; none if it is not known."""
         subscriber = self._subscribers.get(subscriber_id)
-        return () if subscriber is None else tuple(subscriber.all_subjects())
+        return () if subscriber is None else tuple(subscriber.list_subjects())
 
     def subscribed_keys(self, channel: str) -> SubscribedKeys:
         """Return the subscribed keys of a channel: only these are worth reading."""
@@ -239,7 +239,7 @@ class NodeSideMachine:
         The newest states are no leaks: they answer later subscriptions, until they are cleared.
         """
         subscriptions = {
-            (name, *subject) for name, subscriber in self._subscribers.items() for subject in subscriber.all_subjects()
+            (name, *subject) for name, subscriber in self._subscribers.items() for subject in subscriber.list_subjects()
         }
         entries = set(self._index.entries())
         leaks = [f"subscription {entry}: nobody asked for it" for entry in entries - subscriptions]
@@ -260,11 +260,11 @@ class NodeSideMachine:
         if (subscriber := self._subscribers.get(subscriber_id)) is not None:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
-            return self._unknown("its life is over: it was silent for too long, or broke the rules")
-        agent, life = _agent_and_life(subscriber_id)
+            return self._reject_unknown("its life is over: it was silent for too long, or broke the rules")
+        agent, life = _parse_subscriber_id(subscriber_id)
         previous_id = self._lives.get(agent, "")
-        if previous_id and life <= _agent_and_life(previous_id)[1]:
-            return self._unknown("its life is over: a later one of the same agent has begun")
+        if previous_id and life <= _parse_subscriber_id(previous_id)[1]:
+            return self._reject_unknown("its life is over: a later one of the same agent has begun")
         # An agent has one life at a time: the subscriptions of the former are not to be counted with it.
         if previous_id:
             self._forget(previous_id, "expired")
@@ -279,25 +279,25 @@ class NodeSideMachine:
         self._counts["incarnations"] += 1
         return subscriber
 
-    def _unknown(self, reason: str) -> UnknownSubscriber:
+    def _reject_unknown(self, reason: str) -> UnknownSubscriber:
         self._counts["unknown_subscriber_replies"] += 1
         return UnknownSubscriber(reason)
 
     def _expel(self, subscriber_id: str, reason: str) -> UnknownSubscriber:
         self._forget(subscriber_id, "expelled")
         self._expelled.append(subscriber_id)
-        return self._unknown(reason)
+        return self._reject_unknown(reason)
 
     def _forget(self, subscriber_id: str, counted_as: str) -> None:
         subscriber = self._subscribers.pop(subscriber_id)
-        subjects = tuple(subscriber.all_subjects())
+        subjects = tuple(subscriber.list_subjects())
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
         self._key_bytes -= sum(len(key or "") for _, key in subjects)
-        agent, _ = _agent_and_life(subscriber_id)
+        agent, _ = _parse_subscriber_id(subscriber_id)
         if self._lives.get(agent) == subscriber_id:
             del self._lives[agent]
         self._past[subscriber_id] = None
-        if len(self._past) > REMEMBERED_PAST:
+        if len(self._past) > MAX_REMEMBERED:
             self._past.popitem(last=False)
         self._counts[counted_as] += 1
         self.on_ready(subscriber_id)
@@ -342,7 +342,7 @@ class NodeSideMachine:
         keys[key] = None
         is_first = self._index.add(subscriber_id, channel, key)
         if kind is ChannelKind.STATE:
-            for state_key, body, version in self._states.current(channel, key):
+            for state_key, body, version in self._states.list_values(channel, key):
                 size = self._size_of(body) + len(state_key)
                 self._put(subscriber_id, QueuedMessage(channel, state_key, body, size, is_state=True, version=version))
         if is_first:
@@ -378,7 +378,7 @@ class NodeSideMachine:
         return deliveries
 
 
-def _agent_and_life(subscriber_id: str) -> tuple[str, int]:
+def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:
     """Return the agent of an id AGENT.LIFE, and which of its lives it is; no agent where it is not such an id."""
     agent, _, life = subscriber_id.rpartition(".")
     return (agent, int(life)) if life.isascii() and life.isdecimal() else ("", 0)

@@ -83,11 +83,11 @@ CheckSubscribe = Callable[[str, str, str | None], None]
 Principal = Callable[[], str | None]
 
 
-def new_publisher(
+def make_publisher(
     incarnation: str, settings: SubscriberLimits | None = None, channels: ChannelCatalog = CHANNELS
 ) -> NodeSideMachine:
     """Return a publisher of this project's bodies, whose mailboxes are bounded by their size on the wire."""
-    return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.body_size)
+    return NodeSideMachine(incarnation, settings, channels=channels, size_of=wire.measure_body)
 
 
 class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
@@ -135,7 +135,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     def register(self, server: Any) -> None:
         """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
         sublet_pb2_grpc.add_SessionServicer_to_server(self, server)
-        self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        self._sweeper = asyncio.get_running_loop().create_task(self._expire_subscribers())
 
     async def close(self) -> None:
         """Release all held polls and stop sweeping. The caller stops the gRPC server."""
@@ -179,7 +179,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Execute a batch of commands, once."""
-        subscriber_id = await _checked(request, context)
+        subscriber_id = await _check_request(request, context)
         try:
             wire.check_batch(request)
         except MalformedMessage as error:
@@ -192,7 +192,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
-        subscriber_id = await _checked(request, context)
+        subscriber_id = await _check_request(request, context)
         await self._admit(subscriber_id, context)
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
@@ -260,10 +260,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        turn = _Turn()
+        turn = _LoopSlice()
         commands: list[ReceivedCommand] = []
         for command in request.commands:
-            commands.append(self._allowed(subscriber_id, wire.decode_command(command, self._channels)))
+            commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
             await turn.spend(wire.count_items(command))
         answer = self.publisher.receive(subscriber_id, request.number, commands, self._clock())
         if not self.publisher.has_subscriber(subscriber_id):
@@ -281,7 +281,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             case SubscriberRefused():
                 return answer
 
-    def _allowed(self, subscriber_id: str, command: ReceivedCommand) -> ReceivedCommand:
+    def _authorize(self, subscriber_id: str, command: ReceivedCommand) -> ReceivedCommand:
         """Return the command, or what is executed instead of one that the caller may not give."""
         if isinstance(command, Subscribe):
             try:
@@ -290,10 +290,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return UndecodableCommand(str(error))
         return command
 
-    async def _hand_over(self, subscriber_id: str, index: int, message: object, turn: _Turn) -> CommandRefusal | None:
+    async def _hand_over(
+        self, subscriber_id: str, index: int, message: object, turn: _LoopSlice
+    ) -> CommandRefusal | None:
         """Hand the message over, so that an error with it affects its sender only."""
         try:
-            for part, items in wire.slices(message):
+            for part, items in wire.split_message(message):
                 result = self._on_message(subscriber_id, part)
                 if inspect.isawaitable(result):
                     await result
@@ -322,7 +324,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         if held is not None and not held.done():
             held.set_result(not superseded)
 
-    async def _sweep(self) -> None:
+    async def _expire_subscribers(self) -> None:
         """Drop silent subscribers when they are due. Later subscribers are due later, so none is missed."""
         longest = self.publisher.settings.hold_s
         while True:
@@ -349,7 +351,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             log.exception("interest handler failed")
 
 
-class _Turn:
+class _LoopSlice:
     """The time that a batch has used of the event loop; after a slice, others have their turn."""
 
     def __init__(self) -> None:
@@ -362,7 +364,7 @@ class _Turn:
             await asyncio.sleep(0)
 
 
-async def _checked(request: Any, context: Any) -> str:
+async def _check_request(request: Any, context: Any) -> str:
     """Return the subscriber id of a request of this version, which proves that it is from that agent."""
     if request.protocol_version != PROTOCOL_VERSION:
         text = (

@@ -42,7 +42,7 @@ class SubscriptionIndex:
 
     def subscribers(self, channel: str, key: str) -> dict[str, None]:
         """Return each subscriber of this key or of all keys, once."""
-        return self._of(channel, key) | self._of(channel, None)
+        return self._get_subscribers(channel, key) | self._get_subscribers(channel, None)
 
     def keys(self, channel: str) -> Iterator[str]:
         """Return the keys that are subscribed by name."""
@@ -56,13 +56,13 @@ class SubscriptionIndex:
         """Yield every (subscriber id, channel, key or None)."""
         for channel, keys in self._channels.items():
             for key in keys:
-                for subscriber_id in self._of(channel, key):
+                for subscriber_id in self._get_subscribers(channel, key):
                     yield subscriber_id, channel, key
 
     def __len__(self) -> int:
         return sum(len(keys) for keys in self._channels.values())
 
-    def _of(self, channel: str, key: str | None) -> dict[str, None]:
+    def _get_subscribers(self, channel: str, key: str | None) -> dict[str, None]:
         readers = self._channels.get(channel, {}).get(key, {})
         return readers if isinstance(readers, dict) else {readers: None}
 
@@ -85,7 +85,7 @@ class LatestValues:
         """Remove a key."""
         self._values.get(channel, {}).pop(key, None)
 
-    def current(self, channel: str, key: str | None) -> Iterator[tuple[str, object, int]]:
+    def list_values(self, channel: str, key: str | None) -> Iterator[tuple[str, object, int]]:
         """Yield (key, body, version) of one key or of all."""
         values = self._values.get(channel, {})
         for name in list(values) if key is None else [key] if key in values else []:

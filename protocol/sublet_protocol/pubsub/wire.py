@@ -117,9 +117,9 @@ def encode_command(command: Command, channels: ChannelCatalog = CHANNELS) -> Any
     """Return a `Command`."""
     match command:
         case Subscribe(channel, key):
-            return pb.Command(subscribe=_subject(channel, key, channels))
+            return pb.Command(subscribe=_encode_subject(channel, key, channels))
         case Unsubscribe(channel, key):
-            return pb.Command(unsubscribe=_subject(channel, key, channels))
+            return pb.Command(unsubscribe=_encode_subject(channel, key, channels))
         case MessageToNode(LeaderWanted() | Ping() | UpdateProgress() | RevokeFinished() | Disconnect() as message):
             return pb.Command(message=codec.encode_to_leader(message))
         case MessageToNode(GroupEventPayload(payload)):
@@ -135,51 +135,51 @@ def decode_command(wire: Any, channels: ChannelCatalog = CHANNELS) -> ReceivedCo
     try:
         match wire.WhichOneof("command"):
             case "subscribe":
-                return Subscribe(*_read_subject(wire.subscribe, channels))
+                return Subscribe(*_decode_subject(wire.subscribe, channels))
             case "unsubscribe":
-                return Unsubscribe(*_read_subject(wire.unsubscribe, channels))
+                return Unsubscribe(*_decode_subject(wire.unsubscribe, channels))
             case "message":
                 return MessageToNode(codec.decode_to_leader(wire.message))
             case "group_event":
-                return MessageToNode(_read_event(wire.group_event))
+                return MessageToNode(_decode_event(wire.group_event))
             case _:
                 return UndecodableCommand("a command: it is empty, or of a kind this version does not know")
     except MalformedMessage as error:
         return UndecodableCommand(str(error))
 
 
-def _read_event(payload: bytes) -> GroupEventPayload:
+def _decode_event(payload: bytes) -> GroupEventPayload:
     if len(payload) > MAX_COMMAND_BYTES:
         raise MalformedMessage(f"an event of {len(payload)} bytes: at most {MAX_COMMAND_BYTES}")
     return GroupEventPayload(payload)
 
 
-def _subject(channel: str, key: str | None, channels: ChannelCatalog) -> Any:
-    number: Any = channels.number(channel)
+def _encode_subject(channel: str, key: str | None, channels: ChannelCatalog) -> Any:
+    number: Any = channels.find_number(channel)
     if not number:
         raise UsageError(f"channel {channel!r}: it is none of this session's. These are: {', '.join(channels)}")
     if key is None:
         return pb.Subject(channel=number, all=True)
-    return pb.Subject(channel=number, key=_key(key))
+    return pb.Subject(channel=number, key=_check_key(key))
 
 
-def _read_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]:
-    channel = channels.name(wire.channel)
+def _decode_subject(wire: Any, channels: ChannelCatalog) -> tuple[str, str | None]:
+    channel = channels.find_name(wire.channel)
     if channel is None:
         raise MalformedMessage(f"channel {wire.channel}: not served here; these are: {', '.join(channels)}")
     if wire.WhichOneof("keys") == "all" and wire.all:
         return channel, None
-    key = _key(wire.key)
+    key = _check_key(wire.key)
     if channel == Channel.STREAM and not _STREAM_KEY.fullmatch(key):
         raise MalformedMessage(f"key {key[:40]!r}: a stream's is its number, 1 to 19 decimal digits")
     return channel, check_id("key", key) if channel == Channel.BORROWER else key
 
 
-def _key(key: str) -> str:
+def _check_key(key: str) -> str:
     return check_text("key", key, MAX_SUBSCRIPTION_BYTES)
 
 
-def slices(message: object) -> Iterator[tuple[object, int]]:
+def split_message(message: object) -> Iterator[tuple[object, int]]:
     """Yield a message in parts that mean the same one after the other, and of how many items each is. A message that
     counts as one is not divided."""
     match message:
@@ -251,25 +251,25 @@ def decode_poll_reply(
 
 def encode_delivery(delivery: SequencedMessage, channels: ChannelCatalog = CHANNELS) -> Any:
     """Return a `Delivery`."""
-    number: Any = channels.number(delivery.channel)
+    number: Any = channels.find_number(delivery.channel)
     return pb.Delivery(
         sequence=delivery.sequence,
         channel=number,
         key=delivery.key,
         predecessor=delivery.predecessor,
         version=delivery.version,
-        **_body(delivery.body, channels),
+        **_encode_body(delivery.body, channels),
     )
 
 
-def _body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
+def _encode_body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
     match body:
         case StreamHead(stream_id, head, closed):
             return {"stream_head": pb.StreamHead(stream_id=stream_id, head=head, closed=closed)}
         case GroupEventPayload(payload):
             return {"group_event": payload}
         case MailboxOverflow(dropped, names):
-            numbers: list[Any] = [channels.number(name) for name in names]
+            numbers: list[Any] = [channels.find_number(name) for name in names]
             return {"gap": pb.Gap(dropped=dropped, channels=numbers)}
         case _:
             return {"to_borrower": codec.encode_to_borrower(body)}
@@ -277,12 +277,12 @@ def _body(body: Any, channels: ChannelCatalog) -> dict[str, Any]:
 
 def decode_delivery(wire: Any, channels: ChannelCatalog = CHANNELS) -> SequencedMessage:
     """Return one message of a poll's reply. Raise `MalformedMessage`."""
-    body = _read_body(wire, channels)
-    channel = "" if isinstance(body, MailboxOverflow) else _channel(wire.channel, channels)
+    body = _decode_body(wire, channels)
+    channel = "" if isinstance(body, MailboxOverflow) else _decode_channel(wire.channel, channels)
     return SequencedMessage(wire.sequence, channel, wire.key, body, wire.predecessor, wire.version)
 
 
-def _read_body(wire: Any, channels: ChannelCatalog) -> object:
+def _decode_body(wire: Any, channels: ChannelCatalog) -> object:
     match wire.WhichOneof("body"):
         case "to_borrower":
             return codec.decode_to_borrower(wire.to_borrower)
@@ -292,19 +292,19 @@ def _read_body(wire: Any, channels: ChannelCatalog) -> object:
             return GroupEventPayload(wire.group_event)
         case "gap":
             return MailboxOverflow(
-                wire.gap.dropped, tuple(_channel(channel, channels) for channel in wire.gap.channels)
+                wire.gap.dropped, tuple(_decode_channel(channel, channels) for channel in wire.gap.channels)
             )
         case _:
             raise MalformedMessage("a delivery: it is empty, or of a kind this version does not know")
 
 
-def _channel(number: int, channels: ChannelCatalog) -> str:
-    if (name := channels.name(number)) is None:
+def _decode_channel(number: int, channels: ChannelCatalog) -> str:
+    if (name := channels.find_name(number)) is None:
         raise MalformedMessage(f"channel {number}: this version does not know it")
     return name
 
 
-def body_size(body: object) -> int:
+def measure_body(body: object) -> int:
     """Return the bytes of a delivery's body on the wire, approximately, with a little for its envelope."""
     match body:
         case StreamHead():
@@ -312,10 +312,10 @@ def body_size(body: object) -> int:
         case GroupEventPayload(payload):
             return _ENVELOPE_BYTES + len(payload)
         case _:
-            return _ENVELOPE_BYTES + int(pb.Delivery(**_body(body, CHANNELS)).ByteSize())
+            return _ENVELOPE_BYTES + int(pb.Delivery(**_encode_body(body, CHANNELS)).ByteSize())
 
 
-def command_size(command: Command, channels: ChannelCatalog = CHANNELS) -> tuple[int, int]:
+def measure_command(command: Command, channels: ChannelCatalog = CHANNELS) -> tuple[int, int]:
     """Return the bytes of a command on the wire, nearly, and for how many items it counts."""
     encoded = encode_command(command, channels)
     return 4 + int(encoded.ByteSize()), count_items(encoded)

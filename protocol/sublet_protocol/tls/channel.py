@@ -26,18 +26,18 @@ _cached_credentials: dict[tuple[TlsFiles, Signature], Any] = {}
 def open_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
     """Return a channel to a node. Raise `InvalidSetting` where the files for TLS cannot be used."""
     if is_tls(address):
-        return grpc.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
+        return grpc.secure_channel(address.removeprefix(TLS_SCHEME), _load_credentials(), options=options)
     return grpc.insecure_channel(address, options=options)
 
 
 def open_aio_channel(address: str, options: Sequence[tuple[str, int]]) -> Any:
     """Return a channel to the address for asyncio, as `open_channel` does."""
     if is_tls(address):
-        return grpc.aio.secure_channel(address.removeprefix(TLS_SCHEME), _credentials(), options=options)
+        return grpc.aio.secure_channel(address.removeprefix(TLS_SCHEME), _load_credentials(), options=options)
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def channel_signature(address: str) -> object:
+def compute_channel_signature(address: str) -> object:
     """Return what changes when a channel to this address would be made with other files."""
     return TlsFiles.of_client().signature() if is_tls(address) else None
 
@@ -51,7 +51,7 @@ def explain_failure(address: str, details: str) -> str | None:
     return None if reason is None else f"no connection to node {address}: {reason}"
 
 
-def _credentials() -> Any:
+def _load_credentials() -> Any:
     files = TlsFiles.of_client()
     cache_key = (files, files.signature())
     with _lock:

@@ -63,7 +63,7 @@ class TlsFiles:
 
     def signature(self) -> Signature:
         """Return what changes when a file is replaced or written to."""
-        return tuple(_signature(path) for path in (self.certificates, self.key, self.authorities))
+        return tuple(_read_signature(path) for path in (self.certificates, self.key, self.authorities))
 
     def read(self) -> TlsContent:
         """Return the content of the files. Raise `InvalidSetting`, with the file's name, unless all can be used
@@ -72,9 +72,9 @@ class TlsFiles:
         if self.key is not None:
             _check_key(self.key)
         self.fill(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
-        return TlsContent(*(_content(path) for path in (self.certificates, self.key, self.authorities)))
+        return TlsContent(*(_read_content(path) for path in (self.certificates, self.key, self.authorities)))
 
-    def server_context(self) -> ssl.SSLContext:
+    def make_server_context(self) -> ssl.SSLContext:
         """Return a context for servers that are not gRPC's. Raise `InvalidSetting`."""
         if self.key is not None:
             _check_key(self.key)
@@ -136,7 +136,7 @@ class ReloadedFiles:
             return True
 
 
-def _signature(path: str | None) -> tuple[int, ...] | None:
+def _read_signature(path: str | None) -> tuple[int, ...] | None:
     try:
         status = None if path is None else os.stat(path)
     except OSError:
@@ -146,7 +146,7 @@ def _signature(path: str | None) -> tuple[int, ...] | None:
     )
 
 
-def _content(path: str | None) -> bytes | None:
+def _read_content(path: str | None) -> bytes | None:
     return None if path is None else Path(path).read_bytes()
 
 

@@ -16,7 +16,7 @@ import psycopg
 from psycopg.conninfo import conninfo_to_dict
 
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.secret import Secret, secret_setting
+from sublet_protocol.domain.secret import Secret, read_secret_setting
 
 SETTING = "SUBLET_DATABASE_URL"
 _SHAPE = "postgresql://USER:PASSWORD@HOST:PORT/DATABASE, special characters percent-encoded"
@@ -29,7 +29,7 @@ _SHOWN = re.compile(r"[\w.$@ +-]*")
 def database_url(explicit: str | None) -> Secret | None:
     """Return the given URL, else that of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else None (which means the
     embedded server). Raises `InvalidSetting`."""
-    return as_secret(explicit) if explicit else secret_setting(SETTING, _secret_texts, parse_url)
+    return as_secret(explicit) if explicit else read_secret_setting(SETTING, _secret_texts, parse_url)
 
 
 def as_secret(url: str | Callable[[], str]) -> Secret:

@@ -26,7 +26,7 @@ from sublet_protocol.domain.epochs import (
     lower_frontier_from_json,
 )
 from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, SubletError, UnknownSpace
-from sublet_protocol.domain.limits import LARGEST_EPOCH
+from sublet_protocol.domain.limits import MAX_EPOCH
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -269,7 +269,7 @@ def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
 def _check_open(lower: LowerFrontier, requested_frontier: LowerFrontier) -> None:
     for epoch in requested_frontier.least:
         if not lower.admits(epoch):
-            is_over = all(number > LARGEST_EPOCH for lower_epoch in lower.least for number in lower_epoch)
+            is_over = all(number > MAX_EPOCH for lower_epoch in lower.least for number in lower_epoch)
             hint = "There is none left: take another space" if is_over else "Begin with such an epoch"
             raise EpochAlreadyCompleted(
                 f"epoch {format_epoch(epoch)} is completed: in this space, what may still be published is at or after "

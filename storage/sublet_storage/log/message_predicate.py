@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import InvalidEpoch
-from sublet_protocol.domain.limits import LARGEST_EPOCH, SMALLEST_EPOCH
+from sublet_protocol.domain.limits import MAX_EPOCH, MIN_EPOCH
 
 BLOCK_MAY_MATCH = """
   (topics is null or exists (
@@ -45,7 +45,7 @@ class MessagePredicate:
 
     def to_parameters(self) -> dict[str, object]:
         """Return the parameters of `BLOCK_MAY_MATCH`."""
-        min_epoch, end_epoch = self.epochs or (SMALLEST_EPOCH, LARGEST_EPOCH)
+        min_epoch, end_epoch = self.epochs or (MIN_EPOCH, MAX_EPOCH)
         return {
             "only_topics": None if self.topics is None else sorted(self.topics),
             "prefix": self.prefix,

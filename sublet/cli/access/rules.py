@@ -48,7 +48,7 @@ def allow(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
     """
     from sublet_storage.groups.admin import access_rules
 
-    rule = _rule(principal, right, filter, group)
+    rule = _parse_rule(principal, right, filter, group)
     with cli.open_connection() as connection:
         is_new = access_rules.allow(connection, rule)
     if cli.json:
@@ -107,7 +107,7 @@ def revoke(cli: CommandContext, principal: Who, right: May, filter: On, group: G
     """
     from sublet_storage.groups.admin import access_rules
 
-    rule = _rule(principal, right, filter, group)
+    rule = _parse_rule(principal, right, filter, group)
     with cli.open_connection() as connection:
         access_rules.revoke(connection, rule)
         remaining_rule = _find(access_rules.list_rules(connection, rule.principal), rule)
@@ -139,7 +139,7 @@ def check(cli: CommandContext, principal: Who, right: May, filter: On, group: Gr
     """
     from sublet_storage.groups.admin.access_rules import list_rules
 
-    requested_rule = _rule(principal, right, filter, group)
+    requested_rule = _parse_rule(principal, right, filter, group)
     with cli.open_connection() as connection:
         granted_rule = _find(list_rules(connection, requested_rule.principal), requested_rule)
     if cli.json:
@@ -158,7 +158,7 @@ def _find(rules: list[GrantedRule], rule: AccessRule) -> AccessRule | None:
     return AccessRules(each.rule for each in rules).find_rule(rule.principal, rule.right, rule.filter, group)
 
 
-def _rule(principal: str, right: str, filter: str, group: str) -> AccessRule:
+def _parse_rule(principal: str, right: str, filter: str, group: str) -> AccessRule:
     return AccessRule(principal, parse_right(right), TopicFilter.parse(filter), group)
 
 

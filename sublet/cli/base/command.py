@@ -44,7 +44,7 @@ _ENDINGS = {"deleted": 3, "fenced": 4}
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def _url_without_password(text: str | None) -> str | None:
+def _check_url(text: str | None) -> str | None:
     """Return the URL; raise `BadParameter` if it contains a password. A malformed one is rejected where it is used; an
     empty one means the environment's."""
     if not text:
@@ -68,7 +68,7 @@ DatabaseUrl = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        callback=_url_without_password,
+        callback=_check_url,
         help="Postgres to use: postgresql://USER@HOST/DATABASE, without a password: other users of this machine can "
         "read options. Default: $SUBLET_DATABASE_URL, or what is in the file $SUBLET_DATABASE_URL_FILE, else the "
         "embedded server of --data-dir.",
@@ -76,7 +76,7 @@ DatabaseUrl = Annotated[
 ]
 
 
-def _directory(text: str) -> Path:
+def _parse_directory(text: str) -> Path:
     """Return the directory; raise `BadParameter` for an empty text, which would make a cluster in the working
     directory."""
     if not text:
@@ -88,7 +88,7 @@ DataDir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        parser=_directory,
+        parser=_parse_directory,
         help="Directory of an embedded Postgres, started when needed and shared by all that name it. "
         "Default: $SUBLET_DATA_DIR, else ./.sublet.",
     ),
@@ -180,7 +180,7 @@ def command_group(help: str, commands: Mapping[str, lazy_commands.CommandFactory
 
 def command(function: Callable[..., int | None]) -> lazy_commands.CommandFactory:
     """Return the factory of a command. The function returns its exit code; None is 0."""
-    return lambda name: lazy_commands.command(name, _with_common(function), EXIT_CODES)
+    return lambda name: lazy_commands.command(name, _add_common_options(function), EXIT_CODES)
 
 
 def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFactory:
@@ -188,7 +188,7 @@ def standalone_command(function: Callable[..., None]) -> lazy_commands.CommandFa
     return lambda name: lazy_commands.command(name, function, EXIT_CODES)
 
 
-def _with_common(function: Callable[..., int | None]) -> Callable[..., None]:
+def _add_common_options(function: Callable[..., int | None]) -> Callable[..., None]:
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     common = [
         inspect.Parameter(option, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

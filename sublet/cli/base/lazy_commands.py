@@ -31,14 +31,14 @@ def group(name: str, help: str, commands: Mapping[str, CommandFactory], epilog: 
 def lazy_group_class(commands: Mapping[str, CommandFactory]) -> type[TyperGroup]:
     """Return the class of a group with these commands, for `typer.Typer(cls=...)`."""
 
-    class Holding(_Light, TyperGroup):
+    class Holding(_LazyConversionMixin, TyperGroup):
         def __init__(self, **attributes: Any) -> None:
-            super().__init__(**{**attributes, "commands": _Made(commands)})
+            super().__init__(**{**attributes, "commands": _CommandMapping(commands)})
 
     return Holding
 
 
-class _Made(Mapping[str, Any]):
+class _CommandMapping(Mapping[str, Any]):
     """Commands by name, each created once."""
 
     def __init__(self, makers: Mapping[str, CommandFactory]) -> None:
@@ -57,7 +57,7 @@ class _Made(Mapping[str, Any]):
         return len(self._makers)
 
 
-class _Light:
+class _LazyConversionMixin:
     """Mixin for commands: parameters load their converters, pydantic in newer typer, only for a value that needs
     them."""
 
@@ -66,12 +66,12 @@ class _Light:
         parameters: list[Any] = super().get_params(context)  # type: ignore[misc]
         for each in parameters:
             make = getattr(each, "get_runtime_param", None)
-            if make is not None and not isinstance(make, _Conversion):
-                each.get_runtime_param = _Conversion(make)
+            if make is not None and not isinstance(make, _LazyConversion):
+                each.get_runtime_param = _LazyConversion(make)
         return parameters
 
 
-class _Command(_Light, TyperCommand):
+class _Command(_LazyConversionMixin, TyperCommand):
     def parse_args(self, context: Any, arguments: list[str]) -> list[str]:
         """Parse the arguments; report a negative number where an argument belongs as that, not as an unknown option."""
         original_arguments = list(arguments)
@@ -86,7 +86,7 @@ class _Command(_Light, TyperCommand):
             raise
 
 
-class _Conversion:
+class _LazyConversion:
     """Replaces typer's own conversion, which takes a tenth of a second to load and leaves None and texts as they
     are."""
 

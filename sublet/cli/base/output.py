@@ -15,11 +15,13 @@ from sublet_protocol.domain.errors import SubletError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-MAX_DRESSED = 500
+MAX_FITTED_ROWS = 500
 """Maximum number of rows of a table that is fitted to the terminal: with more, the delay is noticeable."""
-BROKEN = frozenset({"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"})
+WRAPPED_COLUMNS = frozenset(
+    {"GROUP", "LEADER", "ADDRESS", "STARTED", "FOUND", "OWNER", "REASON", "FILTER", "PAYLOADS", "SPACE"}
+)
 """Columns that are wrapped in a narrow terminal: the others are numbers, times and words."""
-MIN_BROKEN = 8
+MIN_WRAPPED_WIDTH = 8
 """Minimum width of these columns; in a narrower terminal the terminal itself wraps the lines."""
 
 
@@ -80,8 +82,8 @@ class CliOutput:
         """Print a table to stdout; columns whose name ends with `>` are numbers, aligned right. It fits a terminal, or
         is as wide as needed elsewhere. If it is too wide only prose, addresses and names of groups are wrapped."""
         cells = [[format_cell(cell) for cell in row] for row in rows]
-        if len(cells) > MAX_DRESSED or not _dressed(columns, cells):
-            self.write_lines(_aligned(columns, cells))
+        if len(cells) > MAX_FITTED_ROWS or not _print_fitting_table(columns, cells):
+            self.write_lines(_format_aligned(columns, cells))
 
 
 def to_json_line(value: Any) -> str:
@@ -95,20 +97,20 @@ def escape_json(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in text)
 
 
-def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+def _print_fitting_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     """Print a table that fits the terminal; return False if stdout is none, or one too narrow for it."""
     from rich.console import Console, JustifyMethod
     from rich.markup import escape
     from rich.table import Table
 
-    wide = zip(columns, _widths(columns, rows), strict=True)
-    min_widths = [min(width, MIN_BROKEN) if column in BROKEN else width for column, width in wide]
+    wide = zip(columns, _measure_columns(columns, rows), strict=True)
+    min_widths = [min(width, MIN_WRAPPED_WIDTH) if column in WRAPPED_COLUMNS else width for column, width in wide]
     if not Console().is_terminal or sum(min_widths) + len(min_widths) - 1 > Console().width:
         return False
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in columns:
         justify: JustifyMethod = "right" if column.endswith(">") else "left"
-        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in BROKEN)
+        table.add_column(column.rstrip(">"), justify=justify, overflow="fold", no_wrap=column not in WRAPPED_COLUMNS)
     for row in rows:
         table.add_row(*map(escape, row))
     Console(highlight=False).print(table)
@@ -116,22 +118,22 @@ def _dressed(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
     return True
 
 
-def _aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _format_aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """Yield the header and the rows, as plain lines."""
-    header, widths = [column.rstrip(">") for column in columns], _widths(columns, rows)
+    header, widths = [column.rstrip(">") for column in columns], _measure_columns(columns, rows)
     for row in (header, *rows):
         cells = zip(columns, widths, row, strict=True)
-        padded = [(" " * (width - _width(cell)), cell, column) for column, width, cell in cells]
+        padded = [(" " * (width - _measure_text(cell)), cell, column) for column, width, cell in cells]
         yield " ".join(gap + cell if column.endswith(">") else cell + gap for gap, cell, column in padded).rstrip()
 
 
-def _widths(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+def _measure_columns(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
     """Return the width of each column."""
     header = [column.rstrip(">") for column in columns]
-    return [max(map(_width, cells)) for cells in zip(header, *rows, strict=True)]
+    return [max(map(_measure_text, cells)) for cells in zip(header, *rows, strict=True)]
 
 
-def _width(text: str) -> int:
+def _measure_text(text: str) -> int:
     """Return the width in columns of a terminal."""
     return len(text) if text.isascii() else cell_len(text)
 

@@ -44,7 +44,7 @@ def bytes_from_json(field: str, value: Any) -> bytes | None:
     if value is None:
         return None
     if isinstance(value, str):
-        return _encoded(field, value)
+        return _encode_text(field, value)
     if isinstance(value, dict) and value.keys() == {"base64"}:
         try:
             return base64.b64decode(value["base64"], validate=True)
@@ -54,10 +54,10 @@ def bytes_from_json(field: str, value: Any) -> bytes | None:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except ValueError:  # such as 1e999: what is read as infinite cannot be written again
         raise UsageError(f"{field}: holds a number out of range. Give it as text.") from None
-    return _encoded(field, text)
+    return _encode_text(field, text)
 
 
-def _encoded(field: str, text: str) -> bytes:
+def _encode_text(field: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -76,7 +76,7 @@ def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any
             "topic": topic,
             "key": bytes_to_json(key),
             "value": bytes_to_json(value),
-            "headers": None if headers is None else [_header(pair) for pair in headers],
+            "headers": None if headers is None else [_header_to_json(pair) for pair in headers],
             "timestamp": timestamp,
             "epoch": epoch,
             "stream": stream,
@@ -84,7 +84,7 @@ def messages_to_json(batch: pa.RecordBatch | pa.Table) -> Iterator[dict[str, Any
         }
 
 
-def _header(pair: dict[str, Any] | None) -> list[Any]:
+def _header_to_json(pair: dict[str, Any] | None) -> list[Any]:
     """Return name and value; [None, None] for a null pair, which our publishers do not store."""
     return [None, None] if pair is None else [pair["key"], bytes_to_json(pair["value"])]
 
@@ -95,10 +95,10 @@ def format_messages(batch: pa.RecordBatch | pa.Table, coloured: bool) -> Iterato
     dim, plain = (_DIM, _PLAIN) if coloured else ("", "")
     columns = (batch.column(name).to_pylist() for name in ("topic", "key", "value"))
     for topic, key, value in zip(*columns, strict=True):
-        yield f"{dim}{escape_control_characters(topic)}\t{_text(key)}{plain}\t{_text(value)}"
+        yield f"{dim}{escape_control_characters(topic)}\t{_format_text(key)}{plain}\t{_format_text(value)}"
 
 
-def _text(data: bytes | None) -> str:
+def _format_text(data: bytes | None) -> str:
     if data is None:
         return ""
     try:

@@ -38,7 +38,7 @@ def list_(cli: CommandContext) -> None:
     if cli.json:
         cli.print_json({"groups": [json_views.summary_to_json(overview) for overview in groups]})
         return
-    rows = ((*_row(overview), _state(overview)) for overview in groups)
+    rows = ((*_make_row(overview), _format_state(overview)) for overview in groups)
     cli.print_table(("GROUP", "LEADER", "STREAMS>", "HELD>", "LAG>", "STATE"), rows)
     if not groups:
         cli.print_info(
@@ -76,11 +76,11 @@ def describe(
     resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection:
         overview = look(connection, resolved_subscription)
-    connected = _connected(overview)
+    connected = _list_connected_members(overview)
     if cli.json:
         cli.print_json(json_views.details_to_json(overview, connected))
         return
-    cli.print_lines(_prose(overview, json_views.standby_to_json(overview, connected)))
+    cli.print_lines(_format_overview(overview, json_views.standby_to_json(overview, connected)))
     cli.print_table(
         ("STREAM>", "SPACE", "STATUS", "POSITION>", "HEAD>", "LAG>", "AGE>", "END", "OWNER"),
         [
@@ -91,9 +91,9 @@ def describe(
                 stream.position,
                 stream.head,
                 "?" if stream.lag is None else stream.lag,
-                _seconds(stream.age_s),
+                _format_seconds(stream.age_s),
                 stream.head_state,
-                _owner(stream),
+                _format_owner(stream),
             )
             for stream in overview.streams
             if all_ or stream.status != LendingStatus.FINISHED
@@ -128,13 +128,13 @@ def describe(
         )
 
 
-def _row(overview: GroupOverview) -> tuple[object, ...]:
+def _make_row(overview: GroupOverview) -> tuple[object, ...]:
     leader = overview.leader.node if overview.leader and overview.has_leader else None
     held_count, streams = overview.statuses.get("held", 0), sum(overview.statuses.values())
-    return overview.group.subscription, leader, streams, held_count, _lag(overview)
+    return overview.group.subscription, leader, streams, held_count, _format_lag(overview)
 
 
-def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
+def _list_connected_members(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
     """Return all members, which only their leader has; None if there is no leader, or it does not answer."""
     if overview.leader is None or not overview.has_leader:
         return None
@@ -143,50 +143,48 @@ def _connected(overview: GroupOverview) -> tuple[dict[str, Any], ...] | None:
     return list_connected_members(overview.group.subscription, overview.leader.address, LEADER_S)
 
 
-def _prose(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> list[str]:
+def _format_overview(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> list[str]:
     leader, members = overview.leader, overview.members
     led = f"{leader.node} at {leader.address}, term {leader.term}" if leader and overview.has_leader else "none"
     if leader and not overview.has_leader:
         led += f" (last was {leader.node}, term {leader.term})"
     lines = [
-        f"group    {overview.group.subscription} (id {overview.group.group_id}), {_state(overview)}",
+        f"group    {overview.group.subscription} (id {overview.group.group_id}), {_format_state(overview)}",
         f"leader   {led}",
-        f"options  {_options(overview)}",
-        *_desired_state_lines(overview.group.desired_state),
-        f"lag      {_lag(overview)}",
-        *_lost(overview),
-        f"members  {len(members) or 'none'} holding streams{_standing_by(overview, standby)}",
+        f"options  {_format_options(overview)}",
+        *_format_desired_state(overview.group.desired_state),
+        f"lag      {_format_lag(overview)}",
+        *_format_lost(overview),
+        f"members  {len(members) or 'none'} holding streams{_format_standby(overview, standby)}",
     ]
     for member in members:
         name = f"{member.session} " if member.session else ""
         lines.append(f"  {name}{member.agent}: {len(member.streams)} streams")
-    lines += [f"  {_named(each)}: stands by" for each in standby or ()]
+    lines += [f"  {_format_member(each)}: stands by" for each in standby or ()]
     for retained in overview.reserved_sessions:
-        lines.append(
-            f"reserved for {retained.session}, {_seconds(retained.remaining_s)} more: {len(retained.streams)} streams"
-        )
-    lines += [f"epochs   {_epochs(frontier)}" for frontier in overview.epochs]
+        remaining = _format_seconds(retained.remaining_s)
+        lines.append(f"reserved for {retained.session}, {remaining} more: {len(retained.streams)} streams")
+    lines += [f"epochs   {_format_epochs(frontier)}" for frontier in overview.epochs]
     for stream in overview.streams:
         if stream.status == "blocked":
             lines.append(f"blocked  stream {stream.stream_id}: {stream.blocked_reason or 'no reason is recorded'}")
         if stream.unreadable_reason is not None:
-            lines.append(
-                f"unreadable stream {stream.stream_id}, for {_seconds(stream.unreadable_s)}: {stream.unreadable_reason}"
-            )
+            duration = _format_seconds(stream.unreadable_s)
+            lines.append(f"unreadable stream {stream.stream_id}, for {duration}: {stream.unreadable_reason}")
     return [*lines, ""]
 
 
-def _standing_by(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> str:
+def _format_standby(overview: GroupOverview, standby: list[dict[str, Any]] | None) -> str:
     if standby is None:
         return "; who stands by is not known: its leader does not answer" if overview.has_leader else ""
     return f", {len(standby)} standing by" if standby else ""
 
 
-def _named(member: dict[str, Any]) -> str:
+def _format_member(member: dict[str, Any]) -> str:
     return f"{member['session']} {member['agent']}" if member["session"] else str(member["agent"])
 
 
-def _options(overview: GroupOverview) -> str:
+def _format_options(overview: GroupOverview) -> str:
     options = overview.group.options
     waits = f"streams are reserved {options.session_expiry_s:g} s for a named session"
     descriptions = [
@@ -203,14 +201,14 @@ def _options(overview: GroupOverview) -> str:
     return ", ".join([*descriptions, waits] if options.session_expiry_s else descriptions)
 
 
-def _state(overview: GroupOverview) -> str:
+def _format_state(overview: GroupOverview) -> str:
     """Return the group's state for people."""
     from sublet_storage.groups.status.json_views import group_state
 
     return group_state(overview).replace("_", " ")
 
 
-def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
+def _format_desired_state(desired_state: GroupDesiredState) -> list[str]:
     """Return the lines of the desired state, empty if nothing is set."""
     reason = desired_state.pause_reason
     paused = [] if reason is None else [f"paused   {reason or 'no reason is recorded'}"]
@@ -218,7 +216,7 @@ def _desired_state_lines(desired_state: GroupDesiredState) -> list[str]:
     return [*paused, *([f"weights  {weights}"] if weights else [])]
 
 
-def _lost(overview: GroupOverview) -> list[str]:
+def _format_lost(overview: GroupOverview) -> list[str]:
     """Return the line of lost messages, empty if there are none."""
     lost_counts = {
         stream.stream_id: stream.lost_message_count for stream in overview.streams if stream.lost_message_count
@@ -227,7 +225,7 @@ def _lost(overview: GroupOverview) -> list[str]:
     return [f"lost     {sum(lost_counts.values())} {text}"] if lost_counts else []
 
 
-def _epochs(frontier: GroupFrontierRow) -> str:
+def _format_epochs(frontier: GroupFrontierRow) -> str:
     consumed, completed = lower_frontier_from_json(frontier.consumed), lower_frontier_from_json(frontier.completed)
     if completed is None:
         return f"space {frontier.space} has none"
@@ -235,19 +233,19 @@ def _epochs(frontier: GroupFrontierRow) -> str:
     return f"space {frontier.space}: {consumed_text} consumed, all before {format_frontier(completed)} completed"
 
 
-def _owner(stream: StreamView) -> str | None:
+def _format_owner(stream: StreamView) -> str | None:
     if stream.reserved_s is not None:
         return f"(kept for {stream.session})"
     return stream.session or stream.agent
 
 
-def _lag(overview: GroupOverview) -> str:
+def _format_lag(overview: GroupOverview) -> str:
     if overview.unknown_lag_count:
         return f"{overview.known_lag} and unknown on {overview.unknown_lag_count} streams"
     return str(overview.known_lag)
 
 
-def _seconds(seconds: float | None) -> str | None:
+def _format_seconds(seconds: float | None) -> str | None:
     return None if seconds is None else f"{seconds:.0f} s"
 
 

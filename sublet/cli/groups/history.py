@@ -79,7 +79,7 @@ def history(
                 record.event,
                 record.stream_id or None,
                 record.position if record.stream_id else None,
-                _twice(record),
+                _format_redelivery(record),
                 record.session or record.agent,
                 record.reason,
             )
@@ -145,7 +145,7 @@ def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtT
     )
 
 
-def _twice(record: HistoryRecord) -> str | None:
+def _format_redelivery(record: HistoryRecord) -> str | None:
     if record.redelivery_end is None:
         return None
     return f"[{record.position}, {record.redelivery_end})" if record.redelivery_end > record.position else "nothing"

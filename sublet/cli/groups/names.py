@@ -45,10 +45,10 @@ def parse_typed(text: str) -> Subscription:
 
 def unescape(text: str) -> str:
     """Return the text before it was printed: decodes the escapes of unprintable characters, and no others."""
-    return _ESCAPE.sub(_character, text)
+    return _ESCAPE.sub(_decode_escape, text)
 
 
-def _character(match: re.Match[str]) -> str:
+def _decode_escape(match: re.Match[str]) -> str:
     try:
         character = match[0].encode().decode("unicode_escape")
     except UnicodeDecodeError:  # beyond the last code point

@@ -52,7 +52,7 @@ def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run:
             f"streams. Write '${clone_subscription.kind}/{clone_subscription.group}/{source.filter}', or create a "
             "group with a --from of its own."
         )
-    with _written(cli, clone_subscription, dry_run) as connection:
+    with _open_transaction(cli, clone_subscription, dry_run) as connection:
         group, progress = progress_transfer.clone(connection, source, clone_subscription, database_user(connection))
     _answer(cli, group, progress, dry_run, made_now=True)
 
@@ -82,7 +82,7 @@ def import_(
     from sublet_storage.groups.model.history_record_builder import reason_with_user
 
     subscription, options, progress, exported_at = _read(file)
-    with _written(cli, subscription, dry_run) as connection:
+    with _open_transaction(cli, subscription, dry_run) as connection:
         live_group = group_lifecycle.find_live(connection, subscription)
         if live_group is None:
             reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
@@ -94,7 +94,9 @@ def import_(
 
 
 @contextlib.contextmanager
-def _written(cli: CommandContext, subscription: Subscription, dry_run: bool) -> Iterator[psycopg.Connection[Any]]:
+def _open_transaction(
+    cli: CommandContext, subscription: Subscription, dry_run: bool
+) -> Iterator[psycopg.Connection[Any]]:
     """Open a transaction, which is rolled back after a dry run; notify nodes of the new group."""
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle

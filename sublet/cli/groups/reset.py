@@ -91,7 +91,7 @@ def reset(
     from sublet_storage.groups.coordinator import group_lifecycle
 
     resolved_subscription = resolve_subscription(cli, subscription)
-    target = _target(
+    target = _parse_target(
         to_earliest,
         to_latest,
         to_current,
@@ -140,7 +140,7 @@ def reset(
         )
 
 
-def _target(
+def _parse_target(
     earliest: bool,
     latest: bool,
     current: bool,
@@ -160,8 +160,8 @@ def _target(
         *([] if moment is None else [ResetTarget.time(values.parse_time("--to-time", moment))]),
         *([] if duration is None else [ResetTarget.time(values.parse_ago("--by-duration", duration, "--to-earliest"))]),
         *([] if shift is None else [ResetTarget.shift(shift)]),
-        *([] if epoch is None else [ResetTarget.at_epoch(_epoch(epoch))]),
-        *([] if file is None else [_offsets(file, subscription)]),
+        *([] if epoch is None else [ResetTarget.at_epoch(_parse_epoch(epoch))]),
+        *([] if file is None else [_read_offsets(file, subscription)]),
     ]
     if len(targets) != 1:
         raise UsageError(
@@ -171,7 +171,7 @@ def _target(
     return targets[0]
 
 
-def _epoch(text: str) -> tuple[int, ...]:
+def _parse_epoch(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.strip("()").split(","))
     except ValueError:
@@ -180,13 +180,13 @@ def _epoch(text: str) -> tuple[int, ...]:
         ) from None
 
 
-def _offsets(file: Path, subscription: Subscription) -> ResetTarget:
+def _read_offsets(file: Path, subscription: Subscription) -> ResetTarget:
     """Return each stream's `position`, or the result of a reset: `after`. Raises `UsageError` for another group's
     positions."""
     document = values.read_json_file(f"--from-file {file}", file)
     try:
         file_subscription, timeline = document.get("subscription"), document.get("timeline")
-        streams = [_stream_position(each) for each in document["streams"]]
+        streams = [_parse_stream_position(each) for each in document["streams"]]
         if len(dict(streams)) < len(streams):
             raise ValueError("a stream occurs twice")
         if not isinstance(timeline, str | None):
@@ -205,7 +205,7 @@ def _offsets(file: Path, subscription: Subscription) -> ResetTarget:
     return ResetTarget.offsets(dict(streams), timeline)
 
 
-def _stream_position(stored: dict[str, Any]) -> tuple[int, int]:
+def _parse_stream_position(stored: dict[str, Any]) -> tuple[int, int]:
     """Return (stream, offset), unconverted. Raises `ValueError` if one is not an integer."""
     position = stored["stream_id"], stored["after"] if "after" in stored else stored["position"]
     if any(type(number) is not int for number in position):

@@ -63,15 +63,15 @@ def _watch_any(cli: CommandContext, subscriptions: Sequence[Subscription], nodes
 def _watch(cli: CommandContext, subscription: Subscription, nodes: list[str] | None) -> None:
     from sublet_borrower.node_client.group_event_watcher import GroupEventWatcher
 
-    with _node_finder(cli, subscription, nodes) as find, GroupEventWatcher(str(subscription)) as watching:
-        _Show(cli, subscription, watching, find).run()
+    with _open_node_finder(cli, subscription, nodes) as find, GroupEventWatcher(str(subscription)) as watching:
+        _EventPrinter(cli, subscription, watching, find).run()
 
 
 class GroupNeverExisted(NotFound):
     """Raised if the group never existed, unlike one that was deleted while it was watched."""
 
 
-class _Show:
+class _EventPrinter:
     """Prints the events of a watched group."""
 
     def __init__(
@@ -100,19 +100,19 @@ class _Show:
         look_at = 0.0
         while True:
             if time.monotonic() >= look_at:
-                self._look()
+                self._query_leader()
                 look_at = time.monotonic() + POLL_INTERVAL_S
             match self._watching.next_event(max(look_at - time.monotonic(), 0.0)):
                 case WatchedGroupEvent(event):
-                    self._cli.write_lines([_line(event)]) if not self._cli.json else self._cli.print_json(event)
+                    self._cli.write_lines([_format_event(event)]) if not self._cli.json else self._cli.print_json(event)
                 case GroupEventsDropped(count):
-                    self._miss(count)
+                    self._print_gap(count)
                 case LeaderInfo() as answer:
-                    self._answered(answer)
+                    self._handle_leader(answer)
                 case NodeUnreachable() as silent:
-                    self._silent(silent)
+                    self._print_unreachable(silent)
 
-    def _look(self) -> None:
+    def _query_leader(self) -> None:
         self._watching.set_nodes(self._find())
         self._watching.query_leader()
         if not self._answered_at_all and time.monotonic() > self._give_up_at:
@@ -122,7 +122,7 @@ class _Show:
                 "with `sublet leader`, or name one that is there with --node."
             )
 
-    def _answered(self, answer: LeaderInfo) -> None:
+    def _handle_leader(self, answer: LeaderInfo) -> None:
         was_there, self._answered_at_all = self._answered_at_all, True
         if answer.group_id is None:
             raise group_not_found_error(self._subscription, was_there)
@@ -133,13 +133,13 @@ class _Show:
         text = "nobody leads it at present" if answer.node is None else f"node {answer.node} leads it"
         self._cli.print_info(f"Watching {self._subscription}: {text}." if previous_leader is None else f"Now {text}.")
 
-    def _miss(self, count: int) -> None:
+    def _print_gap(self, count: int) -> None:
         if self._cli.json:
             self._cli.print_json({"event": "gap", "subscription": str(self._subscription), "lost": count})
         history = f"`sublet groups history {shlex.quote(str(self._subscription))}`"
         self._cli.print_info(f"{count} events were lost; {history} has all that is durable.")
 
-    def _silent(self, silent: NodeUnreachable) -> None:
+    def _print_unreachable(self, silent: NodeUnreachable) -> None:
         """Print that a node does not answer; for programs, only with the error that follows, if no node answers."""
         reason = silent.reason.removeprefix(f"{silent.address}: ")
         self._last_error = f"Node {silent.address} does not answer: {reason}"
@@ -151,7 +151,7 @@ class _Show:
 
 
 @contextmanager
-def _node_finder(
+def _open_node_finder(
     cli: CommandContext, subscription: Subscription, nodes: list[str] | None
 ) -> Iterator[Callable[[], Sequence[str]]]:
     """Provide a function that returns the nodes: the named ones, or those of the database. Raises at once what can
@@ -165,12 +165,12 @@ def _node_finder(
         yield lambda: nodes
         return
     with cli.open_database() as database:
-        listed = _Listed(cli, database.url)
+        listed = _NodeLister(cli, database.url)
         listed.check(subscription)
         yield listed
 
 
-class _Listed:
+class _NodeLister:
     """Returns the live nodes of the database, or the last known ones if it does not answer."""
 
     def __init__(self, cli: CommandContext, url: str) -> None:
@@ -215,7 +215,7 @@ def group_not_found_error(subscription: Subscription, was_there: bool) -> NotFou
     return GroupNeverExisted(str(group_not_found_error(subscription)))
 
 
-def _line(event: dict[str, Any]) -> str:
+def _format_event(event: dict[str, Any]) -> str:
     """Return an event for people. Characters that could move a cursor are escaped."""
     name, session, reason = (str(event.get(field) or "") for field in ("event", "session", "reason"))
     actor = session or str(event.get("agent") or event.get("node"))

@@ -43,18 +43,18 @@ def why(
     at_work = [answer for answer in answers if answer.diagnosis.reason is StallReason.CONSUMING]
     if cli.json:
         summary = {"subscription": str(resolved_subscription), "group_id": group.group_id, "consuming": len(at_work)}
-        cli.print_json({**summary, "streams": [_as_json(answer) for answer in answers]})
+        cli.print_json({**summary, "streams": [_to_json(answer) for answer in answers]})
         return
     if stream_id is not None:
-        cli.print_lines(_prose(answers))
+        cli.print_lines(_format_diagnosis(answers))
         return
-    cli.print_lines([_in_all(str(resolved_subscription), answers, len(at_work))])
+    cli.print_lines([_format_summary(str(resolved_subscription), answers, len(at_work))])
     well = (StallReason.CONSUMING, StallReason.CAUGHT_UP, StallReason.FINISHED)
-    for similar_answers in _alike([each for each in answers if each.diagnosis.reason not in well]):
-        cli.print_lines(["", *_prose(similar_answers)])
+    for similar_answers in _group_by_diagnosis([each for each in answers if each.diagnosis.reason not in well]):
+        cli.print_lines(["", *_format_diagnosis(similar_answers)])
 
 
-def _in_all(subscription: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
+def _format_summary(subscription: str, answers: Sequence[StreamDiagnosis], at_work: int) -> str:
     """Return the summary. A group with nothing to read needs no members, so it has no problem."""
     behind = sum(answer.stream.lag != 0 for answer in answers)
     if behind:
@@ -70,7 +70,7 @@ def _in_all(subscription: str, answers: Sequence[StreamDiagnosis], at_work: int)
     )
 
 
-def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
+def _group_by_diagnosis(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagnosis]]:
     """Yield the answers with the same diagnosis together, in the order of their reasons."""
     from sublet_storage.groups.status.diagnosis_facts import StallReason
 
@@ -84,14 +84,14 @@ def _alike(answers: Iterable[StreamDiagnosis]) -> Iterator[Sequence[StreamDiagno
         yield list(similar_answers)
 
 
-def _prose(answers: Sequence[StreamDiagnosis]) -> list[str]:
+def _format_diagnosis(answers: Sequence[StreamDiagnosis]) -> list[str]:
     ruling = answers[0].diagnosis
     ids = values.format_ranges(answer.stream.stream_id for answer in answers)
     lines = [f"{ruling.reason}: stream{'s' * (len(answers) > 1)} {ids}", f"  {ruling.detail}"]
     return lines if ruling.hint is None else [*lines, f"  -> {ruling.hint}"]
 
 
-def _as_json(answer: StreamDiagnosis) -> dict[str, Any]:
+def _to_json(answer: StreamDiagnosis) -> dict[str, Any]:
     stream, ruling = answer.stream, answer.diagnosis
     return {
         "stream_id": stream.stream_id,

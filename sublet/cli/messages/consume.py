@@ -88,23 +88,23 @@ def consume(
         Session(
             str(resolved_subscription), **transport.arguments, name=name, starting_position=str(begin), auto_ack=False
         ) as session,
-        _drained_by_signals(session) as signals,
+        _drain_on_signals(session) as signals,
     ):
-        for batch in _batches(cli, session, printer, idle_timeout_s, transport):
+        for batch in _poll_batches(cli, session, printer, idle_timeout_s, transport):
             written = printer.print_batch(batch.table, batch.grant_id)
-            batch.ack(None if written == len(batch) else _after(batch, written))
+            batch.ack(None if written == len(batch) else _find_next_offset(batch, written))
             if printer.is_full:
                 break
     cli.print_info(f"{printer.count} messages consumed.")
     return 128 + signals[0] if signals else 0
 
 
-def _after(batch: Batch, written: int) -> int:
+def _find_next_offset(batch: Batch, written: int) -> int:
     """Return the offset after the last message written."""
     return int(batch.table.column("offset")[written - 1].as_py()) + 1 if written else batch.first
 
 
-def _batches(
+def _poll_batches(
     cli: CommandContext, session: Session, printer: MessagePrinter, idle_timeout: float | None, transport: _Transport
 ) -> Iterator[Batch]:
     """Yield batches until the session is drained, the printer is full, or none has come for `idle_timeout`."""
@@ -145,21 +145,23 @@ def _open_transport(cli: CommandContext, subscription: Subscription, nodes: list
     if nodes:
         cli.check_single_source()
         through = {"nodes": nodes, "transport": "nodes"}
-        yield _Transport(through, lambda: _silence(nodes), " Or the leader's own address cannot be reached from here.")
+        yield _Transport(
+            through, lambda: _explain_silence(nodes), " Or the leader's own address cannot be reached from here."
+        )
         return
     with cli.open_database() as database:
         _check(database.url, subscription)
-        yield _Transport({"url": database.url}, lambda: _lacking(database.url, subscription))
+        yield _Transport({"url": database.url}, lambda: _explain_waiting(database.url, subscription))
 
 
-def _lacking(url: str, subscription: Subscription) -> str | None:
+def _explain_waiting(url: str, subscription: Subscription) -> str | None:
     """Return the reason, from the database, why nothing is granted; None if there is none."""
     from psycopg.errors import InsufficientPrivilege
 
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.coordinator import group_lifecycle
 
-    if not _live(url):
+    if not _list_live_nodes(url):
         return "No leader node is listed in the database: start one with `sublet leader`."
     group = None
     with suppress(InsufficientPrivilege), connect(url, application_name="sublet consume") as connection:
@@ -170,7 +172,7 @@ def _lacking(url: str, subscription: Subscription) -> str | None:
     return f"The group is paused{reason}: `sublet groups resume '{subscription}'` has its streams granted again."
 
 
-def _silence(nodes: list[str]) -> str | None:
+def _explain_silence(nodes: list[str]) -> str | None:
     """Return why no node can grant; None if one of the nodes answers."""
     from sublet_borrower.fetch.node_reader import NodeReader
 
@@ -196,7 +198,7 @@ def _check(url: str, subscription: Subscription) -> None:
     with suppress(InsufficientPrivilege), connect(url, application_name="sublet consume") as connection:
         if subscription.kind == "queue" and group_lifecycle.find_live(connection, subscription) is None:
             raise undeclared_queue_error(subscription)
-    versions = {entry.protocol_version for entry in _live(url)}
+    versions = {entry.protocol_version for entry in _list_live_nodes(url)}
     if versions and PROTOCOL_VERSION not in versions:
         node_versions = ", ".join(map(str, sorted(versions)))
         raise ProtocolMismatch(
@@ -206,7 +208,7 @@ def _check(url: str, subscription: Subscription) -> None:
         )
 
 
-def _live(url: str) -> list[NodeEntry]:
+def _list_live_nodes(url: str) -> list[NodeEntry]:
     from sublet_storage.db.connect import connect
     from sublet_storage.node_directory import list_nodes
 
@@ -215,7 +217,7 @@ def _live(url: str) -> list[NodeEntry]:
 
 
 @contextmanager
-def _drained_by_signals(session: Session) -> Iterator[list[int]]:
+def _drain_on_signals(session: Session) -> Iterator[list[int]]:
     """Drain the session on Ctrl-C and SIGTERM; a second one aborts. Yields the list of received signals."""
     signals: list[int] = []
 

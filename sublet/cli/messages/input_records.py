@@ -36,7 +36,7 @@ def read_columns(
     parser = NdjsonParser(topic, key, limit) if layout == "ndjson" else LineParser(topic, key, limit)
     number = 1
     for lines in read_lines(read):
-        columns, problem = parser.columns(lines, number)
+        columns, problem = parser.parse_columns(lines, number)
         if columns["value"]:
             yield columns
         if problem is not None:
@@ -67,13 +67,13 @@ class LineParser:
             raise UsageError("no topic: lines say nothing of theirs. Run: sublet publish TOPIC")
         self._topic, self._key, self._limit = check_topic(topic), key, limit
 
-    def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
+    def parse_columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
         """Return the columns of the lines before the first bad one, and its error; None if all are good."""
         problem = None
         spare = self._limit - size_of(self._topic, self._key, None, None)
         if max(map(len, lines)) > spare:
             index = next(index for index, line in enumerate(lines) if len(line) > spare)
-            problem = _too_large(number + index, self._topic, self._key, lines[index], self._limit)
+            problem = _too_large_error(number + index, self._topic, self._key, lines[index], self._limit)
             lines = lines[:index]
         columns: Columns = {"topic": self._topic, "value": lines}
         if self._key is not None:
@@ -88,7 +88,7 @@ class NdjsonParser:
         self._topic = None if topic is None else check_topic(topic)
         self._key, self._limit = key, limit
 
-    def columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
+    def parse_columns(self, lines: list[bytes], number: int) -> tuple[Columns, SubletError | None]:
         """Return the columns of the lines before the first bad one, and its error; None if all are good."""
         rows: list[tuple[Any, ...]] = []
         problem: SubletError | None = None
@@ -96,15 +96,15 @@ class NdjsonParser:
             if not line.strip():
                 continue
             try:
-                rows.append(self._row(f"line {number + index}", line))
+                rows.append(self._parse_row(f"line {number + index}", line))
             except SubletError as error:
                 problem = error
                 break
         names = ("topic", "key", "value", "headers", "timestamp")
         return {name: [row[at] for row in rows] for at, name in enumerate(names)}, problem
 
-    def _row(self, location: str, line: bytes) -> tuple[Any, ...]:
-        record = _object(location, line)
+    def _parse_row(self, location: str, line: bytes) -> tuple[Any, ...]:
+        record = _parse_object(location, line)
         topic = record.get("topic", self._topic)
         if not isinstance(topic, str):
             raise UsageError(f'{location}: no topic. Put "topic" into the record, or give one: sublet publish TOPIC')
@@ -114,12 +114,12 @@ class NdjsonParser:
             raise type(error)(f"{location}: {error}") from None
         key = bytes_from_json(f"{location}: key", record["key"]) if "key" in record else self._key
         value = bytes_from_json(f"{location}: value", record["value"])
-        headers = _headers(location, record.get("headers"))
+        headers = _parse_headers(location, record.get("headers"))
         check_size(size_of(topic, key, value, headers), self._limit, location, HINT)
-        return topic, key, value, headers, _timestamp(location, record.get("timestamp"))
+        return topic, key, value, headers, _parse_timestamp(location, record.get("timestamp"))
 
 
-def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
+def _too_large_error(number: int, topic: str, key: bytes | None, value: bytes, limit: int) -> ValueTooLarge:
     try:
         check_size(size_of(topic, key, value, None), limit, f"line {number}", HINT)
     except ValueTooLarge as error:
@@ -127,7 +127,7 @@ def _too_large(number: int, topic: str, key: bytes | None, value: bytes, limit: 
     raise AssertionError(f"line {number} is not too large")
 
 
-def _object(location: str, line: bytes) -> dict[str, Any]:
+def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     try:
         record = json.loads(line, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -155,7 +155,7 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")
 
 
-def _headers(location: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
+def _parse_headers(location: str, headers: Any) -> list[tuple[str, bytes | None]] | None:
     if not headers:
         return None
     pairs = list(headers.items()) if isinstance(headers, dict) else headers
@@ -166,7 +166,7 @@ def _headers(location: str, headers: Any) -> list[tuple[str, bytes | None]] | No
     return [(name, bytes_from_json(f"{location}: header {name!r}", value)) for name, value in pairs]
 
 
-def _timestamp(location: str, text: Any) -> datetime | None:
+def _parse_timestamp(location: str, text: Any) -> datetime | None:
     if text is None:
         return None
     try:

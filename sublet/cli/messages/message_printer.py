@@ -58,9 +58,11 @@ class EpochPrinter:
             lower = None if message.lower is None else message.lower.least
             upper = message.upper.greatest
             snapshot = {"lower": lower, "upper": upper}
-            self._print({"snapshot": snapshot}, f"snapshot\tfrom {_listed(lower)}\tbegun {_listed(upper) or '-'}")
+            self._print(
+                {"snapshot": snapshot}, f"snapshot\tfrom {_format_epochs(lower)}\tbegun {_format_epochs(upper) or '-'}"
+            )
         else:
-            self._print({"lower": message.least}, f"completed\tbefore {_listed(message.least)}")
+            self._print({"lower": message.least}, f"completed\tbefore {_format_epochs(message.least)}")
         return not self._printer.is_full
 
     def _print(self, value: object, text: str) -> None:
@@ -70,7 +72,7 @@ class EpochPrinter:
             self._output.write_lines([text])
 
 
-def _listed(epochs: tuple[Epoch, ...] | None) -> str:
+def _format_epochs(epochs: tuple[Epoch, ...] | None) -> str:
     """Return epochs in a publisher's form: 7, or (1, 2). None: no epoch was used yet, and any may come."""
     if epochs is None:
         return "any"

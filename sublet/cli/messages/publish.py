@@ -85,14 +85,14 @@ def publish(
 
     if topic is not None:
         check_topic(topic)  # of an empty input nothing would
-    with _open_publisher(cli, nodes) as make, _input(file) as source, _interruption() as interruption:
+    with _open_publisher(cli, nodes) as make, _open_input(file) as source, _handle_signals() as interruption:
         if sys.stdin.isatty() and file is None:
             cli.print_info("Reading lines from the terminal. Ctrl-D ends.")
         held_key = None if key is None else key.encode(errors="surrogateescape")
         columns = read_columns(interruption.wrap_read(source.read), layout, topic, held_key, MAX_MESSAGE_BYTES)
         publisher = make()
         tally = PublishProgress()
-        problem = _pump(cli, columns, publisher, tally, interruption, _size(file))
+        problem = _pump(cli, columns, publisher, tally, interruption, _read_size(file))
         problem = _finish(publisher, tally) or problem
     tally.print_report(cli, interruption.number)
     if problem is not None:
@@ -157,7 +157,7 @@ class InputSignalHandler:
         """Return `read`, raising `InputInterrupted` once a signal has come: half a line is no message, and no end of
         input."""
 
-        def guarded(size: int) -> bytes:
+        def read_guarded(size: int) -> bytes:
             try:
                 self._waiting = True
                 if self.number is not None:
@@ -166,7 +166,7 @@ class InputSignalHandler:
             finally:
                 self._waiting = False
 
-        return guarded
+        return read_guarded
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def _open_publisher(cli: CommandContext, nodes: list[str] | None) -> Iterator[Ca
 
 
 @contextmanager
-def _interruption() -> Iterator[InputSignalHandler]:
+def _handle_signals() -> Iterator[InputSignalHandler]:
     interruption = InputSignalHandler()
     previous_handlers = {number: signal.signal(number, interruption) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -193,7 +193,7 @@ def _interruption() -> Iterator[InputSignalHandler]:
 
 
 @contextmanager
-def _input(file: Path | None) -> Iterator[BinaryIO]:
+def _open_input(file: Path | None) -> Iterator[BinaryIO]:
     """Provide the input, unbuffered: a read returns what there is, so that a slow pipe's messages are published as they
     come."""
     if file is not None:
@@ -204,7 +204,7 @@ def _input(file: Path | None) -> Iterator[BinaryIO]:
             yield source
 
 
-def _size(file: Path | None) -> int | None:
+def _read_size(file: Path | None) -> int | None:
     return None if file is None else file.stat().st_size
 
 
@@ -218,7 +218,7 @@ def _pump(
 ) -> Exception | None:
     """Publish until the input ends; return the error that ended it early, else None."""
     try:
-        with _progress(cli, size) as show:
+        with _show_progress(cli, size) as show:
             for each in columns:
                 tally.add(len(each["value"]), publisher.publish_batch(each))
                 show(tally, sum(len(value or b"") + 1 for value in each["value"]))
@@ -247,18 +247,18 @@ def _finish(publisher: Publisher | Feed, tally: PublishProgress) -> Exception | 
 
 
 @contextmanager
-def _progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
+def _show_progress(cli: CommandContext, size: int | None) -> Iterator[Callable[[PublishProgress, int], None]]:
     """Provide a function that shows progress: a bar on a terminal that does not show the input itself, else nothing."""
     if not cli.stderr_console.is_terminal or (sys.stdin.isatty() and size is None):
         yield lambda tally, read_bytes: None
         return
-    bar = _bar(cli)
+    bar = _make_bar(cli)
     task = bar.add_task("publishing", total=size, durable=0)
     with bar:
         yield lambda tally, read_bytes: bar.update(task, advance=read_bytes, durable=tally.durable)
 
 
-def _bar(cli: CommandContext) -> Progress:
+def _make_bar(cli: CommandContext) -> Progress:
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
     durable_column = TextColumn("{task.fields[durable]:,} durable")

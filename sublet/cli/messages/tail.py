@@ -76,16 +76,16 @@ def tail(
     topic_filter = TopicFilter.parse(filter)
     printer = MessagePrinter(cli, None if max_messages is None else values.parse_int("--max-messages", max_messages))
     if epochs:
-        _in_complete_epochs(cli, nodes, topic_filter, start, follow, printer)
+        _print_complete_epochs(cli, nodes, topic_filter, start, follow, printer)
         return
     begin = values.parse_starting_position(start)
     if nodes:
-        _through_nodes(cli, nodes, topic_filter, begin, follow, printer)
+        _print_from_nodes(cli, nodes, topic_filter, begin, follow, printer)
     else:
-        _from_database(cli, topic_filter, begin, follow, printer)
+        _print_from_database(cli, topic_filter, begin, follow, printer)
 
 
-def _through_nodes(
+def _print_from_nodes(
     cli: CommandContext,
     nodes: list[str],
     topic_filter: TopicFilter,
@@ -100,12 +100,12 @@ def _through_nodes(
                 printer.print_batch(page)
 
 
-def _from_database(
+def _print_from_database(
     cli: CommandContext, topic_filter: TopicFilter, begin: str | int | datetime, follow: bool, printer: MessagePrinter
 ) -> None:
     from sublet_storage.readers.tail import Tail
 
-    waiting = _Waiting(cli)
+    waiting = _PollWaiter(cli)
     with cli.open_connection() as connection:
         with defer_signals():
             reading = Tail(
@@ -113,17 +113,17 @@ def _from_database(
             )
         while not printer.is_full:
             previous_count = printer.count
-            with waiting.for_payloads():
-                for page in _held_back(reading.pages()):
+            with waiting.wait_for_payloads():
+                for page in _read_with_deferred_signals(reading.pages()):
                     printer.print_batch(page)
                     if printer.is_full or (not follow and reading.is_caught_up):
                         break
             if not follow and reading.is_caught_up:
                 return
-            waiting.after(printer.count > previous_count or printer.is_full)
+            waiting.pause(printer.count > previous_count or printer.is_full)
 
 
-def _in_complete_epochs(
+def _print_complete_epochs(
     cli: CommandContext,
     nodes: list[str] | None,
     topic_filter: TopicFilter,
@@ -139,7 +139,7 @@ def _in_complete_epochs(
         )
     if start not in STARTS:
         raise UsageError(f"--from {start!r}: with --epochs, give {', '.join(STARTS)}.")
-    waiting, shown = _Waiting(cli), EpochPrinter(cli, printer)
+    waiting, shown = _PollWaiter(cli), EpochPrinter(cli, printer)
     with cli.open_connection() as connection:
         with defer_signals():
             reading = EpochTailReader(
@@ -147,24 +147,24 @@ def _in_complete_epochs(
             )
         while True:
             previous_count, complete = shown.count, False
-            with waiting.for_payloads():
-                for message in _held_back(reading.read_available(connection)):
+            with waiting.wait_for_payloads():
+                for message in _read_with_deferred_signals(reading.read_available(connection)):
                     if not shown.print_item(message):
                         return
                 complete = True
             if complete and not follow:
                 return
-            waiting.after(shown.count > previous_count)
+            waiting.pause(shown.count > previous_count)
 
 
-class _Waiting:
+class _PollWaiter:
     """Waits between two polls for messages, longer while there are none."""
 
     def __init__(self, cli: CommandContext) -> None:
         self._cli, self._wait_s, self._is_reported = cli, 0.0, False
 
     @contextmanager
-    def for_payloads(self) -> Iterator[None]:
+    def wait_for_payloads(self) -> Iterator[None]:
         """Print once that the payload location is unavailable, then wait."""
         try:
             yield
@@ -175,13 +175,13 @@ class _Waiting:
             self._is_reported = True
             time.sleep(STREAM_WAIT_S)
 
-    def after(self, has_changed: bool) -> None:
+    def pause(self, has_changed: bool) -> None:
         """Wait before the next poll; not at all after messages."""
         self._wait_s = 0.0 if has_changed else min(self._wait_s * 1.5 + FIRST_WAIT_S, MAX_WAIT_S)
         time.sleep(self._wait_s)
 
 
-def _held_back(items: Iterator[T]) -> Iterator[T]:
+def _read_with_deferred_signals(items: Iterator[T]) -> Iterator[T]:
     """Yield the items; signals wait until each read is over."""
     while True:
         with defer_signals():

@@ -63,13 +63,12 @@ def drain(
                 wait_s,
                 f"node {node} still leads groups",
             )
-        new_leaders = _leaders(connection, led)
+        new_leaders = _find_leaders(connection, led)
     if undo:
         text = f"{node} may lead again." if changed else f"{node} does not drain: nothing was changed."
     else:
-        text = (
-            f"{node} leads nothing{' any more' if wait_s else ' soon'}, until it is stopped. {_moved(led, new_leaders)}"
-        )
+        when = " any more" if wait_s else " soon"
+        text = f"{node} leads nothing{when}, until it is stopped. {_format_moved(led, new_leaders)}"
     _notify(cli, {"node": node, "draining": not undo, "changed": changed}, led, new_leaders, text)
 
 
@@ -116,16 +115,16 @@ def step_down(
             _wait(
                 lambda: not set(led) & set(node_desired_state.groups_led_by(connection, live_node.node)), wait_s, still
             )
-        new_leaders = _leaders(connection, led)
+        new_leaders = _find_leaders(connection, led)
     text = (
-        f"{node} has stepped down. {_moved(led, new_leaders)}"
+        f"{node} has stepped down. {_format_moved(led, new_leaders)}"
         if wait_s
         else f"{node} steps down from {len(led)} group{'s' * (len(led) != 1)}."
     )
     _notify(cli, {"node": node}, led, new_leaders, text)
 
 
-def _leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
+def _find_leaders(connection: psycopg.Connection[Any], led: list[LedGroupRef]) -> dict[str, str | None]:
     """Return {subscription: the node that leads it now}; None while no consumer requests its leader, or no node has
     taken over."""
     from sublet_storage.groups.admin import node_desired_state
@@ -144,7 +143,7 @@ def _wait(done: Callable[[], bool], wait_s: float, still: str) -> None:
         time.sleep(POLL_INTERVAL_S)
 
 
-def _moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) -> str:
+def _format_moved(led: list[LedGroupRef], new_leaders: dict[str, str | None]) -> str:
     if not led:
         return "It led no groups."
     moved_count = sum(name is not None for name in new_leaders.values())

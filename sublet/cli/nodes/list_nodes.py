@@ -34,7 +34,7 @@ def list_(cli: CommandContext) -> None:
             (
                 entry.node.name,
                 entry.node.address,
-                _state(entry),
+                _format_state(entry),
                 led.get(entry.node.incarnation, 0),
                 entry.protocol_version,
                 entry.notify_driver,
@@ -47,7 +47,7 @@ def list_(cli: CommandContext) -> None:
         cli.print_info("There are no nodes. Start one: sublet leader")
 
 
-def _state(entry: NodeEntry) -> str:
+def _format_state(entry: NodeEntry) -> str:
     if entry.remaining_s <= 0:
         return "gone"
     return "drains" if entry.is_draining else "lives"

@@ -32,10 +32,10 @@ def demo(
       sublet demo
       sublet demo --json --keep ./records
     """
-    raise typer.Exit(run_command(CommandContext(None, None, json, debug), lambda: _main(json, keep)))
+    raise typer.Exit(run_command(CommandContext(None, None, json, debug), lambda: _run(json, keep)))
 
 
-def _main(json: bool, keep: Path | None) -> int:
+def _run(json: bool, keep: Path | None) -> int:
     try:
         from sublet.demo import main
 

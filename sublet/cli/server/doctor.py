@@ -36,9 +36,9 @@ def doctor(cli: CommandContext) -> int:
     findings: list[DoctorFinding] = []
     try:
         with cli.open_connection() as connection:
-            findings.append(_schema(check_schema(connection)))
+            findings.append(_check_schema(check_schema(connection)))
             findings += run_checks(connection, time.time(), PROTOCOL_VERSION)
-            findings += _payloads(connection)
+            findings += _check_payloads(connection)
     except psycopg.errors.InsufficientPrivilege as error:
         hint = "Make this user a member of a role: `sublet roles`, docs/roles.md."
         findings.append(replace(check_failed("database", error), state=Severity.ERROR, hint=hint))
@@ -55,7 +55,7 @@ def doctor(cli: CommandContext) -> int:
     return 0 if is_well else 1
 
 
-def _payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
+def _check_payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
     import psycopg
 
     from sublet_storage.doctor import location_checks
@@ -67,7 +67,7 @@ def _payloads(connection: psycopg.Connection[Any]) -> list[DoctorFinding]:
         return [check_failed("payloads", error)]
 
 
-def _schema(version: str) -> DoctorFinding:
+def _check_schema(version: str) -> DoctorFinding:
     from sublet_storage.db.connect import SCHEMA_VERSION
     from sublet_storage.doctor.checks import DoctorFinding, Severity
 

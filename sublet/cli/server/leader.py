@@ -117,7 +117,7 @@ def leader(
       SUBLET_DATABASE_URL=postgresql://db/app sublet leader --migrate --listen 10.0.0.5:7411 \\
         --tls-cert node.crt --tls-key node.key
     """
-    from sublet_leader.http.settings import HttpOptions, admin_token
+    from sublet_leader.http.settings import HttpOptions, read_admin_token
     from sublet_leader.observe.settings import MetricsSettings
     from sublet_leader.server import NodeServer
     from sublet_leader.settings import LeaderSettings
@@ -125,7 +125,7 @@ def leader(
     from sublet_protocol.tls.files import TlsFiles
 
     called = socket.gethostname().split(".")[0] if name is None else name
-    announce = _announcer(cli, called)
+    announce = _make_announcer(cli, called)
     if log_format is LogFormat.JSON:
         announce = configure_json_logging(called)
         cli.log = logging.getLogger("sublet")
@@ -134,7 +134,7 @@ def leader(
     listen_address, http_address = _parse_addresses(listen, http, insecure, tls is not None)
     required = is_auth_required(auth, listen_address, http_address, insecure=insecure, has_tls=tls is not None)
     settings, bounds = LeaderSettings.from_env(), MetricsSettings.from_env()
-    acting = admin_token()
+    acting = read_admin_token()
     if required and acting is not None:
         log.warning(
             "SUBLET_ADMIN_TOKEN ignored, as every caller is authenticated: to act over HTTP takes a token of "
@@ -250,7 +250,7 @@ def is_auth_required(
     return has_tls if auth is None else auth is AuthMode.REQUIRED
 
 
-def _announcer(cli: CommandContext, name: str) -> Callable[[str], None]:
+def _make_announcer(cli: CommandContext, name: str) -> Callable[[str], None]:
     def announce(text: str) -> None:
         if cli.json:
             cli.print_json({"node": name, "message": text})

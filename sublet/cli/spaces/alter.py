@@ -66,8 +66,8 @@ def alter(
     from sublet_storage.spaces.space_changes import alter_space
 
     changes: dict[str, Any] = {
-        **({} if retention is None else {"retention_s": _seconds(retention)}),
-        **({} if rollover is None else {"rollover_s": _seconds(rollover)}),
+        **({} if retention is None else {"retention_s": _parse_seconds(retention)}),
+        **({} if rollover is None else {"rollover_s": _parse_seconds(rollover)}),
         **({} if compression is None else {"compression": compression.value}),
         **({} if filter is None else {"filter": filter}),
         **location_options.payload_changes(payload_location, no_payload_location, recall, tier_after, no_tier_after),
@@ -120,5 +120,5 @@ def rollover(cli: CommandContext, name: Name) -> None:
     print_space(cli, space, text, generation_id=rolled[0])
 
 
-def _seconds(text: str) -> int | None:
+def _parse_seconds(text: str) -> int | None:
     return None if text == NONE else values.parse_seconds(text)

@@ -112,14 +112,14 @@ def list_(cli: CommandContext) -> None:
         cli.print_json(
             {
                 "spaces": live,
-                "dropped": [_left_as_json(each) for each in dropped],
+                "dropped": [_dropped_to_json(each) for each in dropped],
                 "outbox": asdict(outbox),
             }
         )
         return
     rows = [
-        (s.name, s.filter, s.shards, *map(_duration, (s.retention_s, s.rollover_s)), s.compression, s.payload_location,
-         _duration(s.tier_after_s))
+        (s.name, s.filter, s.shards, *map(_format_duration, (s.retention_s, s.rollover_s)), s.compression,
+         s.payload_location, _format_duration(s.tier_after_s))
         for s in spaces
     ]  # fmt: skip
     settings = ("SHARDS>", "RETENTION>", "ROLLOVER>", "COMPRESSION", "PAYLOADS", "TIER-AFTER>")
@@ -127,26 +127,26 @@ def list_(cli: CommandContext) -> None:
     if dropped:
         cli.print_lines([""])
         dropped_rows = [
-            (each.space.name, "dropped", each.space.filter, each.messages, _until(each)) for each in dropped
+            (each.space.name, "dropped", each.space.filter, each.messages, _format_until(each)) for each in dropped
         ]
         cli.print_table(("SPACE", "STATE", "FILTER", "MESSAGES>", "UNTIL"), dropped_rows)
 
 
-def _left_as_json(dropped: RetainedDroppedSpace) -> dict[str, Any]:
-    fields = {"dropped_at": _time(dropped.dropped_at), "messages": dropped.messages}
+def _dropped_to_json(dropped: RetainedDroppedSpace) -> dict[str, Any]:
+    fields = {"dropped_at": _format_time(dropped.dropped_at), "messages": dropped.messages}
     return {
         **space_to_json(dropped.space),
         "state": "dropped",
         **fields,
-        "until": dropped.retained_until and _time(dropped.retained_until),
+        "until": dropped.retained_until and _format_time(dropped.retained_until),
     }
 
 
-def _until(dropped: RetainedDroppedSpace) -> str:
-    return "for ever" if dropped.retained_until is None else _time(dropped.retained_until)
+def _format_until(dropped: RetainedDroppedSpace) -> str:
+    return "for ever" if dropped.retained_until is None else _format_time(dropped.retained_until)
 
 
-def _time(at: datetime) -> str:
+def _format_time(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
@@ -171,7 +171,7 @@ def reshard(
     print_space(cli, space, f"The space {space.name} has {space.shards} streams.")
 
 
-def _duration(seconds: int | None) -> str | None:
+def _format_duration(seconds: int | None) -> str | None:
     return None if seconds is None else f"{seconds} s"
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import TYPE_CHECKING
 
-from sublet_protocol.domain.epochs import Epoch, LowerFrontier, at_or_before
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, is_at_or_before
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group
 from sublet_storage.spaces.routing import Space
@@ -32,7 +32,7 @@ class First:
         """Whether the group is given nothing of it."""
         if epoch not in self._known:
             over = self.completed is not None and not self.completed.admits(epoch)
-            self._known[epoch] = over or any(at_or_before(epoch, other) for other in self.begun)
+            self._known[epoch] = over or any(is_at_or_before(epoch, other) for other in self.begun)
         return self._known[epoch]
 
 

@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.pubsub.model import Channel
-from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, new_publisher
+from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class DriverEndpoint:
         """Return the port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate()),))
         self._sessions = PubSubServer(
-            new_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic
+            make_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic
         )
         try:
             port: int = self._server.add_insecure_port(f"{_bracketed(bind)}:0")

@@ -14,7 +14,7 @@ from sublet_borrower.spark.common.options import (
     to_camel_case,
 )
 from sublet_protocol.domain.errors import InvalidSetting, UsageError
-from sublet_protocol.domain.limits import LARGEST_EPOCH, SMALLEST_EPOCH
+from sublet_protocol.domain.limits import MAX_EPOCH, MIN_EPOCH
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 
@@ -84,8 +84,8 @@ class BatchQueryOptions:
         """Return the first epoch to read and the first after those; None: all messages, also those in no epoch."""
         if self.starting_epoch is None and self.ending_epoch is None:
             return None
-        first = SMALLEST_EPOCH if self.starting_epoch is None else self.starting_epoch
-        return first, LARGEST_EPOCH + 1 if self.ending_epoch is None else self.ending_epoch
+        first = MIN_EPOCH if self.starting_epoch is None else self.starting_epoch
+        return first, MAX_EPOCH + 1 if self.ending_epoch is None else self.ending_epoch
 
 
 def batch_options(raw_options: Mapping[str, str]) -> BatchQueryOptions:
@@ -142,7 +142,7 @@ def _epoch(name: str, text: str) -> int:
     try:
         epoch = int(text)
     except ValueError:
-        epoch = LARGEST_EPOCH + 1
-    if not SMALLEST_EPOCH <= epoch <= LARGEST_EPOCH:
+        epoch = MAX_EPOCH + 1
+    if not MIN_EPOCH <= epoch <= MAX_EPOCH:
         raise InvalidSetting(f"option {name} is {text!r}: it is an epoch of one number, a 64-bit integer.")
     return epoch

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from sublet_protocol.domain.access.rights import broken_rule
+from sublet_protocol.domain.access.rights import find_broken_rule
 from sublet_protocol.domain.errors import Unauthenticated
 
 _SEQUENCE, _OBJECT_ID, _VERSION, _EXTENSIONS = 0x30, 0x06, 0xA0, 0xA3
@@ -30,7 +30,7 @@ _FORMS = {
 _USABLE = "Have a certificate issued with such a name, like spiffe://example/etl, etl.example or CN=user:etl"
 
 
-def principal_of(certificate: bytes) -> str:
+def parse_principal(certificate: bytes) -> str:
     """Return the first URI among the subject alternative names, else the first DNS name, else the CN. `certificate` is
     DER. Raise `Unauthenticated` where that is no principal's name: another name is not looked for.
     """
@@ -42,7 +42,7 @@ def principal_of(certificate: bytes) -> str:
             f"alternative names, nor one CN. {_USABLE}."
         ) from None
     form, its_rule = _FORMS[kind]
-    rule = broken_rule(name) or (None if form.fullmatch(name) else its_rule)
+    rule = find_broken_rule(name) or (None if form.fullmatch(name) else its_rule)
     if rule is not None:
         raise Unauthenticated(f"the caller's certificate has the {kind} {name!r:.100}: {rule}. {_USABLE}.")
     return name
@@ -50,51 +50,51 @@ def principal_of(certificate: bytes) -> str:
 
 def _find_name(certificate: bytes) -> tuple[str, str]:
     """Return the kind and the name. Raise `ValueError`, `IndexError` for what is no certificate, or has no name."""
-    fields = list(_elements(next(_elements(_only(certificate, _SEQUENCE)), (0, b""))[1]))
+    fields = list(_parse_elements(next(_parse_elements(_parse_single(certificate, _SEQUENCE)), (0, b""))[1]))
     if fields[0][0] == _VERSION:
         del fields[0]
-    alternatives = list(_alternative_names(fields[6:]))
+    alternatives = list(_parse_alternative_names(fields[6:]))
     for kind, tag in (("URI", _URI), ("DNS name", _DNS)):
         for name_tag, content in alternatives:
             if name_tag == tag:
                 return kind, content.decode("ascii")
-    (common_name,) = _common_names(fields[4][1])
+    (common_name,) = _parse_common_names(fields[4][1])
     return "CN", common_name
 
 
-def _alternative_names(fields: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _parse_alternative_names(fields: list[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
     extension_values = [
         extension[-1][1]
         for tag, content in fields
         if tag == _EXTENSIONS
-        for _, each in _elements(_only(content, _SEQUENCE))
-        if (extension := list(_elements(each)))[0] == (_OBJECT_ID, _ALTERNATIVE_NAMES)
+        for _, each in _parse_elements(_parse_single(content, _SEQUENCE))
+        if (extension := list(_parse_elements(each)))[0] == (_OBJECT_ID, _ALTERNATIVE_NAMES)
     ]
     if len(extension_values) > 1:
         raise ValueError("an extension is there twice")
     for names in extension_values:
-        yield from _elements(_only(names, _SEQUENCE))
+        yield from _parse_elements(_parse_single(names, _SEQUENCE))
 
 
-def _common_names(subject: bytes) -> Iterator[str]:
-    for _, attributes in _elements(subject):
-        for _, attribute in _elements(attributes):
-            (_, kind), (encoding, content) = _elements(attribute)
+def _parse_common_names(subject: bytes) -> Iterator[str]:
+    for _, attributes in _parse_elements(subject):
+        for _, attribute in _parse_elements(attributes):
+            (_, kind), (encoding, content) = _parse_elements(attribute)
             if kind == _COMMON_NAME:
                 if encoding not in _TEXTS:
                     raise ValueError("a string of another kind")
                 yield content.decode(_TEXTS[encoding])
 
 
-def _only(der: bytes, tag: int) -> bytes:
+def _parse_single(der: bytes, tag: int) -> bytes:
     """Return the content of the one element that this is."""
-    ((element_tag, content),) = _elements(der)
+    ((element_tag, content),) = _parse_elements(der)
     if element_tag != tag:
         raise ValueError("another element")
     return content
 
 
-def _elements(der: bytes) -> Iterator[tuple[int, bytes]]:
+def _parse_elements(der: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield the tag and the content of each element."""
     at = 0
     while at < len(der):

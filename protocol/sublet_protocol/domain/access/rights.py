@@ -130,13 +130,13 @@ def check_principal(text: str, *, may_be_anybody: bool = False) -> str:
     if may_be_anybody and text == ANYBODY:
         return text
     check_characters(UsageError, "principal", text)
-    if (rule := broken_rule(text)) is not None:
-        is_name = ":" not in text and broken_rule(f"user:{text}") is None
+    if (rule := find_broken_rule(text)) is not None:
+        is_name = ":" not in text and find_broken_rule(f"user:{text}") is None
         raise text_error(UsageError, "principal", text, rule, f"Write user:{text if is_name else 'NAME'}")
     return text
 
 
-def broken_rule(principal: str) -> str | None:
+def find_broken_rule(principal: str) -> str | None:
     """Return the rule that this breaks as the name of a principal; None: it is one."""
     if not 0 < len(principal) <= MAX_PRINCIPAL_CHARACTERS or not principal.isprintable() or " " in principal:
         return f"a principal has 1 to {MAX_PRINCIPAL_CHARACTERS} printable characters without blanks"

@@ -30,23 +30,23 @@ class NewToken:
     @property
     def digest(self) -> bytes:
         """Return the hash that is stored."""
-        return digest_of(self.token.reveal())
+        return hash_token(self.token.reveal())
 
 
-def token_id_of(token: str) -> str | None:
+def parse_token_id(token: str) -> str | None:
     """Return the id in a token; None for what is none."""
     match = _FORM.fullmatch(token)
     return None if match is None else match[1]
 
 
-def digest_of(token: str) -> bytes:
+def hash_token(token: str) -> bytes:
     """Return the hash of a token. Of 256 random bits one of a fast function is as good as of a slow one."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def check_token(token: str) -> None:
     """Raise `InvalidSetting` for what is no token; the message does not show it."""
-    if token_id_of(token) is None:
+    if parse_token_id(token) is None:
         raise InvalidSetting(
             f"the access token, of {len(token)} characters, is none: it is sub_, 8 characters, _ and 43 more. Take it "
             "from `sublet access token PRINCIPAL`, which shows it once."

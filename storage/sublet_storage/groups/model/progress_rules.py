@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, UpperFrontier, have_same_dimensions
-from sublet_protocol.domain.in_doubt import latest_in_doubt
-from sublet_protocol.domain.limits import SMALLEST_EPOCH
+from sublet_protocol.domain.in_doubt import choose_latest_in_doubt
+from sublet_protocol.domain.limits import MIN_EPOCH
 from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
@@ -66,7 +66,7 @@ def initial_frontier(
         return lower.after_completing(begun)
     if not begun.greatest:
         return None
-    return LowerFrontier(((SMALLEST_EPOCH,) * len(begun.greatest[0]),)).after_completing(begun)
+    return LowerFrontier(((MIN_EPOCH,) * len(begun.greatest[0]),)).after_completing(begun)
 
 
 def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -76,7 +76,7 @@ def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_u
     row = with_consumed(row, change.consumed)
     if is_consumed(position, stream):
         return finish(row, position, "consumed to its head", now_us)
-    doubt = latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
+    doubt = choose_latest_in_doubt(change.in_doubt, row.in_doubt, row.grant_id)
     return LendingTransition(LendingOutcome.APPLIED, replace(row, position=position, in_doubt=doubt))
 
 
