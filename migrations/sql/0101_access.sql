@@ -22,17 +22,20 @@ create table token (
   note text not null default ''
 ) with (fillfactor = 80);
 
--- Every change of a rule or token, however it was made. Nodes compare its highest number to decide whether to read the
--- two tables again.
+-- Every change of a rule or token, however it was made. Nodes look for what has committed since they read the two tables,
+-- and read them again.
 create table access_history (
   number bigint generated always as identity primary key,
   at timestamptz not null default clock_timestamp(),
   by text not null default 'database user ' || session_user,
   event text not null,                                 -- allow, revoke, token, revoke-token
   principal text not null,
-  object text not null                                 -- the rule, or the token's id
+  object text not null,                                -- the rule, or the token's id
+  -- The transaction that wrote it: numbers are drawn before the commit, so a lower one may commit later.
+  xact xid8 not null default pg_current_xact_id()
 );
 create index access_history_at on access_history (at);
+create index access_history_xact on access_history (xact);
 
 -- Raise if there is no room for one more change. Revoking is not limited.
 create function check_access_history() returns void language plpgsql as $$
@@ -44,12 +47,20 @@ begin
   end if;
 end $$;
 
--- For maintenance: delete changes older than p_older_than, and than a day; never the last, whose number nodes compare.
+-- Raise if a table has as many rows as nodes read.
+create function check_access_room(p_table text, p_count bigint) returns void language plpgsql as $$
+begin
+  if p_count >= 100000 then
+    perform reject_message('table ' || p_table || ' has 100000 rows', 'that is the limit, as every node has them all in memory',
+      'Delete some first: a rule for a wider filter does the work of many, and tokens that are over are of no use.');
+  end if;
+end $$;
+
+-- For maintenance: delete changes older than p_older_than, and than a day.
 create function forget_access_history(p_older_than interval) returns bigint
 language sql security definer set search_path from current as $$
   with forgotten as (
     delete from access_history where at < clock_timestamp() - greatest(p_older_than, interval '1 day')
-       and number < (select max(number) from access_history)
     returning 1)
   select count(*) from forgotten
 $$;
@@ -74,8 +85,6 @@ begin
       return null;  -- it was over: no right is lost
     end if;
   end if;
-  -- Serialized, so that the numbers become visible in their order.
-  lock table access_history in share row exclusive mode;
   if tg_op = 'INSERT' then perform check_access_history(); end if;
   if tg_op = 'DELETE' then a := old; else a := new; end if;
   if tg_table_name = 'access' then
@@ -98,15 +107,46 @@ create trigger noted after insert or delete or update of digest, principal, expi
 -- The following functions run with their owner's rights, for operators, who have none on the two tables; session_user
 -- is recorded as the author of a change.
 
--- Add a rule; false if it exists.
+-- The rules of protocol/sublet_protocol/domain/access/rights.py.
+create function check_principal(p_principal text) returns void language plpgsql immutable as $$
+begin
+  if not coalesce(length(p_principal) between 1 and 255 and is_printable(p_principal) and p_principal !~ '[ *]'
+                  and p_principal ~ '[:.]' and p_principal <> 'user:', false) then
+    perform reject_message('principal ' || quote_nullable(left(p_principal, 80)),
+      'it is user:NAME, or the URI or DNS name of a certificate: 1 to 255 printable characters without blanks and *',
+      'Write user:NAME.');
+  end if;
+end $$;
+
+create function check_rule(p_principal text, p_may text, p_filter text, p_group text) returns void
+language plpgsql immutable as $$
+declare
+  shown constant text := 'rule ' || concat_ws(' ', left(p_principal, 80), p_may, left(p_filter, 80), left(p_group, 80));
+begin
+  if p_principal is distinct from '*' then
+    perform check_principal(p_principal);
+  end if;
+  if not coalesce(p_may in ('publish', 'read', 'join', 'watch', 'operate'), false) then
+    perform reject_message(shown, 'a right is one of publish, read, join, watch, operate', 'Write one of them.');
+  elsif not coalesce(octet_length(p_filter) between 1 and 4096 and topic_levels(p_filter) <= 128
+                     and p_filter !~ '^[$]|#.|[^/]#|[+][^/]|[^/][+]', false) then
+    perform reject_message(shown, 'a filter has 1 to 4096 bytes and 128 levels, does not begin with $, + is alone in its '
+      'level, and # in the last', 'Write one such as orders/+/eu or orders/#.');
+  elsif not coalesce(case when p_may in ('publish', 'read') then p_group = '*'
+                          else length(p_group) between 1 and 256 and rtrim(p_group, '*') !~ '[*/+#]' and p_group !~ '[*][*]$'
+                               and length(rtrim(p_group, '*')) <= 255 end, false) then
+    perform reject_message(shown, 'its group is * for publish and read, else a name of at most 255 characters, the '
+      'beginning of names like team-*, or *', 'Write one of these.');
+  end if;
+end $$;
+
+-- Add a rule; false if it exists. Who adds others waits, as they are counted; who takes rights away does not.
 create function allow_access(p_principal text, p_may text, p_filter text, p_group text) returns boolean
 language plpgsql security definer set search_path from current as $$
 begin
-  if not coalesce(length(p_principal) between 1 and 512 and length(p_group) between 1 and 512
-                  and octet_length(p_filter) between 1 and 4096, false) then
-    perform reject_message('rule ' || concat_ws(' ', left(p_principal, 80), p_may, left(p_filter, 80), left(p_group, 80)),
-      'principal and group have 1 to 512 characters, a filter 1 to 4096 bytes', 'Shorten what is longer.');
-  end if;
+  perform check_rule(p_principal, p_may, p_filter, p_group);
+  lock table access in share update exclusive mode;
+  perform check_access_room('access', (select count(*) from (select from access limit 100000) as found));
   insert into access (principal, may, filter, group_name, granted_by)
   values (p_principal, p_may, p_filter, p_group, 'database user ' || session_user) on conflict do nothing;
   return found;
@@ -127,7 +167,15 @@ returns timestamptz language plpgsql security definer set search_path from curre
 declare
   ends timestamptz;
 begin
-  lock table token in share row exclusive mode;        -- serializes callers
+  perform check_principal(p_principal);
+  if not coalesce(p_token ~ '^[a-z2-7]{8}$' and p_lifetime_s > 0 and p_lifetime_s <= 315360000 and length(p_note) <= 200
+                  and is_printable(p_note), false) then
+    perform reject_message('token ' || quote_nullable(left(p_token, 80)),
+      'its id has 8 characters of a-z and 2-7, it is valid for at most 3650 days, and its note has at most 200 printable characters',
+      'Make it with `sublet access token`.');
+  end if;
+  lock table token in share update exclusive mode;     -- serializes callers, and nobody who revokes
+  perform check_access_room('token', (select count(*) from (select from token limit 100000) as found));
   insert into token (token_id, digest, principal, made_by, expires_at, note)
   select p_token, p_digest, p_principal, 'database user ' || session_user,
          clock_timestamp() + make_interval(secs => p_lifetime_s), p_note
@@ -151,7 +199,6 @@ language plpgsql security definer set search_path from current as $$
 declare
   owned text;
 begin
-  lock table access_history in share row exclusive mode; -- as each change of rights does
   select principal into owned from session_epoch where subscription = p_subscription and session = p_session for update;
   if owned is not null then
     update session_epoch set principal = null where subscription = p_subscription and session = p_session;

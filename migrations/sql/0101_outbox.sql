@@ -35,6 +35,14 @@ begin
   raise exception '%: %.', p_what, p_rule using errcode = 'SB002', hint = p_hint;
 end $$;
 
+-- Return whether all characters are printable, by the rule of Python's str.isprintable; code points that Unicode has not
+-- assigned count as printable.
+create function is_printable(p_text text) returns boolean language sql immutable as $$
+  select p_text !~ ('[\u0001-\u001f\u007f-\u00a0\u00ad\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2\u1680\u180e\u2000-\u200f'
+    || '\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ue000-\uf8ff\ufeff\ufff9-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f'
+    || '\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0001\U000e0020-\U000e007f\U000f0000-\U000ffffd\U00100000-\U0010fffd]')
+$$;
+
 -- The rules of protocol/sublet_protocol/domain/topics.py. Text in Postgres has no NUL and no lone surrogate.
 create function check_topic(p_topic text) returns void
 language plpgsql immutable as $$

@@ -113,7 +113,7 @@ def _url(text: str) -> None:
 def _gate() -> AccessGate:
     """One that knows a token by its id, and nobody can have it."""
     known = {"aaaaaaaa": ValidToken(bytes(32), "user:a", 1e9)}
-    return AccessGate(AccessCache(AccessSnapshot(1, AccessRules([]), known), lambda: 0.0))
+    return AccessGate(AccessCache(AccessSnapshot("1", AccessRules([]), known), lambda: 0.0))
 
 
 def _token(text: str) -> None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psycopg
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from sublet_leader.jobs.maintenance import _delete_old_history
-from sublet_protocol.domain.access.rights import AccessRule, Right
+from sublet_protocol.domain.access.rights import AccessRule, Right, parse_right
 from sublet_protocol.domain.access.token import hash_token
-from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin import access_rules
-from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, revoke
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.doctor.checks import Severity, run_checks
+from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, read_rules, revoke
+from sublet_storage.groups.admin.access_snapshot import (
+    CHANNEL,
+    has_changed,
+    note_used,
+    read_access,
+    read_changes,
+    read_version,
+)
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
 from sublet_storage.groups.coordinator import session_names
 
@@ -127,20 +137,17 @@ def test_a_full_history_refuses_what_gives_a_right(conn: psycopg.Connection[Any]
 
 
 def test_old_changes_of_rights_are_deleted(conn: psycopg.Connection[Any]) -> None:
-    """But the last, by whose number nodes go, and those of the last day."""
-    rights = [Right.READ, Right.JOIN, Right.WATCH, Right.PUBLISH]
-    for right in rights:
+    """But those of the last day; and it is no change of rights."""
+    for right in (Right.READ, Right.JOIN, Right.WATCH, Right.PUBLISH):
         allow(conn, AccessRule("user:etl", right, TopicFilter("#")))
-    first = read_version(conn) - len(rights) + 1
-    conn.execute("update access_history set at = at - interval '2 days' where number <= %s", (first + 1,))
+    conn.execute("update access_history set at = at - interval '2 days' where object ~ '^(read|join)'")
+    version = read_version(conn)
     assert delete_past_changes(conn, 3 * 86_400.0) == 0
     assert delete_past_changes(conn, 0.0) == 2
-    assert len(history(conn)) == 2
-    conn.execute("update access_history set at = at - interval '2 days'")
-    version = read_version(conn)
+    conn.execute("update access_history set at = at - interval '2 days' where object ~ '^watch'")
     _delete_old_history(conn, 86_400.0)  # as a node does
-    assert read_version(conn) == version
-    assert len(history(conn)) == 1
+    assert [each[2] for each in history(conn)] == ["publish # *"]
+    assert [each.object for each in read_changes(conn, version, read_version(conn), 10)] == []
 
 
 def test_tokens_that_are_over_are_deleted_in_time(conn: psycopg.Connection[Any]) -> None:
@@ -158,7 +165,7 @@ def test_tokens_that_are_over_are_deleted_in_time(conn: psycopg.Connection[Any])
     assert delete_past_tokens(conn, 86_400.0) == 0
     assert delete_past_tokens(conn, -2 * YEAR_S) == 1, "never one that counts"
     assert [each.token_id for each in list_tokens(conn)] == [tokens["valid"]]
-    assert read_version(conn) == before
+    assert not has_changed(conn, before)
     conn.execute("delete from token")
     assert history(conn)[-1] == ("revoke-token", "user:valid", tokens["valid"]), "by hand, of one that counts"
 
@@ -179,39 +186,168 @@ def test_changes_are_read_between_versions(conn: psycopg.Connection[Any]) -> Non
     assert read_changes(conn, start, read_version(conn), 2) == found, "the newest"
 
 
-def test_every_change_has_a_number_and_a_notice(database: str, conn: psycopg.Connection[Any]) -> None:
+def test_every_change_is_seen_and_has_a_notice(database: str, conn: psycopg.Connection[Any]) -> None:
     with connect(database) as listening:
         listening.execute(f"listen {CHANNEL}")
-        before = read_version(conn)
+
+        def changed() -> bool:
+            nonlocal version
+            found, version = has_changed(conn, version), read_version(conn)
+            return found
+
+        version = read_version(conn)
+        assert not changed()
         allow(conn, RULE)
+        assert changed()
         new, _ = make_token(conn, "user:etl", YEAR_S)
-        assert read_version(conn) == before + 2
+        assert changed()
         note_used(conn, [new.token_id])
-        assert read_version(conn) == before + 2, "that it was used is no change"
+        assert not changed(), "that it was used is no change"
         assert list_tokens(conn)[0].last_used is not None
         conn.execute("delete from access")
+        assert changed()
         revoke_token(conn, new.token_id)
-        assert read_version(conn) == before + 4
+        assert changed()
+        assert not changed()
         assert [each.payload for each in listening.notifies(timeout=30, stop_after=4)] == ["sublet"] * 4
 
 
-def test_changes_become_visible_in_their_order(database: str, conn: psycopg.Connection[Any]) -> None:
-    """Else a node that has read the later one would never read the earlier one."""
+@pytest.mark.conforms("X6")
+def test_an_open_change_of_rights_blocks_no_revocation(database: str, conn: psycopg.Connection[Any]) -> None:
+    """And is seen once it commits, although another with a later number committed before it."""
+    allow(conn, RULE)
+    token, _ = make_token(conn, "user:a", YEAR_S)
+    session_names.draw_epoch(conn, Subscription.parse("$share/g/#"), "etl", "user:etl")
+    late = AccessRule("user:b", Right.READ, TopicFilter("#"))
     with connect(database, autocommit=False) as first:
-        allow(first, RULE)
-        conn.execute("set lock_timeout = '100ms'")
+        allow(first, late)
+        make_token(first, "user:b", YEAR_S)
+        conn.execute("set lock_timeout = '1s'")
+        revoke(conn, RULE)
+        assert revoke_token(conn, token.token_id)
+        assert session_names.release(conn, Subscription.parse("$share/g/#"), "etl") == "user:etl"
         with pytest.raises(psycopg.errors.LockNotAvailable):
-            allow(conn, AccessRule("user:b", Right.READ, TopicFilter("#")))
+            allow(conn, AccessRule("user:c", Right.READ, TopicFilter("#")))  # it is counted
+        assert list_rules(conn) == []
+        version = read_version(conn)
+        assert not has_changed(conn, version)
         first.commit()
-    assert len(list_rules(conn)) == 1
+    assert has_changed(conn, version)
+    assert [each.event for each in read_changes(conn, version, read_version(conn), 10)] == ["allow", "token"]
+    assert [each.rule for each in list_rules(conn)] == [late]
 
 
-def test_rules_and_tokens_are_bounded(conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access_rules, "MAX_ROWS", 2)
-    for name in ("a", "b"):
-        allow(conn, AccessRule(f"user:{name}", Right.READ, TopicFilter("#")))
-        make_token(conn, f"user:{name}", YEAR_S)
-    with pytest.raises(Conflict, match="table access has 2 rows, which is the limit"):
+def test_changes_of_a_restored_database_are_not_ahead(conn: psycopg.Connection[Any]) -> None:
+    """Its transactions may have numbers that this server has yet to reach."""
+    allow(conn, RULE)
+    conn.execute("update access_history set xact = (xact::text::bigint + 1000000)::text::xid8")
+    version = read_version(conn)
+    assert not has_changed(conn, version)
+    revoke(conn, RULE)
+    assert has_changed(conn, version)
+
+
+@pytest.mark.conforms("X7")
+def test_rules_and_tokens_are_bounded(conn: psycopg.Connection[Any]) -> None:
+    """By the functions, so that nobody who may call these fills what nodes read."""
+    for table, columns in (
+        ("access", "(principal, may, filter, granted_by) select 'user:' || i, 'read', '#', 'x'"),
+        (
+            "token",
+            "(token_id, digest, principal, made_by, expires_at) select i, sha256(i::text::bytea), 'x', 'x', now()",
+        ),
+    ):
+        conn.execute(f"alter table {table} disable trigger noted")
+        conn.execute(f"insert into {table} {columns} from generate_series(1, 99999) i")
+        conn.execute(f"alter table {table} enable trigger noted")
+    allow(conn, RULE)
+    make_token(conn, "user:a", YEAR_S)
+    with pytest.raises(Conflict, match=r"table access has 100000 rows: that is the limit.*Delete some first"):
         allow(conn, AccessRule("user:c", Right.READ, TopicFilter("#")))
-    with pytest.raises(Conflict, match="table token has 2 rows, which is the limit"):
+    with pytest.raises(Conflict, match="table token has 100000 rows: that is the limit"):
         make_token(conn, "user:c", YEAR_S)
+    assert len(read_access(conn).tokens) == 1
+
+
+PARTS = st.lists(st.sampled_from(["a", "/", "+", "#", "$", "*", ":", ".", "user:", " ", "\n", "\x7f", "\xad", "é"]))
+TEXTS = PARTS.map("".join)
+
+
+@pytest.mark.conforms("X7")
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(TEXTS | st.just("*"), st.sampled_from([*Right, "", "own"]), TEXTS | st.just("#"), TEXTS | st.just("*"))
+@example("user:" + "é" * 250, "join", "/".join("a" * 128), "é" * 255 + "*")
+@example("user:" + "é" * 251, "join", "#", "*")
+@example("user:a", "join", "/".join("a" * 129), "*")
+@example("user:a", "read", "é" * 2048, "*")
+@example("user:a", "read", "é" * 2048 + "a", "*")
+@example("user:a", "join", "#", "a" * 256)
+@example("user:a", "join", "a/#\n", "*")
+@example("user:a", "join", "a/#/b", "*")
+def test_sql_takes_the_rules_that_nodes_read(
+    conn: psycopg.Connection[Any], principal: str, right: str, filter: str, group: str
+) -> None:
+    try:
+        AccessRule(principal, parse_right(right), TopicFilter(filter), group)
+        is_rule = True
+    except UsageError:
+        is_rule = False
+    refusal = None
+    with conn.transaction(force_rollback=True):
+        try:
+            conn.execute("select allow_access(%s, %s, %s, %s)", (principal, right, filter, group))
+        except psycopg.Error as error:
+            refusal = error.sqlstate
+    assert refusal == (None if is_rule else "SB002")
+
+
+def test_sql_knows_what_is_printable(conn: psycopg.Connection[Any]) -> None:
+    """As Python does, of all that Unicode has assigned."""
+    known = [chr(code) for code in range(1, 0x110000) if unicodedata.category(chr(code)) not in ("Cn", "Cs")]
+    rows = conn.execute("select c from unnest(%s::text[]) as u (c) where is_printable(c)", (known,)).fetchall()
+    assert {c for (c,) in rows} == {c for c in known if c.isprintable()}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"p_token": "A" * 8},
+        {"p_token": "aaaaaaaa\n"},
+        {"p_principal": "*"},
+        {"p_principal": "etl"},
+        {"p_principal": "user:" + "a" * 251},
+        {"p_lifetime_s": 0.0},
+        {"p_lifetime_s": float("nan")},
+        {"p_lifetime_s": 315360001.0},
+        {"p_note": "a" * 201},
+        {"p_note": "a\n"},
+    ],
+)
+def test_sql_stores_no_token_that_cannot_be_read(conn: psycopg.Connection[Any], wrong: dict[str, Any]) -> None:
+    good = {"p_token": "a" * 8, "p_principal": "user:" + "a" * 250, "p_lifetime_s": 315360000.0, "p_note": "a" * 200}
+    names = "%(p_token)s, sha256('x'), %(p_principal)s, %(p_lifetime_s)s, %(p_note)s"
+    call = f"select store_token({names})"
+    with pytest.raises(psycopg.Error) as raised:
+        conn.execute(call, {**good, **wrong})
+    assert raised.value.sqlstate == "SB002"
+    conn.execute(call, good)
+    assert len(list_tokens(conn)) == 1
+
+
+@pytest.mark.conforms("X7")
+def test_a_row_that_is_no_rule_ends_no_other_right(
+    conn: psycopg.Connection[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    allow(conn, RULE)
+    conn.execute("insert into access values ('user:x', 'read', 'a/#/b', '*', 'somebody')")
+    access = read_access(conn)
+    assert access.rights.find_rule("user:etl", Right.JOIN, TopicFilter("orders/eu"), "team-a") == RULE
+    assert access.rights.find_rule("user:x", Right.READ, TopicFilter("a/b")) is None
+    (warning,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "access rule not readable, allows nothing: granted_by='somebody': 'user:x read a/#/b *': filter" in warning
+    (row,) = read_rules(conn).unreadable
+    assert (row.row, row.granted_by) == ("user:x read a/#/b *", "somebody")
+    (finding,) = [each for each in run_checks(conn, 0.0, 1) if each.check == "access"]
+    assert (finding.state, "'user:x read a/#/b *' by somebody" in finding.detail) == (Severity.WARNING, True)
+    assert conn.execute("select revoke_access('user:x', 'read', 'a/#/b', '*')").fetchone() == (True,)
+    assert read_rules(conn).unreadable == []

@@ -50,6 +50,19 @@ def test_a_rule_is_revoked_as_it_was_given(shell: Shell) -> None:
     assert shell.run("access", "check", *ETL).out == "yes: * publish #\n"
 
 
+def test_a_row_that_is_no_rule_is_listed_as_such(shell: Shell, database: str) -> None:
+    shell.run("access", "allow", *ETL)
+    with connect(database) as connection:
+        connection.execute("insert into access values ('user:x', 'read', 'a/#/b', '*', 'somebody')")
+    listed = shell.run("access", "list")
+    assert (listed.code, len(listed.out.splitlines())) == (0, 2)
+    assert "user:x read a/#/b *, by somebody: no rule, allows nothing: filter" in listed.err
+    answer = done(shell.run("access", "list", "--json"))
+    assert [each["principal"] for each in answer["rules"]] == ["user:etl"]
+    assert [each["row"] for each in answer["unreadable"]] == ["user:x read a/#/b *"]
+    assert shell.run("access", "check", *ETL).code == 0
+
+
 def test_a_token_is_shown_once(shell: Shell) -> None:
     made = shell.run("access", "token", "user:etl", "--note", "nightly")
     (token,) = made.out.splitlines()

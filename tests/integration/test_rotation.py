@@ -227,7 +227,7 @@ class SlowRefusal(AccessCache):
     def __init__(self, file: Path, old: NewToken, new: NewToken) -> None:
         valid = {new.token_id: ValidToken(new.digest, "user:a", 1e6)}
         rules = [AccessRule("user:a", right, TopicFilter("#")) for right in (Right.JOIN, Right.WATCH)]
-        super().__init__(AccessSnapshot(1, AccessRules(rules), valid), time.monotonic)
+        super().__init__(AccessSnapshot("1", AccessRules(rules), valid), time.monotonic)
         self._file, self._old, self._new = file, old.token.reveal(), new.token.reveal()
         self.refused = 0
 

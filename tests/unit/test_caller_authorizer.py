@@ -33,13 +33,13 @@ class Node:
         orders = TopicFilter("orders/#")
         rules = [AccessRule("user:a", right, orders) for right in (Right.JOIN, Right.WATCH)]
         self._valid = valid
-        self.access = AccessCache(AccessSnapshot(1, AccessRules(rules), valid), lambda: self.now)
+        self.access = AccessCache(AccessSnapshot("1", AccessRules(rules), valid), lambda: self.now)
         self.gate = AccessGate(self.access)
         self.rights = CallerAuthorizer(self.gate, make_publisher("n1"))
 
     def take_rules(self) -> None:
         """Nobody has a right from now on."""
-        self.access.replace(AccessSnapshot(2, AccessRules(), self._valid))
+        self.access.replace(AccessSnapshot("2", AccessRules(), self._valid))
 
     def call(self, name: str) -> CallerAuthorizer:
         self.gate.enter(self.gate.identify(f"Bearer {TOKENS[name].token.reveal()}", "", "Commands"))

@@ -33,7 +33,7 @@ class Clock:
         return self.now
 
 
-def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: int = 1) -> AccessSnapshot:
+def snapshot(*rules: AccessRule, remaining_s: float = 10_000.0, version: str = "1") -> AccessSnapshot:
     return AccessSnapshot(version, AccessRules(rules), {NEW.token_id: ValidToken(NEW.digest, "user:etl", remaining_s)})
 
 
@@ -75,10 +75,10 @@ def test_a_token_expires_by_the_nodes_clock() -> None:
 def test_a_call_under_way_loses_what_is_revoked() -> None:
     cache = AccessCache(snapshot(publishes()), Clock())
     caller = AccessGate(cache).identify(f"Bearer {TOKEN}", "", "Publish")
-    cache.replace(snapshot(version=2))
+    cache.replace(snapshot(version="2"))
     with pytest.raises(PermissionDenied, match="sublet access allow user:etl publish 'orders/#'"):
         caller.check(Right.PUBLISH, ORDERS)
-    cache.replace(AccessSnapshot(3, AccessRules([publishes()]), {}))
+    cache.replace(AccessSnapshot("3", AccessRules([publishes()]), {}))
     with pytest.raises(Unauthenticated):
         caller.check(Right.PUBLISH, ORDERS)
 

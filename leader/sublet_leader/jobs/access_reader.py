@@ -19,7 +19,7 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, has_changed, note_used, read_access, read_changes
 from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
@@ -97,8 +97,8 @@ class AccessReader(StoppableThread):
         return waiting
 
     def _read(self, connection: BoundedConnection) -> None:
-        # Over another connection the database may be on another timeline, where that number is another change's.
-        if connection is self._read_over and read_version(connection) == self._cache.version:
+        # Over another connection the database may be on another timeline, whose transactions are others.
+        if connection is self._read_over and not has_changed(connection, self._cache.version):
             self._cache.confirm()
         else:
             previous_version = self._cache.version

@@ -34,7 +34,7 @@ class AccessCache:
         self._confirmed_at = self._clock()
 
     @property
-    def version(self) -> int:
+    def version(self) -> str:
         """Return the version of the snapshot in use."""
         return self._state[0].version
 

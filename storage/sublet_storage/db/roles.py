@@ -78,6 +78,7 @@ headers_bytes()           -       -      -       -       x
 check_topic()             -       -      -       -       x
 topic_levels()            -       -      -       -       x
 reject_message()          -       -      -       -       x
+is_printable()            -       -      -       -       x
 append_block()            -       x      -       -       x
 check_block()             -       -      -       -       x
 check_producer()          -       -      -       -       x
@@ -131,6 +132,9 @@ revoke_token()            -       -      -       x       -
 forget_tokens()           -       -      -       -       x
 forget_access_history()   -       -      -       -       x
 check_access_history()    -       -      -       -       -
+check_access_room()       -       -      -       -       -
+check_principal()         -       -      -       -       -
+check_rule()              -       -      -       -       -
 release_session()         -       -      -       x       -
 """
 

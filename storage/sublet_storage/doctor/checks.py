@@ -15,6 +15,7 @@ from sublet_protocol.domain.address import is_tls, split_node_address
 from sublet_storage.db.connect import ISOLATION
 from sublet_storage.db.roles import Role
 from sublet_storage.doctor.privileges import compare_rights
+from sublet_storage.groups.admin.access_rules import read_rules
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.groups.status.diagnosis import lower_head
@@ -62,6 +63,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
     checks: dict[str, Callable[[], DoctorFinding]] = {
         "server": lambda: _server(connection),
         "rights": lambda: _rights(connection),
+        "access": lambda: _access(connection),
         "durability": lambda: _durability(connection),
         "isolation": lambda: _isolation(connection),
         "clock": lambda: _clock(connection, now_s),
@@ -127,6 +129,16 @@ def _rights(connection: Connection) -> DoctorFinding:
         detail += ", and cannot drop the messages that retention has taken"
         return DoctorFinding("rights", Severity.WARNING, detail, privileges.drop_hint)
     return DoctorFinding("rights", Severity.OK, f"{detail}, and may do no more than that")
+
+
+def _access(connection: Connection) -> DoctorFinding:
+    stored = read_rules(connection)
+    if stored.unreadable:
+        detail = f"{len(stored.unreadable)} rows of table access are no rules, and allow nothing: "
+        detail += _some([f"{each.row!r} by {each.granted_by}" for each in stored.unreadable])
+        hint = "`sublet access list` says why; the function revoke_access takes one away."
+        return DoctorFinding("access", Severity.WARNING, detail, hint)
+    return DoctorFinding("access", Severity.OK, f"{len(stored.rules)} rules, and nodes can read all of them")
 
 
 def _durability(connection: Connection) -> DoctorFinding:

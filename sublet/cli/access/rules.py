@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -70,14 +71,20 @@ def list_(
     \b
       sublet access list user:etl
     """
-    from sublet_storage.groups.admin.access_rules import list_rules
+    from sublet_storage.groups.admin.access_rules import read_rules
 
     if principal is not None:
         check_principal(principal, may_be_anybody=True)
     with cli.open_connection() as connection:
-        rules = list_rules(connection, principal)
+        stored = read_rules(connection, principal)
+    rules = stored.rules
     if cli.json:
-        cli.print_json({"rules": [_granted_to_json(each) for each in rules]})
+        cli.print_json(
+            {
+                "rules": [_granted_to_json(each) for each in rules],
+                "unreadable": [asdict(each) for each in stored.unreadable],
+            }
+        )
         return
     cli.print_table(
         ("PRINCIPAL", "RIGHT", "FILTER", "GROUP", "GRANTED", "BY"),
@@ -93,6 +100,10 @@ def list_(
             for each in rules
         ],
     )
+    for each in stored.unreadable:
+        cli.print_info(f"{each.row}, by {each.granted_by}: no rule, allows nothing: {each.reason}")
+    if stored.unreadable:
+        cli.print_info("The function revoke_access takes such a row away, with its columns as they are stored.")
     if not rules:
         cli.print_info("There are no rules: nodes that ask who calls refuse all. Give one: sublet access allow --help")
 

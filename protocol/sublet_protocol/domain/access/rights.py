@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import MAX_GROUP_CHARACTERS
 from sublet_protocol.domain.topics import TopicFilter, check_characters, text_error
 
 MAX_PRINCIPAL_CHARACTERS = 255
@@ -109,9 +110,9 @@ class ValidToken:
 
 @dataclass(frozen=True, slots=True)
 class AccessSnapshot:
-    """All rules and valid tokens (by id) at one moment. `version`: it includes all changes up to this one."""
+    """All rules and valid tokens (by id) at one moment. `version`: which changes it includes, as the database says."""
 
-    version: int
+    version: str
     rights: AccessRules
     tokens: Mapping[str, ValidToken]
 
@@ -153,4 +154,7 @@ def _check_group_pattern(right: Right, group: str) -> None:
     if not group or ANYBODY in name or any(character in name for character in "/+#"):
         rule = "a rule is for the group of that name, for those that begin like team-*, or for all: *"
         raise text_error(UsageError, "group", group, rule, "Write one of these")
+    if len(name) > MAX_GROUP_CHARACTERS:
+        rule = f"a group's name has at most {MAX_GROUP_CHARACTERS} characters, this one has {len(name)}"
+        raise text_error(UsageError, "group", group, rule, "Shorten it")
     check_characters(UsageError, "group", group)

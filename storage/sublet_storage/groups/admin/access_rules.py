@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.access.rights import AccessRule, Right
-from sublet_protocol.domain.errors import Conflict, NotFound
+from sublet_protocol.domain.access.rights import AccessRule, parse_right
+from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 
-MAX_ROWS = 100_000
-"""The maximum number of rules, and of tokens: each node has all of them in memory."""
+log = logging.getLogger(__name__)
 
-_FULL = "select count(*) >= %s from (select from {} limit %s) as found"
+MAX_ROWS = 100_000
+"""The maximum number of rules, and of tokens, as in SQL: each node has all of them in memory."""
+MAX_NAMED = 5
+"""Maximum number of unreadable rules that are named in the log at a time."""
 
 _REJECTED = "SB002"
 
@@ -38,7 +41,6 @@ class GrantedRule:
 
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
     """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
-    check_room(conn, "access")
     return give(conn, _ALLOW, _values(rule)) == (True,)
 
 
@@ -51,20 +53,47 @@ def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class UnreadableRule:
+    """A row that is no rule, which allows nothing, with the reason."""
+
+    row: str
+    granted_by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRules:
+    """The rows of the table, those that are no rules apart."""
+
+    rules: list[GrantedRule]
+    unreadable: list[UnreadableRule]
+
+
 def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> list[GrantedRule]:
-    """Return all rules, or those of this principal and those of every principal."""
+    """Return all rules, or those of this principal and those of every principal. Rows that are no rules are named in
+    the log."""
+    stored = read_rules(conn, principal)
+    for each in stored.unreadable[:MAX_NAMED]:
+        log.warning("access rule not readable, allows nothing: granted_by=%s: %s: %s", *_shown(each))
+    if len(stored.unreadable) > MAX_NAMED:
+        log.warning("access rules not readable: count=%d: `sublet access list` shows all", len(stored.unreadable))
+    return stored.rules
+
+
+def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> StoredRules:
+    """Return the same, with the rows that are no rules: whoever writes the table could have left them there."""
+    stored = StoredRules([], [])
     rows = conn.execute(_LIST, {"principal": principal, "limit": MAX_ROWS + 1}).fetchall()
-    return [GrantedRule(AccessRule(w, Right(m), TopicFilter(f), g), by, at) for w, m, f, g, by, at in rows]
-
-
-def check_room(conn: psycopg.Connection[Any], table: str) -> None:
-    """Raise `Conflict` where the table has as many rows as nodes read."""
-    (row,) = conn.execute(_FULL.format(table), (MAX_ROWS, MAX_ROWS)).fetchall()
-    if row[0]:
-        raise Conflict(
-            f"table {table} has {MAX_ROWS} rows, which is the limit: every node has them all in memory. Delete some "
-            "first; a rule for a wider filter does the work of many, and tokens that are over are of no use."
-        )
+    for whose, right, filter, group, granted_by, granted_at in rows:
+        try:
+            rule = AccessRule(whose, parse_right(right), TopicFilter(filter), group)
+        except UsageError as error:
+            row = " ".join(each[:80] for each in (whose, right, filter, group))
+            stored.unreadable.append(UnreadableRule(row, granted_by, str(error)))
+        else:
+            stored.rules.append(GrantedRule(rule, granted_by, granted_at))
+    return stored
 
 
 def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
@@ -85,3 +114,7 @@ def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> i
 
 def _values(rule: AccessRule) -> tuple[str, str, str, str]:
     return rule.principal, rule.right, rule.filter.text, rule.group
+
+
+def _shown(unreadable: UnreadableRule) -> tuple[str, str, str]:
+    return ascii(unreadable.granted_by), ascii(unreadable.row), unreadable.reason

@@ -16,10 +16,16 @@ from sublet_storage.groups.admin.access_rules import MAX_ROWS, list_rules
 CHANNEL = "sublet_access"
 """The channel of the NOTIFY for changes, whose payload is the schema."""
 
-_VERSION = "select coalesce(max(number), 0) from access_history"
-_CHANGES = """
-select by, event, principal || ' ' || object from access_history where number > %s and number <= %s
- order by number desc limit %s"""
+_VERSION = "select pg_current_snapshot()::text"
+# A row is of a change since then if the snapshot of then does not include its transaction, and that of now does: one of
+# a database that was restored into another server may have the number of a future transaction.
+_SINCE = """
+  from access_history where xact >= pg_snapshot_xmin(%(after)s::pg_snapshot)
+   and not pg_visible_in_snapshot(xact, %(after)s::pg_snapshot)"""
+_CHANGED = f"select exists (select {_SINCE} and pg_visible_in_snapshot(xact, pg_current_snapshot()))"
+_CHANGES = f"""
+select by, event, principal || ' ' || object {_SINCE} and pg_visible_in_snapshot(xact, %(upto)s::pg_snapshot)
+ order by number desc limit %(limit)s"""
 _TOKENS = """
 select token_id, digest, principal, extract(epoch from expires_at - clock_timestamp())::float8 from token
  where revoked_at is null and expires_at > clock_timestamp() limit %s"""
@@ -31,16 +37,22 @@ update token set last_used = current_date
  where token_id = any(%s) and last_used is distinct from current_date"""
 
 
-def read_version(conn: psycopg.Connection[Any]) -> int:
-    """Return what changes with every change of rules and tokens."""
+def read_version(conn: psycopg.Connection[Any]) -> str:
+    """Return which transactions have committed by now, for this server alone."""
     ((version,),) = conn.execute(_VERSION).fetchall()
-    return int(version)
+    return str(version)
+
+
+def has_changed(conn: psycopg.Connection[Any], version: str) -> bool:
+    """Return whether a change of rules or tokens has committed since that version, in whichever order they began."""
+    ((changed,),) = conn.execute(_CHANGED, {"after": version}).fetchall()
+    return bool(changed)
 
 
 def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
     """Return all of it. Raises `Conflict` where it is more than a node takes into memory."""
     version = read_version(conn)  # first: what is changed meanwhile is read again
-    rules = [each.rule for each in list_rules(conn)]
+    rules = list_rules(conn)
     tokens = conn.execute(_TOKENS, (MAX_ROWS + 1,)).fetchall()
     for table, rows in (("access", rules), ("token", tokens)):
         if len(rows) > MAX_ROWS:
@@ -48,7 +60,11 @@ def read_access(conn: psycopg.Connection[Any]) -> AccessSnapshot:
                 f"table {table} has more than {MAX_ROWS} rows, which is the limit: a node has them all in memory. "
                 "Delete some with `sublet access`."
             )
-    return AccessSnapshot(version, AccessRules(rules), {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens})
+    return AccessSnapshot(
+        version,
+        AccessRules(each.rule for each in rules),
+        {row[0]: ValidToken(bytes(row[1]), *row[2:]) for row in tokens},
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +77,9 @@ class AccessChange:
     object: str
 
 
-def read_changes(conn: psycopg.Connection[Any], after: int, upto: int, limit: int) -> list[AccessChange]:
+def read_changes(conn: psycopg.Connection[Any], after: str, upto: str, limit: int) -> list[AccessChange]:
     """Return what was changed between two versions, oldest first; of more than `limit` the newest."""
-    rows = conn.execute(_CHANGES, (after, upto, limit)).fetchall()
+    rows = conn.execute(_CHANGES, {"after": after, "upto": upto, "limit": limit}).fetchall()
     return [AccessChange(*row) for row in reversed(rows)]
 
 
