@@ -99,22 +99,30 @@ create table session_epoch (
   last bigint not null,
   drawn_at timestamptz not null default clock_timestamp(),
   principal text,                                      -- the owner of the name; null: no known owner
+  drawn_by text not null default session_user,         -- the database's user who drew the first
   primary key (subscription, session)
 ) with (fillfactor = 50);
 create index session_epoch_drawn on session_epoch (drawn_at);
 create index session_epoch_principal on session_epoch (principal) where principal is not null;
+create index session_epoch_drawn_by on session_epoch (drawn_by) where principal is null;
 
 create function next_session_epoch(p_subscription text, p_session text) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   drawn bigint;
 begin
-  if not coalesce(length(p_subscription) between 1 and 70000, false) then
-    perform reject_message('subscription ' || quote_nullable(left(p_subscription, 80)), 'it has 1 to 70000 characters',
+  if not coalesce(octet_length(p_subscription) between 1 and 5124, false) then
+    perform reject_message('subscription ' || quote_nullable(left(p_subscription, 80)), 'it has 1 to 5124 bytes of UTF-8',
       'Give one such as $share/billing/orders/#.');
-  elsif not coalesce(length(p_session) between 1 and 512, false) then
-    perform reject_message('session ' || quote_nullable(left(p_session, 80)), 'its name has 1 to 512 characters',
-      'Choose a shorter one.');
+  elsif not coalesce(octet_length(p_session) between 1 and 255 and is_printable(p_session), false) then
+    perform reject_message('session ' || quote_nullable(left(p_session, 80)),
+      'its name has 1 to 255 bytes of UTF-8, all of them printable characters', 'Choose a shorter or plainer one.');
+  elsif not exists (select from session_epoch e where (e.subscription, e.session) = (p_subscription, p_session))
+        and (select count(*) >= 100000 from (
+               select from session_epoch e where e.drawn_by = session_user and e.principal is null limit 100000) as own) then
+    perform reject_message('session ' || quote_nullable(left(p_session, 80)),
+      'database user ' || session_user || ' has drawn epochs for 100000 names of sessions, and that is the limit',
+      'Use the same names again. Those under which none was drawn for long are deleted by nodes.');
   end if;
   insert into session_epoch as e (subscription, session, last)
   select p_subscription, p_session,

@@ -78,12 +78,14 @@ end $$;
 
 -- The following functions run with their owner's rights, for publishers, who have none on the tables that they change.
 
--- Raise unless it is a valid producer name.
+-- Raise unless it is a valid producer name. Those on nodes are feed/PRINCIPAL/NAME.
 create function check_producer(p_producer text) returns void language plpgsql immutable as $$
+declare
+  most constant integer := case when starts_with(p_producer, 'feed/') then 1281 else 255 end;
 begin
-  if not coalesce(length(p_producer) between 1 and 512, false) then
-    perform reject_message('producer ' || quote_nullable(left(p_producer, 80)), 'its name has 1 to 512 characters',
-      'Choose a shorter one.');
+  if not coalesce(octet_length(p_producer) between 1 and most and is_printable(p_producer), false) then
+    perform reject_message('producer ' || quote_nullable(left(p_producer, 80)),
+      'its name has 1 to ' || most || ' bytes of UTF-8, all of them printable characters', 'Choose a shorter or plainer one.');
   end if;
 end $$;
 
@@ -157,6 +159,7 @@ begin
     select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
      where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     if not found then
+      perform check_producer(p_producer);
       insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
       values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
       select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p

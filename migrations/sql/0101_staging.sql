@@ -39,6 +39,9 @@ create function enter_sink_batch(
   p_sink text, p_batch bigint, p_messages bigint, p_single boolean, out newest bigint, out message_count bigint
 ) language plpgsql security definer set search_path from current as $$
 begin
+  if not coalesce(octet_length(p_sink) between 1 and 260, false) then
+    perform reject_message('sink ' || quote_nullable(left(p_sink, 80)), 'its name has 1 to 260 bytes of UTF-8', 'Choose a shorter one.');
+  end if;
   if p_batch is null or p_batch not between 0 and 9007199254740992 then
     perform reject_message('batch ' || coalesce(p_batch::text, 'null'), 'its number is from 0 to 2^53',
       'Count the batches of a sink, from 0 on.');

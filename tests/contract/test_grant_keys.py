@@ -13,6 +13,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionNameLocked
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
@@ -138,15 +139,36 @@ def test_a_draw_of_another_name_changes_nothing(postgres: PostgresWorld, strange
     assert postgres.store.last_session_epoch(SHARE, "nobody's") == 0
 
 
+@pytest.mark.conforms("X7")
 @pytest.mark.parametrize(
-    ("subscription", "session"), [("", "a"), ("a", ""), (None, "a"), ("a", None), ("a", "x" * 513)]
+    ("subscription", "session"),
+    [("", "a"), ("a", ""), (None, "a"), ("a", None), ("a", "é" * 127 + "xx"), ("a", "a\n"), ("é" * 2562 + "a", "a")],
 )
 def test_a_name_that_cannot_be_draws_nothing(
     postgres: PostgresWorld, subscription: str | None, session: str | None
 ) -> None:
-    with pytest.raises(psycopg.Error, match=r"has 1 to (512|70000) characters") as refused:
+    with pytest.raises(psycopg.Error, match=r"has 1 to (255|5124) bytes of UTF-8") as refused:
         postgres.connection.execute("select next_session_epoch(%s, %s)", (subscription, session))
     assert refused.value.sqlstate == "SB002"
+
+
+def test_a_name_at_its_limits_draws_an_epoch(postgres: PostgresWorld) -> None:
+    name = ("é" * (MAX_SUBSCRIPTION_BYTES // 2), "é" * (MAX_ID_BYTES // 2) + "x")
+    assert postgres.connection.execute("select next_session_epoch(%s, %s) > 0", name).fetchone() == (True,)
+
+
+@pytest.mark.conforms("X7")
+def test_a_database_user_draws_for_so_many_names(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
+    """Those that are a principal's are counted for it; and others go on."""
+    fill = "insert into session_epoch (subscription, session, last, principal) select '$share/x/#', i, 1, %s"
+    for principal, first, last in ((None, 2, MAX_SESSION_NAMES_OF_USER), ("user:a", 200_000, 200_010)):
+        postgres.connection.execute(f"{fill} from generate_series(%s::int, %s) i", (principal, first, last))
+    drawn = next_session_epoch(postgres.connection, SHARE, "etl")
+    with pytest.raises(PermissionDenied, match=r"has drawn epochs for 100000 names of sessions.*Use the same names"):
+        next_session_epoch(postgres.connection, SHARE, "new")
+    assert next_session_epoch(postgres.connection, SHARE, "etl") > drawn
+    postgres.connection.execute("update session_epoch set drawn_by = 'another'")
+    assert next_session_epoch(postgres.connection, SHARE, "new") > drawn
 
 
 def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> None:

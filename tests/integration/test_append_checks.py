@@ -19,6 +19,8 @@ APPEND = """
 select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s::integer, %(first)s::timestamptz,
   %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
 
+APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
+
 
 @pytest.fixture
 def good(conn: psycopg.Connection[Any]) -> dict[str, Any]:
@@ -103,3 +105,31 @@ def test_a_sinks_batch_has_a_number_in_bounds(conn: psycopg.Connection[Any], bat
     for good in (0, 2**53):
         assert conn.execute(enter, {"batch": good}).fetchone() == (None, None)
     assert conn.execute(enter, {"batch": 1}).fetchone() == (2**53, 10)
+
+
+@pytest.mark.conforms("X7")
+@pytest.mark.parametrize("name", ["é" * 128, "a" * 256, "", None, "a\n", "feed/" + "a" * 1277])
+def test_a_producers_name_has_a_bound_at_each_way(
+    conn: psycopg.Connection[Any], good: dict[str, Any], name: str | None
+) -> None:
+    said = "its name has 1 to .* bytes of UTF-8, all of them printable"
+    for statement in (
+        "select register_producer(%(name)s)",
+        "select * from hold_epochs(1, %(name)s, 1, '[[1]]', 60)",
+        *([APPEND_AS] if name is not None else []),
+    ):
+        assert re.search(said, refused(conn, {**good, "name": name}, statement))
+
+
+def test_a_producers_longest_name_is_taken(conn: psycopg.Connection[Any], good: dict[str, Any]) -> None:
+    for name in ("é" * 127 + "a", "feed/" + "a" * 1276):
+        register_producer(conn, name)
+        conn.execute("update producer set incarnation = 1")
+        assert conn.execute(APPEND_AS, {**good, "name": name}).fetchone() == ("appended",)
+
+
+@pytest.mark.parametrize("sink", ["é" * 130 + "a", "", None])
+def test_a_sinks_name_has_a_bound(conn: psycopg.Connection[Any], sink: str | None) -> None:
+    assert "its name has 1 to 260 bytes" in refused(
+        conn, {"sink": sink}, "select * from enter_sink_batch(%(sink)s, 1, 10, false)"
+    )

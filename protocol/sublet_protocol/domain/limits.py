@@ -85,6 +85,8 @@ MAX_GROUPS_PER_MINUTE = 60
 """Most groups that come into being in a minute for one principal, where nodes ask who calls; the next waits."""
 MAX_SESSION_NAMES_OF_PRINCIPAL = 10_000
 """Most names of sessions that are one principal's, where nodes ask who calls."""
+MAX_SESSION_NAMES_OF_USER = 100_000
+"""Most names of sessions that one user of the database draws epochs for, those that are a principal's aside."""
 MAX_SUBSCRIPTIONS = 10_000
 """Most subscriptions of an agent."""
 MAX_KEY_BYTES = 64 << 20

@@ -16,13 +16,13 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.errors import GrantLost, UnknownOutcome, UsageError
+from sublet_protocol.domain.errors import GrantLost, PermissionDenied, UnknownOutcome, UsageError
 from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
-from sublet_storage.db.connect import schema_name
+from sublet_storage.db.connect import REJECTED, schema_name
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 BEFORE_COMMIT_S = 10.0
@@ -105,14 +105,19 @@ def next_session_epoch(
     conn: psycopg.Connection[Any], subscription: Subscription, session: str, *, schema: str | None = None
 ) -> int:
     """Return a number above all that were drawn before for that name in that group, also after the database was
-    restored from a backup. Drawing one does not fence any process.
+    restored from a backup. Drawing one does not fence any process. Raises `PermissionDenied` where the database's user
+    has drawn for too many names.
 
     Call it outside of a transaction: the next caller waits for its end.
     """
     call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(sql.Identifier(schema_name(schema)))
-    row = conn.execute(call, (str(subscription), session)).fetchone()
-    assert row is not None
-    return int(row[0])
+    try:
+        ((epoch,),) = conn.execute(call, (str(subscription), session)).fetchall()
+    except psycopg.Error as error:
+        if error.sqlstate != REJECTED:
+            raise
+        raise PermissionDenied(f"{error.diag.message_primary} {error.diag.message_hint}") from error
+    return int(epoch)
 
 
 def advance(

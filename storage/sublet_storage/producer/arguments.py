@@ -6,13 +6,13 @@ import math
 import operator
 
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.limits import MAX_ID_BYTES
 
 MAX_BYTES = 16 * 1024 * 1024
 """The largest message, and about the largest block: half of what readers decode (`record_batch_decoder`)."""
 
 MAX_COUNT = 2**31 - 1
 MAX_LINGER_MS = 24 * 3600 * 1000.0
-MAX_PRODUCER = 200
 
 HINT = "Leave it out for the default."
 
@@ -51,9 +51,9 @@ def check_text(name: str, value: object) -> str | None:
 def check_producer_name(value: object) -> str | None:
     """Return a producer's name, or None. Raises `InvalidSetting`."""
     name = check_text("producer", value)
-    if name is not None and not (name.isprintable() and 0 < len(name) <= MAX_PRODUCER):
+    if name is not None and not (name.isprintable() and 0 < len(name.encode()) <= MAX_ID_BYTES):
         raise InvalidSetting(
-            f"producer {_shown(name)}: must be 1 to {MAX_PRODUCER} printable characters. Choose a shorter or "
+            f"producer {_shown(name)}: must be printable, of 1 to {MAX_ID_BYTES} bytes of UTF-8. Choose a shorter or "
             "plainer name, or leave it out."
         )
     return name

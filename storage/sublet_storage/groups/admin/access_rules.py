@@ -12,6 +12,7 @@ import psycopg
 from sublet_protocol.domain.access.rights import AccessRule, parse_right
 from sublet_protocol.domain.errors import Conflict, NotFound, UsageError
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.connect import REJECTED
 
 log = logging.getLogger(__name__)
 
@@ -19,8 +20,6 @@ MAX_ROWS = 100_000
 """The maximum number of rules, and of tokens, as in SQL: each node has all of them in memory."""
 MAX_NAMED = 5
 """Maximum number of unreadable rules that are named in the log at a time."""
-
-_REJECTED = "SB002"
 
 _ALLOW = "select allow_access(%s, %s, %s, %s)"
 _REVOKE = "select revoke_access(%s, %s, %s, %s)"
@@ -101,7 +100,7 @@ def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ..
     try:
         return conn.execute(statement, values).fetchone()
     except psycopg.Error as error:
-        if error.sqlstate != _REJECTED:
+        if error.sqlstate != REJECTED:
             raise
         raise Conflict(f"{error.diag.message_primary} {error.diag.message_hint}") from error
 
