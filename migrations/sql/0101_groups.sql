@@ -32,6 +32,8 @@ create table lending (
   position bigint not null check (position >= 0),      -- the next offset to deliver
   grant_id bigint not null default 0,
   grant_key bytea,                                     -- of the grant in force: sent to its holder only
+  -- For the history of those who may not read the key.
+  grant_key_sha256 bytea generated always as (sha256(grant_key)) stored,
   borrower_id text,
   agent text,
   session text,

@@ -206,7 +206,7 @@ def test_an_operator_changes_spaces_and_nodes(world: RoleWorld, fleet: Fleet, op
 
 
 def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
-    """And neither reads a hash nor writes the history."""
+    """And neither reads a credential nor writes the history."""
     succeed(operator, "access allow user:etl publish orders/#")
     token = done(operator.run("access", "token", "user:etl", "--json"))["token_id"]
     succeed(operator, "access list", "access tokens", "access check user:etl publish orders/eu")
@@ -220,6 +220,8 @@ def test_an_operator_gives_access(world: RoleWorld, operator: Shell) -> None:
         assert [event for (event,) in events] == ["allow", "token", "revoke-token", "revoke", "release-session"]
         for refused in (
             "select digest from token",
+            "select grant_key from lending",
+            "select notify_endpoint from node",
             "insert into access_history (event, principal, object) values ('allow', 'x', 'y')",
             "insert into access (principal, may, filter, granted_by) values ('user:x', 'operate', '#', 'nobody')",
             "select payload from block",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import shlex
 from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
@@ -84,9 +85,13 @@ def test_a_call_under_way_loses_what_is_revoked() -> None:
 
 
 def test_the_command_that_gives_a_right_is_quoted() -> None:
-    """Whoever copies it runs nothing that a certificate's name says."""
+    """Whoever copies it runs nothing that a certificate's name, a filter or a group says."""
     member = AccessGate(AccessCache(snapshot(), Clock())).make_caller("spiffe://a/$(id)", "")
     assert "sublet access allow 'spiffe://a/$(id)' join" in str(member.denied_error(Right.JOIN, ORDERS, "billing"))
+    refusal = str(member.denied_error(Right.JOIN, TopicFilter("a';id;'b"), "x;id>&2 "))
+    command = refusal[refusal.index("`") + 1 : refusal.rindex("`")]
+    assert shlex.split(command)[4:] == ["join", "a';id;'b", "--group", "x;id>&2 "]
+    assert shlex.quote("a';id;'b") in command
 
 
 def test_old_rights_allow_nothing() -> None:

@@ -79,12 +79,12 @@ class Caller:
     def denied_error(self, right: Right, filter: TopicFilter = ALL, group: str | None = None) -> PermissionDenied:
         """Note a refusal in the audit log, and return its error."""
         scope = "" if not right.is_on_groups else " in all groups" if group is None else f" in group {group!r}"
-        option = f" --group {group}" if right.is_on_groups and group is not None else ""
+        option = f" --group {shlex.quote(group)}" if right.is_on_groups and group is not None else ""
         self.note_refusal(f"{right} {filter}{scope}")
         shown = str(filter)[:200]
         return PermissionDenied(
             f"{self.principal} has no right to {right} {shown!r}{scope}: no rule allows it. An operator gives it with "
-            f"`sublet access allow {shlex.quote(str(self.principal))} {right} '{shown}'{option}`."
+            f"`sublet access allow {shlex.quote(str(self.principal))} {right} {shlex.quote(shown)}{option}`."
         )
 
 

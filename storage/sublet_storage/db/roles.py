@@ -35,6 +35,7 @@ _HIDDEN: Final = {
     "outbox_rejected": {"key", "value", "headers"},
     "node": {"notify_endpoint"},
     "token": {"digest"},
+    "lending": {"grant_key"},
 }
 """Columns that are not selected where the table below has an s: messages and credentials."""
 
@@ -57,12 +58,12 @@ staged_block              -       a      -       s       rawd
 sink_batch                -       -      -       r       rawd
 outbox                    -       -      -       s       rawd
 outbox_rejected           -       -      -       s       rawd
-node                      -       r      s       r       rawd
+node                      -       r      s       s       rawd
 node.draining             -       -      -       w       -
 timeline                  -       -      -       r       rawd
 leadership                -       -      -       raw     rawd
 consumer_group            -       -      -       raw     rawd
-lending                   -       -      -       rawd    rawd
+lending                   -       -      -       sawd    rawd
 lending_history           -       -      -       ra      rawd
 consumed_frontier         -       -      -       rawd    rawd
 session_epoch             -       -      -       r       rawd

@@ -257,7 +257,7 @@ def _take_back(
 def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
     """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
-    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
+    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows_keyless(connection, keys))}
     if locked := sorted(set(streams) - known.keys()):
         which = f"{len(locked)} of its streams, the first is {locked[0]}, have"
         raise row_locked(group.subscription, which, lending_rows.locker(connection, group.group_id))

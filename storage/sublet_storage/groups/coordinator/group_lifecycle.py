@@ -78,7 +78,7 @@ _UPDATE_DESIRED_STATE = """
 update consumer_group set desired_state = %(desired_state)s::jsonb, desired_state_version = desired_state_version + 1
  where group_id = %(group)s"""
 
-_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.ROW}"
+_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.KEYLESS_ROW}"
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 

@@ -27,21 +27,25 @@ from sublet_storage.groups.model.records import AT_REST, AdvancePosition, Histor
 Key = tuple[int, int]
 """(group_id, stream_id)"""
 
-ROW = (
+_ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
     " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_message_count,"
-    " l.grant_key, l.consumed, l.in_doubt"
+    " {key}, l.consumed, l.in_doubt"
 )
+ROW = _ROW.format(key="l.grant_key, null::bytea")
+KEYLESS_ROW = _ROW.format(key="null::bytea, l.grant_key_sha256")
+"""With the hash of the grant's key in its place: for what operators do, too, who may not read keys."""
 FACTS = (
     "s.stream_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head, s.state = 'closed', n.state = 'gone',"
     " (select p.lower_frontier::text from space p where p.space_id = s.space_id)"
 )
 _ROW_WIDTH, _FACTS_WIDTH = ROW.count(",") + 1, FACTS.count(",") + 1
 
-_LOCK = f"""
-select {ROW} from lending l
+_LOCK = """
+select {row} from lending l
   join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)
  order by l.group_id, l.stream_id for no key update of l skip locked"""
+_LOCK_WITH_KEYS, _LOCK_KEYLESS = _LOCK.format(row=ROW), _LOCK.format(row=KEYLESS_ROW)
 
 _EXISTING = """
 select l.group_id, l.stream_id from lending l
@@ -141,7 +145,12 @@ select {RECORD} from lending_history where group_id = %(group)s order by history
 
 def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Lock the rows of these keys, in order; those locked by others are left out."""
-    return connection.execute(_LOCK, _arrays(keys))
+    return connection.execute(_LOCK_WITH_KEYS, _arrays(keys))
+
+
+def lock_rows_keyless(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+    """Lock the same rows, and read them without the keys of their grants: a row that is written then has none."""
+    return connection.execute(_LOCK_KEYLESS, _arrays(keys))
 
 
 def advance_positions(
@@ -187,7 +196,7 @@ def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, 
 
 
 def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
-    """Return the lending rows of a result that begins with the columns ROW."""
+    """Return the lending rows of a result that begins with the columns ROW or KEYLESS_ROW."""
     return (_row(record) for record in cursor.fetchall())
 
 
@@ -291,8 +300,8 @@ def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
 def _row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
-    grant_key = None if record[-3] is None else GrantKey(record[-3])
-    rest = (*record[3:-3], consumed, in_doubt, grant_key)
+    grant_key = None if record[-4] is None else GrantKey(record[-4])
+    rest = (*record[3:-4], consumed, in_doubt, grant_key, record[-3])
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *rest)
 
 

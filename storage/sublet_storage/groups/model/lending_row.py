@@ -29,7 +29,7 @@ class LendingRow:
     session it is when the row was taken from a holder that may not have stopped: by a reset, or with a former group of
     the name. `consumed` is set only in an atomic group. `in_doubt` is what a holder planned last: it stays when it is
     done, where its holder has no other way. `grant_key`: of the grant in force, random and different in each
-    store, so that it is not compared.
+    store, so that it is not compared. `key_digest`: its hash, where the row was read without the key.
     """
 
     group_id: int
@@ -48,6 +48,7 @@ class LendingRow:
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
     grant_key: GrantKey | None = field(default=None, compare=False)
+    key_digest: bytes | None = field(default=None, compare=False)
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
@@ -194,6 +195,7 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         position=position,
         grant_id=next_id(row.grant_id, now_us),
         grant_key=None,
+        key_digest=None,
         borrower_id=None,
         agent=None,
         session=None,
@@ -209,7 +211,7 @@ def _taken_at(row: LendingRow) -> int | None:
 
 
 def history_event(name: str, row: LendingRow, reason: str, until: int | None = None) -> HistoryEvent:
-    digest = None if row.grant_key is None else row.grant_key.digest()
+    digest = row.key_digest if row.grant_key is None else row.grant_key.digest()
     return HistoryEvent(
         name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until, digest
     )

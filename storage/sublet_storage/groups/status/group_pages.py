@@ -24,7 +24,9 @@ _BY_ROW = f"select {COLUMNS} from {TABLES} {_WANTED} order by"
 
 # By what is in the rows of lendings: streams that no leader has noticed yet do not count for the order.
 _BY_LENDINGS = f"""
-with line as (select l.* from lending l join consumer_group g using (group_id) {_WANTED}), {SEEN},
+with line as (
+  select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id) {_WANTED}
+), {SEEN},
 sums as (
   select group_id, count(*) as streams, case when count(lag) = count(*) then sum(lag) end as lag
     from seen group by group_id

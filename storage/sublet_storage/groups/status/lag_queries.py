@@ -16,7 +16,9 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.overview import SEEN, list_groups_without_holder
 
 _LENDINGS = f"""
-with line as (select * from lending where group_id = any(%(groups)s::bigint[]) and unfinished),
+with line as (
+  select group_id, stream_id, status, position from lending
+   where group_id = any(%(groups)s::bigint[]) and unfinished),
 {SEEN}"""
 
 _STREAMS = f"""{_LENDINGS}
@@ -30,7 +32,8 @@ select group_id, status, count(*)::bigint as streams, coalesce(sum(lag), 0)::big
 
 _ALL = f"""
 with line as (
-  select l.* from lending l join consumer_group g using (group_id) where g.deleted_at is null and l.unfinished),
+  select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id)
+   where g.deleted_at is null and l.unfinished),
 {SEEN}
 select g.group_id, case when count(lag) = count(stream_id) then coalesce(sum(lag), 0)::bigint end
   from consumer_group g left join seen using (group_id)
