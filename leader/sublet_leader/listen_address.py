@@ -24,12 +24,12 @@ class ListenAddress:
 
         Raises `InvalidSetting` naming the address, the rule and the hint.
         """
-        found = split_address(text)
-        if found is None:
+        parts = split_address(text)
+        if parts is None:
             raise InvalidSetting(
                 f"address {text!r}: give HOST:PORT, such as 127.0.0.1:7411 or [::1]:7411, with a port up to 65535."
             )
-        host, port = found
+        host, port = parts
         if not (insecure or has_tls or is_loopback(host)):
             raise InvalidSetting(
                 f"address {text!r} can be reached from other machines, and without TLS this node neither encrypts nor "
@@ -44,10 +44,10 @@ class ListenAddress:
         gRPC finds that out as well, but prints it to stderr in its own form.
         """
         try:
-            found = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
+            infos = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError):
             return False
-        return any(_can_bind(family, address) for family, _, _, _, address in found)
+        return any(_can_bind(family, address) for family, _, _, _, address in infos)
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -65,10 +65,10 @@ def is_wildcard(host: str) -> bool:
 
 def _addresses(host: str) -> list[ipaddress.IPv4Address | ipaddress.IPv6Address]:
     try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise InvalidSetting(f"host {host!r} cannot be resolved ({error}). Give an address of this machine.") from None
-    return [ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in found]
+    return [ipaddress.ip_address(str(info[4][0]).split("%")[0]) for info in infos]
 
 
 def _can_bind(family: int, address: tuple[Any, ...]) -> bool:

@@ -93,8 +93,8 @@ def max_connections() -> int:
     """Return the maximum number of connections on the main port: some files are left for the node's own connections,
     and for those over HTTP. Clients could otherwise take the files of its database connections, and with them its
     leases."""
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if most == resource.RLIM_INFINITY else max(most // 2, most - FILES_LEFT, 1)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if limit == resource.RLIM_INFINITY else max(limit // 2, limit - FILES_LEFT, 1)
 
 
 class NodeServer:
@@ -325,8 +325,8 @@ class NodeServer:
             self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))
         history_log.log_history(outcome.history)
         for answer in outcome.leader_locations:
-            reported = self._watched.leader_event(answer)
-            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, reported)
+            payload = self._watched.leader_event(answer)
+            self._sessions.send(answer.subscriber_id, Channel.GROUP, answer.subscription, payload)
         if self._timer is not None:
             self._timer.cancel()
         if outcome.is_stopped:
@@ -383,15 +383,15 @@ class NodeServer:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
 
     def _expired(self, subscriber_ids: object) -> None:
-        gone = set(subscriber_ids)  # type: ignore[call-overload]
-        self._callers.forget(gone)
-        self._subscribers = {a: s for a, s in self._subscribers.items() if s not in gone}
+        expired_ids = set(subscriber_ids)  # type: ignore[call-overload]
+        self._callers.forget(expired_ids)
+        self._subscribers = {a: s for a, s in self._subscribers.items() if s not in expired_ids}
 
-    def _interest(self, channel: str, key: str | None, wanted: bool) -> None:
+    def _interest(self, channel: str, key: str | None, is_subscribed: bool) -> None:
         if channel == Channel.GROUP:
-            self._watched.set_interest(key, wanted)
+            self._watched.set_interest(key, is_subscribed)
         if self._hub is not None and channel == Channel.STREAM and key is not None:
-            self._hub.set_interest(key, wanted)
+            self._hub.set_interest(key, is_subscribed)
 
     async def _open_gate(self) -> None:
         """Read the rights before any call is admitted. Raises what prevents that."""

@@ -86,7 +86,7 @@ begin
 end $$;
 
 -- Write the lower frontier of a space, whose row is locked, from the capabilities in force. Without any, all epochs
--- that have begun are completed.
+-- that have begun are completed. It never goes back; that of a dropped space is final.
 create function settle_epochs(p_space bigint) returns void language plpgsql as $$
 declare
   lower jsonb;
@@ -101,7 +101,9 @@ begin
   update space
      set lower_frontier = lower, epoch_dimensions = coalesce(jsonb_array_length(lower -> 0), epoch_dimensions),
          frontier_move_count = frontier_move_count + 1
-   where space_id = p_space and lower_frontier is distinct from lower;
+   where space_id = p_space and dropped_at is null and lower_frontier is distinct from lower
+     and not exists (select from jsonb_array_elements(lower) as e(epoch)
+                      where not frontier_admits(coalesce(lower_frontier, lower), e.epoch));
 end $$;
 
 -- Raise unless it is a valid lease in seconds.

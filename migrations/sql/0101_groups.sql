@@ -56,6 +56,7 @@ create table consumed_frontier (
   group_id bigint not null,
   space_id bigint not null references space,
   least jsonb,                                         -- null: no epoch yet
+  has_streams boolean not null default true,           -- false: the group has had none of the space so far
   updated_at timestamptz not null default clock_timestamp(),
   primary key (group_id, space_id)
 ) with (fillfactor = 50);

@@ -17,6 +17,7 @@ create table space (
   payload_locations text[] not null default '{}',      -- every location that payloads of this space may be at
   lost_upper_frontier jsonb,                           -- the greatest epochs in streams whose rows are deleted
   filter_since bigint not null default 0,              -- the newest stream when it got its filter
+  former_filters text[] not null default '{}',         -- every other one that it has had
   created_at timestamptz not null default clock_timestamp(),
   dropped_at timestamptz
 );

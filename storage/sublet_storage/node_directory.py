@@ -97,9 +97,9 @@ def register(
         "lease_duration_s": lease_s,
     }
     while conn.execute(_REGISTER, parameters).fetchone() is None:
-        for other in list_nodes(conn):
-            if other.node.name == node.name and other.remaining_s > 0:
-                raise NodeNameTaken(node.name, other.node.address, other.remaining_s)
+        for entry in list_nodes(conn):
+            if entry.node.name == node.name and entry.remaining_s > 0:
+                raise NodeNameTaken(node.name, entry.node.address, entry.remaining_s)
 
 
 def renew(conn: psycopg.Connection[Any], node: NodeRef, lease_s: float) -> bool:
@@ -129,10 +129,10 @@ def list_nodes(conn: psycopg.Connection[Any]) -> list[NodeEntry]:
 
 def find_live(conn: psycopg.Connection[Any], name: str) -> NodeEntry:
     """Return the node of that name whose lease lives. Raise `NotFound`."""
-    found = next((each for each in list_nodes(conn) if each.node.name == name and each.remaining_s > 0), None)
-    if found is None:
+    entry = next((each for each in list_nodes(conn) if each.node.name == name and each.remaining_s > 0), None)
+    if entry is None:
         raise NotFound(f"no node {name!r:.80} is there. `sublet nodes list` shows those that are.")
-    return found
+    return entry
 
 
 def check_successor(conn: psycopg.Connection[Any], name: str) -> None:
@@ -146,11 +146,11 @@ def check_successor(conn: psycopg.Connection[Any], name: str) -> None:
 
 def node_to_json(entry: NodeEntry, led: Mapping[str, int]) -> dict[str, Any]:
     """Return a registered node as JSON; `led` is what `count_led_groups` returns."""
-    line = {**asdict(entry.node), **asdict(entry)}
+    fields = {**asdict(entry.node), **asdict(entry)}
     for inner in ("node", "is_draining"):
-        del line[inner]
+        del fields[inner]
     return {
-        **line,
+        **fields,
         "started_at": entry.started_at.isoformat(),
         "leads": led.get(entry.node.incarnation, 0),
         "draining": entry.is_draining,

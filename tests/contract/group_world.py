@@ -13,6 +13,7 @@ import psycopg
 from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
@@ -36,6 +37,8 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.routing import Space
 from tests.support.memory_store.catalogue import MemoryCatalogue
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -127,6 +130,10 @@ class World:
         self.streams.expire_generation(generation_id)
         self.publish_catalogue()
 
+    def delete_past(self) -> list[int]:
+        """Maintenance deletes the rows of what is gone and every group is past; the generations."""
+        raise NotImplementedError
+
     def _published(self, stream_ids: tuple[int, ...]) -> tuple[int, ...]:
         self.publish_catalogue()
         return stream_ids
@@ -194,6 +201,9 @@ class MemoryWorld(World):
     def draw_epoch(self, session: str) -> int:
         return self.store.next_session_epoch(SHARE, session)
 
+    def delete_past(self) -> list[int]:
+        return self.store.delete_all_past()
+
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[None]:
         self.store.locked.add((group_id, stream_id))
@@ -214,6 +224,7 @@ class PostgresWorld(World):
         self.store: PostgresGroupStore = PostgresGroupStore(url, self.clock)
         self.other_stores: list[PostgresGroupStore] = []
         self.connection = connect(url)
+        self.connection.execute("drop table if exists block_1")  # generations have no partitions of their own here
         self.connection.execute("create table if not exists block_of_any partition of block default")
         self.connection.execute(f"truncate {TABLES} restart identity cascade")
 
@@ -224,6 +235,12 @@ class PostgresWorld(World):
 
     def draw_epoch(self, session: str) -> int:
         return next_session_epoch(self.connection, SHARE, session)
+
+    def delete_past(self) -> list[int]:
+        deleted = PastGenerationCleaner(step=1000)(self.connection)
+        for generation_id in deleted:
+            self.streams.delete_generation(generation_id)
+        return deleted
 
     @contextmanager
     def locked(self, group_id: int, stream_id: int) -> Iterator[psycopg.Connection[Any]]:
@@ -250,9 +267,10 @@ class PostgresWorld(World):
     def publish_catalogue(self) -> None:
         """Write the tables that the streams in memory describe; ids are theirs."""
         streams = self.streams
-        generations = streams.generations.values()
+        generations = [generation for generation in streams.generations.values() if not generation.deleted]
+        there = [stream for stream in streams.streams.values() if not stream.generation.deleted]
         with self.connection.transaction(), self.connection.cursor() as cursor:
-            cursor.executemany(_SPACE, [(s.space_id, s.name, s.filter.text, s.shards) for s in streams.spaces.values()])
+            cursor.executemany(_SPACE, [_space(s, streams.filters[s.space_id]) for s in streams.spaces.values()])
             lowers = [(json.dumps(lower.least), space_id) for space_id, lower in streams.lowers.items()]
             if lowers:
                 cursor.executemany("update space set lower_frontier = %s where space_id = %s", lowers)
@@ -264,8 +282,8 @@ class PostgresWorld(World):
             cursor.executemany(
                 _GENERATION, [(g.generation_id, g.space_id, g.ordinal, g.filter.text, state) for state, g in states]
             )
-            cursor.executemany(_STREAM, [_stream(s) for s in streams.streams.values()])
-            blocks = [block for s in streams.streams.values() for block in _blocks(s)]
+            cursor.executemany(_STREAM, [_stream(s) for s in there])
+            blocks = [block for s in there for block in _blocks(s)]
             cursor.executemany(_BLOCK, blocks)
 
 
@@ -293,6 +311,11 @@ def events(world: World, group: Group) -> list[tuple[str, int, bool]]:
     """What happened to its streams."""
     lines = world.store.history(group.group_id)
     return [(line.event, line.position, line.is_forced) for line in lines if line.event != TAKEOVER]
+
+
+def _space(space: Space, filters: set[TopicFilter]) -> Sequence[object]:
+    former = sorted(one.text for one in filters - {space.filter})
+    return space.space_id, space.name, space.filter.text, space.shards, former
 
 
 def _stream(stream: Any) -> Sequence[object]:
@@ -326,8 +349,9 @@ def _json(found: list[Any]) -> str | None:
 
 
 _SPACE = """
-insert into space (space_id, name, filter, shards) overriding system value values (%s, %s, %s, %s)
-    on conflict (space_id) do update set filter = excluded.filter where space.filter <> excluded.filter"""
+insert into space (space_id, name, filter, shards, former_filters) overriding system value values (%s, %s, %s, %s, %s)
+    on conflict (space_id) do update set filter = excluded.filter, former_filters = excluded.former_filters
+    where space.filter <> excluded.filter"""
 _GENERATION = """
 insert into generation (generation_id, space_id, ordinal, filter, state)
 overriding system value values (%s, %s, %s, %s, %s)

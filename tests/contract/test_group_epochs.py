@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
+from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.groups.admin import progress_transfer
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.model.records import (
     EPOCHS_CONSUMED,
     MAX_LOSSES,
@@ -54,18 +57,125 @@ def test_who_starts_live_is_given_what_begins_later(world: World) -> None:
     assert reached(world, group, term) == [6], "the first epoch that it is given, and nothing before"
 
 
-def test_epochs_of_closed_and_gone_streams_have_begun(world: World) -> None:
+@pytest.mark.parametrize("deleted", [False, True])
+def test_epochs_of_closed_and_gone_streams_have_begun(world: World, deleted: bool) -> None:
     (first,) = world.add_space()
     world.complete(3)
     world.append(first, 10, 7)
     (second,) = world.rollover(1)
     world.append(second, 10, 4)
     world.retire(1)
+    assert not deleted or world.delete_past() == [1]
     live, history = world.declare(atomic=True), StartingPosition.parse("earliest")
     assert world.row(live, world.lead(live), second).consumed == consumed(10, 8)
     world.store.delete_group(live.subscription)
     entire = world.declare(atomic=True, starting_position=history)
     assert world.row(entire, world.lead(entire), second).consumed == consumed(0, 8), "a part of 7 is gone"
+
+
+LATEST, MIDDLE, NEVER = (StartingPosition.parse(text) for text in ("latest", "offset:0", "2099-01-01T00:00:00Z"))
+
+
+@pytest.mark.conforms("S2")
+@pytest.mark.parametrize("start", [LATEST, MIDDLE, NEVER], ids=str)
+@pytest.mark.parametrize("deleted", [False, True])
+def test_epochs_begun_in_the_shadow_are_left_out(world: World, start: StartingPosition, deleted: bool) -> None:
+    """Of the space that takes the topics meanwhile all are delivered, and the other's frontier is not reported."""
+    (first,) = world.add_space()
+    world.complete(7)
+    world.append(first, 5, 7)
+    world.add_space("orders", "orders/#", rolls=(1,))
+    if deleted:
+        world.retire(1)
+        assert world.delete_past() == [1]
+    group = world.declare(atomic=True, starting_position=start)
+    term = world.lead(group)
+    world.complete(3, space_id=2)
+    assert reached(world, group, term) == [3]
+    world.rollover(1)
+    assert reached(world, group, term) == [3], "it has nothing for the group"
+    (again,) = world.drop_space(2, rolls=(1,))
+    assert reached(world, group, term) == [8, 3]
+    assert world.row(group, term, again).consumed == consumed(0, 8)
+
+
+@pytest.mark.conforms("S2")
+@pytest.mark.parametrize("deleted", [False, True])
+def test_epochs_begun_under_another_filter_are_out(world: World, deleted: bool) -> None:
+    world.add_space()
+    world.add_space("moving", "orders/#", rolls=(1,))
+    (stream,) = world.streams.open_streams(2)
+    world.complete(7, space_id=2)
+    world.append(stream, 5, 7)
+    world.alter_space(2, "bills/#", rolls=(1,))
+    if deleted:
+        world.retire(3)
+        assert 3 in world.delete_past()
+    group = world.declare(atomic=True)
+    term = world.lead(group)
+    assert reached(world, group, term) == []
+    again = world.alter_space(2, "orders/#", rolls=(1,))[-1]
+    assert reached(world, group, term) == [8]
+    assert world.row(group, term, again).consumed == consumed(0, 8)
+
+
+def test_epochs_of_other_topics_take_no_history(world: World) -> None:
+    """From a group that begins with it: they lie in a shadow, or are of another filter that the space had."""
+    (first,) = world.add_space()
+    world.complete(7)
+    world.append(first, 5, 7)
+    world.add_space("own", "bills/#", rolls=(1,))
+    world.complete(7, space_id=2)
+    world.append(world.streams.open_streams(2)[0], 5, 7)
+    world.alter_space(2, "orders/#", rolls=(1,))
+    (shadowed,), (own,) = map(world.streams.open_streams, (1, 2))
+    world.append(shadowed, 5, 8)
+    group = world.declare(atomic=True, starting_position=StartingPosition.parse("earliest"))
+    term = world.lead(group)
+    assert [world.row(group, term, stream).consumed for stream in (first, own)] == [consumed(0, None)] * 2
+
+
+@pytest.mark.conforms("S2")
+@pytest.mark.parametrize("target", [ResetTarget.latest(), ResetTarget.offset(0), ResetTarget.at_epoch(9)], ids=str)
+def test_a_reset_leaves_out_what_the_shadow_has(postgres: PostgresWorld, target: ResetTarget) -> None:
+    """What begins there after the group, and before the reset."""
+    (first,) = postgres.add_space()
+    postgres.complete(7)
+    postgres.append(first, 5, 7)
+    postgres.add_space("orders", "orders/#", rolls=(1,))
+    postgres.complete(3, space_id=2)
+    group = postgres.declare(atomic=True)
+    postgres.append(*postgres.streams.open_streams(1), 5, 8)
+    postgres.retire(1)
+    assert postgres.delete_past() == [1]
+    postgres.reset(group, target)
+    (again,) = postgres.drop_space(2, rolls=(1,))
+    first_epoch = {"latest": 9, "offset": 8, "epoch": 9}[target.kind]
+    term = postgres.lead(group)
+    assert reached(postgres, group, term) == [first_epoch, 9 if target.kind == "epoch" else 3]
+    assert postgres.row(group, term, again).consumed == consumed(0, first_epoch)
+
+
+@pytest.mark.conforms("S2")
+def test_a_copy_with_more_topics_gets_entire_epochs(postgres: PostgresWorld) -> None:
+    """Of a space that its source had nothing of, those that begin later; of a new one, all."""
+    postgres.add_space()
+    postgres.add_space("bills", "bills/#", rolls=(1,))
+    (bills,) = postgres.streams.open_streams(2)
+    postgres.complete(7, space_id=2)
+    postgres.append(bills, 5, 7)
+    source, everything = postgres.declare(atomic=True), Subscription.parse("$share/copy/#")
+    postgres.add_space("new", "new/#", rolls=(1,))
+    (new,) = postgres.streams.open_streams(3)
+    postgres.complete(3, space_id=3)
+    postgres.append(new, 5, 3)
+    with postgres.connection.transaction():
+        copy, _ = progress_transfer.clone(postgres.connection, source.subscription, everything, "x")
+    (again,) = postgres.rollover(2)
+    term = postgres.lead(copy)
+    assert reached(postgres, copy, term) == [8]
+    assert postgres.row(copy, term, again).consumed == consumed(0, 8)
+    assert postgres.row(copy, term, new).consumed == consumed(0, None)
 
 
 def test_who_starts_in_the_middle_skips_what_had_begun(world: World) -> None:

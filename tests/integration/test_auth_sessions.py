@@ -16,11 +16,16 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import PermissionDenied, SubscriptionEnded, Unauthenticated
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.messages.feed_fetch import FetchRequest, PageGone, decode_fetch_reply, encode_fetch_request
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_storage.groups.admin.access_tokens import revoke_token
 from sublet_storage.groups.coordinator.session_names import release
 from sublet_storage.producer import Publisher
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.retention import apply_retention
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.access_kit import allow, bearer, revoke, rule, serve_asking, token_of
 from tests.integration.feed_kit import stub
 from tests.kit import eventually
@@ -190,6 +195,27 @@ def test_a_token_is_replaced_while_its_bearer_runs(
         publish(database, 10)
         eventually(lambda: polled(session) > 0, WAIT_S)
         assert conn.execute("select grant_id from lending order by 1").fetchall() == grants, "it was not let go"
+
+
+@pytest.mark.conforms("E39")
+def test_a_deleted_stream_is_gone_for_its_reader(
+    database: str, conn: psycopg.Connection[Any], address: str, tokens: dict[str, str]
+) -> None:
+    """A member may read on before it is told that the stream was taken from its group; of others nobody reads."""
+    publish(database, 1)
+    read = "select stream_id, generation_id from stream where head > 0"
+    ((stream, generation),) = conn.execute(read).fetchall()
+    rollover(conn, "default")
+    conn.execute("update space set retention_s = 1")
+    conn.execute("update generation set closed_at = closed_at - interval '1 hour'")
+    cleaner = PastGenerationCleaner(rest_s=0)
+    eventually(lambda: (apply_retention(conn), cleaner(conn), conn.execute(read).rowcount == 0)[-1], WAIT_S)
+    ((other,),) = conn.execute("select min(stream_id) from stream").fetchall()
+    with stub(address) as feed:
+        asked = [FetchRequest(each, 0, TopicFilter("orders/#"), generation, 1, 1) for each in (stream, other)]
+        calls = [feed.Read.future(encode_fetch_request(each), metadata=bearer(tokens["spark"])) for each in asked]
+        assert decode_fetch_reply(calls[0].result(WAIT_S)) == PageGone(None)
+        assert calls[1].code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_a_feed_follows_until_its_right_is_revoked(

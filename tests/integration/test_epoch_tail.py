@@ -18,7 +18,7 @@ from sublet_storage.log.block import pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.epoch_selection import ExcludedEpochs
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailReader, EpochTailStart
-from sublet_storage.spaces.space_changes import create_space, drop_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
 from tests.integration.epoch_kit import ALL, A, B, Story, check_course, numbers, reported, seen
 from tests.integration.log_kit import batch, put
 
@@ -237,6 +237,46 @@ def test_spaces_beside_the_filter_are_not_compared(conn: psycopg.Connection[Any]
     drop_space(conn, "eu")
     with pytest.raises(InvalidEpoch):
         list(live.read_available(conn))
+
+
+@pytest.mark.conforms("S2")
+@pytest.mark.parametrize("begin", ["latest", "active", "earliest"])
+def test_what_began_in_a_shadow_is_left_out(conn: psycopg.Connection[Any], story: Story, begin: str) -> None:
+    """Of a space whose topics come back: what had begun when a live reader began, or, from history, what is gone."""
+    story.advance(A, 7)
+    story.publish(A, 7)
+    create_space(conn, "all", "+/#", shards=1)
+    conn.execute("update generation set state = 'gone' where space_id = %s and state = 'closed'", (story.space,))
+    reading = EpochTailReader(conn, TopicFilter("t"), begin)
+    first = list(reading.read_available(conn))
+    assert first == [EpochTailStart(None, UpperFrontier())]
+    first += reading.read_available(conn)
+    drop_space(conn, "all")
+    story.publish(A, 7, 8)
+    messages = list(reading.read_available(conn))
+    story.advance(A, 8)
+    messages += reading.read_available(conn)
+    assert (numbers(seen(messages)), reported(messages)) == ({8: 1}, [((7,),), ((8,),)])
+    story.publish(A, 9)
+    assert numbers(seen(reading.read_available(conn))) == {9: 1}
+    assert not reading.is_filtering or begin == "earliest"
+
+
+@pytest.mark.conforms("S2")
+def test_what_began_under_another_filter_is_left_out(conn: psycopg.Connection[Any]) -> None:
+    create_space(conn, "eu", "t/#", shards=1)
+    moving = Story(conn, "eu")
+    moving.advance(A, 7)
+    moving.publish(A, 7)
+    alter_space(conn, "eu", filter="u/#")
+    conn.execute("update stream set upper_frontier = null where space_id = %s", (moving.space,))
+    conn.execute("update space set lost_upper_frontier = '[[7]]' where space_id = %s", (moving.space,))
+    conn.execute("update generation set filter = 'u/#' where space_id = %s", (moving.space,))  # its rows are deleted
+    reading = EpochTailReader(conn, TopicFilter("t/#"))
+    alter_space(conn, "eu", filter="t/#")
+    moving.publish(A, 7, 8)
+    messages = list(reading.read_available(conn))
+    assert numbers(seen(messages)) == {8: 1}
 
 
 # --- what is left out costs little ----------------------------------------------------------------------------------

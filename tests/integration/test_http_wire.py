@@ -68,7 +68,7 @@ class Port:
         if receive_buffer is not None:
             made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         made.settimeout(WAIT_S)
-        made.connect((self.server.where.host, self.server.where.port))
+        made.connect((self.server.address.host, self.server.address.port))
         return made
 
     def say(self, text: bytes) -> bytes:
@@ -345,7 +345,7 @@ def test_addresses_of_one_network_are_one(one: str, other: str, is_one: bool) ->
 
 
 def test_a_port_that_is_closed_waits_for_nobody(port: Port) -> None:
-    where = port.server.where
+    where = port.server.address
     with closing(port.connect()) as silent, closing(port.connect()) as asking:
         asking.sendall(b"GET /block HTTP/1.1\r\n" + HOST + b"\r\n")
         assert port.waiting.acquire(timeout=WAIT_S)
@@ -370,7 +370,7 @@ def block(request):
 
 server = HttpServer(ListenAddress("127.0.0.1", 0), build_app([Route("/", block)]))
 server.start()
-connection = socket.create_connection((server.where.host, server.where.port))
+connection = socket.create_connection((server.address.host, server.address.port))
 connection.sendall(b"GET / HTTP/1.1\\r\\nHost: 127.0.0.1\\r\\n\\r\\n")
 assert asked.wait(60)
 server.close()

@@ -10,6 +10,7 @@ import pytest
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.notify.catch_up_reads import (
     make_snapshot_reader,
+    read_epochs,
     read_groups,
     read_nodes,
     read_spaces,
@@ -17,6 +18,8 @@ from sublet_storage.notify.catch_up_reads import (
 )
 from sublet_storage.notify.changes import KINDS, CatchUpSnapshot, ObjectChange, space_change, stream_change
 from sublet_storage.notify.publisher import NotificationPublisher
+from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
+from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.log_kit import Connection, put, stream_of
 from tests.integration.notify_kit import NODE, SETTINGS, Bench, Received, listening, threads
@@ -45,6 +48,20 @@ def test_a_snapshot_is_the_present_state(conn: Connection) -> None:
     assert {change.key: change for change in read_spaces(conn)}["eu"].order_key > before["eu"].order_key
     drop_space(conn, "eu")
     assert [change.key for change in read_spaces(conn)] == ["default"]
+
+
+@pytest.mark.conforms("D6")
+def test_epochs_of_a_reused_space_name_are_new(database: str, conn: Connection) -> None:
+    """Their frontier has moved less often than that of the space that was dropped."""
+    cache = VersionCache(tombstone_s=60.0)
+    for last in (9, 1):
+        create_space(conn, "eu", "eu/#", shards=1)
+        with Publisher(database, space="eu") as publisher:
+            for epoch in range(last + 1):
+                publisher.advance(epoch)
+        (change,) = read_epochs(conn)
+        assert cache.apply(change, 0.0) is ChangeNovelty.NEWER
+        drop_space(conn, "eu")
 
 
 def test_a_snapshot_of_groups_and_nodes(conn: Connection) -> None:

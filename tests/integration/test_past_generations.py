@@ -12,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from sublet_leader.group.events import BorrowerMessageReceived, Event, WritesCommitted
+from sublet_leader.group.machine import GroupLeader
+from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, EpochAlreadyCompleted, NotFound, PositionGone, ProducerFenced
 from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
+from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
@@ -40,7 +45,7 @@ from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.readers.epoch_steps import read_block_summaries
 from sublet_storage.readers.epoch_tail import EpochTailReader
-from sublet_storage.readers.tail import MultiStreamReader, Tail
+from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
 from sublet_storage.spaces.small_block_compaction import newly_fragmented
@@ -171,6 +176,32 @@ def by_bookmark(house: House, stream: int) -> None:
     raise gone[0]
 
 
+@pytest.mark.conforms("E39", "E18")
+def test_a_leader_drops_streams_that_are_deleted(house: House) -> None:
+    """They were free and at their ends; they were closed, and deleted, before the leader has looked."""
+    create_space(house.conn, "eu", "eu/#", shards=2)
+    house.renew()
+    term = house.store.claim(house.group.group_id, NODE, 60).term
+    leader = GroupLeader(house.group, term, house.store.load(house.group.group_id, term), LeaderSettings(), 0.0)
+    drop_space(house.conn, "eu", purge=True)
+    house.keep()
+    granted: list[int] = []
+
+    def give(event: Event, now: float) -> None:
+        outcome = leader.decide(event, now)
+        granted.extend(each.stream_id for each in outcome.changes if isinstance(each, GrantStream))
+        if outcome.changes or outcome.sync_streams:
+            writes = GroupWrites(house.group.group_id, term, outcome.changes, outcome.sync_streams)
+            give(WritesCommitted(house.store.commit([writes])[0]), now)
+
+    give(BorrowerMessageReceived("a", LeaderWanted("a/1", str(GROUP))), 0.0)
+    for now in map(float, range(20)):
+        give(BorrowerMessageReceived("a", Ping(("a/1",), now)), now)
+        give(Tick(), now)
+    assert {each.lending.stream_id for each in leader.streams} == {stream_of(house.conn, "default")}
+    assert len(granted) == len(set(granted)), "none is tried again"
+
+
 @pytest.mark.conforms("E39", "P10")
 @pytest.mark.parametrize("read", [by_offset, by_bookmark])
 def test_a_position_in_a_deleted_stream_is_gone(house: House, read: Callable[[House, int], None]) -> None:
@@ -195,6 +226,17 @@ def test_a_reader_goes_on_behind_deleted_streams(house: House, had_messages: boo
     found = [value.as_py() for table in [*tail.pages(), *tail.pages()] for value in table.column("value")]
     assert found == [b"1"]
     assert [each.stream_id for each in gone] == ([stream] if had_messages else [])
+
+
+@pytest.mark.conforms("E39")
+@pytest.mark.parametrize("had_messages", [False, True])
+def test_a_stream_is_deleted_while_a_reader_begins(house: House, had_messages: bool) -> None:
+    """It has listed the streams, and then finds its place in each by the time."""
+    stream = house.ended(*([b"0"] if had_messages else []))
+    streams = list_matching_streams(house.conn, ALL)
+    house.forget(stream, had_messages)
+    reader = MultiStreamReader(house.conn, ALL, datetime(2020, 1, 1, tzinfo=UTC), streams)
+    assert reader.bookmark.offsets == {stream_of(house.conn, "default"): 0}
 
 
 @pytest.mark.conforms("E39", "P10")

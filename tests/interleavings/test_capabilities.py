@@ -78,6 +78,9 @@ class Stage:
     def alter(self, conn: Connection) -> None:
         space_changes.alter_space(conn, "eu", retention_s=200)
 
+    def drop(self, conn: Connection) -> None:
+        space_changes.drop_space(conn, "eu")
+
 
 @pytest.fixture
 def stage(conn: Connection) -> Stage:
@@ -155,3 +158,20 @@ def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> No
 
     for acts in (*combinations(ACTS, 2), ("renew", "expire", "take")):
         assert orders.explore({act: getattr(stage, act) for act in acts}, judge) > 1, acts
+
+
+@pytest.mark.conforms("S9")
+@pytest.mark.parametrize("act", ["expire", "release", "go_on", "advance", "take"])
+def test_a_dropped_space_stays_completed(stage: Stage, conn: Connection, database: str, act: str) -> None:
+    """Though another producer, which is alive, holds epochs of it."""
+    epoch_capabilities.hold(conn, stage.space, ProducerIdentity("alive", 1), [(1,)], LONG_S)
+    asked = (
+        "select dropped_at is not null and lower_frontier = complete_epochs(lower_frontier, s.upper_frontier)"
+        "  from space join stream s using (space_id) where space_id = %s"
+    )
+
+    def judge(run: Run) -> None:
+        assert run.conn.execute(asked, (stage.space,)).fetchall() == [(True,)]
+
+    with Interleavings(database) as orders:
+        assert orders.explore({act: getattr(stage, act), "drop": stage.drop}, judge) > 1

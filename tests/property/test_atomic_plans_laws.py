@@ -3,9 +3,8 @@ epoch is given out though one of the streams has nothing of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +18,6 @@ from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, StartableRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
-from sublet_storage.readers import epoch_steps
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStep, EpochStepPlanner
 from tests.kit import GRANT_KEY
 from tests.property.test_epoch_steps_laws import MOST, Log, epochs, is_completed
@@ -34,11 +32,6 @@ def in_logs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(epoch_planner, "TOGETHER_S", float("-inf"))
         patch.setattr(epoch_planner, "COMPLETED_S", 0.0)
-        patch.setattr(
-            epoch_steps,
-            "read_block_summaries",
-            lambda logs, stream, generation, offset: logs[stream].look(offset, 1_000),
-        )
         yield
 
 
@@ -48,8 +41,10 @@ class TwoLogs(DatabaseReader):
     def __init__(self, logs: tuple[Log, Log]) -> None:
         self._logs = logs
 
-    def query(self, read: Callable[[Any], Any]) -> Any:
-        return read(self._logs)
+    def fetch_summaries_behind(
+        self, stream_id: int, grant_id: int, generation_id: int, offset: int
+    ) -> BlockEpochSummaries:
+        return self._logs[stream_id].look(offset, 1_000)
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
         return {stream: self._logs[stream].look(0, 0) for stream in stream_ids}
@@ -69,9 +64,7 @@ class Query:
         """The process dies between two batches, and the next is lent both streams."""
         self.planning = PlanLedger(self._report, 60.0)
         self.planning.restore((), ())
-        self.epochs = EpochPlanner(
-            self.planning, TwoLogs(self.logs), lambda grants: {stream_id: "space" for stream_id, _ in grants}
-        )
+        self.epochs = EpochPlanner(self.planning, TwoLogs(self.logs), "$share/g/#")
         for stream, (position, consumed) in self.rows.items():
             grant = Grant(
                 "b", 1, stream, next(_grant_ids), position, 1, 0, 1, "#", consumed=consumed, grant_key=GRANT_KEY

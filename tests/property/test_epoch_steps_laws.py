@@ -56,7 +56,7 @@ class Log:
 
     def look(self, scanned: int, most: int) -> BlockEpochSummaries:
         behind = tuple(mark for mark in self.marks if mark.end > scanned)[:most]
-        return BlockEpochSummaries(behind, len(self.messages), False, self.lower)
+        return BlockEpochSummaries(behind, len(self.messages), False, self.lower, 1)
 
     def rows(self, start: int, end: int) -> pa.RecordBatch:
         """As they would be read."""
@@ -199,7 +199,7 @@ def test_the_rest_of_a_merged_block_stays_behind() -> None:
     )
     plan = EpochStepPlanner(0, ConsumedFrontier(10, five))
     plan.add_summaries(
-        BlockEpochSummaries((done, merged, BlockEpochSummary(20, 30, 1, six, merged.epochs)), 30, False, six)
+        BlockEpochSummaries((done, merged, BlockEpochSummary(20, 30, 1, six, merged.epochs)), 30, False, six, 1)
     )
     step = plan.next_step(limit_bytes=0)
     assert step is not None
@@ -215,6 +215,7 @@ def test_blocks_stored_elsewhere_are_read_as_well() -> None:
             9,
             False,
             six,
+            1,
         )
     )
     step = plan.next_step(limit_bytes=1)

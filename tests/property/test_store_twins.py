@@ -47,6 +47,7 @@ from sublet_storage.groups.model.records import (
     UnreserveStream,
 )
 from sublet_storage.node_directory import NodeRef
+from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from tests.contract.group_world import PostgresWorld, Ticker
 from tests.support.memory_store.groups import MemoryGroupStore
 
@@ -192,6 +193,23 @@ class Twins(RuleBasedStateMachine):
         ended = [g.generation_id for g in self.world.streams.generations.values() if g.closed]
         if ended:
             self.world.retire(ended[which % len(ended)])
+
+    @precondition(lambda self: not self.twin.locked)
+    @rule(which=small, is_seen=st.booleans())
+    def rows_of_the_past_go(self, which: int, is_seen: bool) -> None:
+        """Of what retention has taken, mostly once all leaders have seen it. Those of the twin go first: where streams
+        are, both look into one catalogue."""
+        self.retention(which)
+        live = [group for group, life in self.twin._lives.items() if is_seen and not life.deleted]
+        for group in live:
+            self.claim(group, NODES[0])
+        if live:
+            self.ask(lambda store: store.commit([GroupWrites(group, self.terms[group], (), True) for group in live]))
+        deleted = self.twin.delete_all_past()
+        assert deleted == PastGenerationCleaner(step=1000)(self.world.connection)
+        stored = dict(self.world.connection.execute("select stream_id, parents from stream").fetchall())
+        there = [stream for stream in self.world.streams.streams.values() if not stream.generation.deleted]
+        assert stored == {stream.stream_id: list(stream.parents) for stream in there}
 
     @initialize(options=options)
     def a_group_is_led(self, options: GroupOptions) -> None:

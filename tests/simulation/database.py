@@ -216,16 +216,27 @@ class WatchedGroups(MemoryGroupStore):
         frontiers = tuple(life.frontiers.items())
         return GroupProgress(life.after_generation, tuple(sorted(places, key=lambda place: place.stream_id)), frontiers)
 
+    def has_lost(self, group: Group, progress: GroupProgress) -> bool:
+        """Whether rows were deleted of what that group has not consumed by its export: it is imported no more."""
+        deleted = [g for g in self.streams.generations.values() if g.deleted]
+        left = {s: self.streams.streams[s].head for g in deleted for s in g.stream_ids if self.streams.streams[s].head}
+        unseen = (g for g in deleted if g.generation_id > progress.after_generation and left.keys() & set(g.stream_ids))
+        return any(place.position < left.get(place.stream_id, 0) for place in progress.positions) or any(
+            g.filter.intersects(group.subscription.filter) for g in unseen
+        )
+
     def begin_with(self, before: Group, progress: GroupProgress) -> Group:
         """Create a group that continues from that progress, as
         `sublet_storage.groups.admin.progress_transfer.create_from_progress` does."""
         group = Group(len(self._lives) + 1, before.subscription, before.options)
         life = _Life(group, progress.after_generation)
         for place in progress.to_initial.positions:
+            if self.streams.streams[place.stream_id].generation.deleted:
+                continue
             row = LendingRow(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
         life.rows = self._heed_former(life, life.rows)
-        life.frontiers = dict(progress.frontiers)
+        life.frontiers, life.spaces = dict(progress.frontiers), self._spaces_of_rows(life)
         self._lives[group.group_id] = life
         if self.checkers is not None:
             self.checkers.opened(group, before, progress)
@@ -338,7 +349,7 @@ class Way:
 
 def _copied(life: _Life) -> _Life:
     """Return a copy of a group with its rows, none of which changes in place."""
-    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers))
+    return replace(life, rows=dict(life.rows), frontiers=dict(life.frontiers), spaces=set(life.spaces))
 
 
 def _start_of(target: str) -> StartingPosition:

@@ -16,6 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from tests.simulation.publishers import Held
+from tests.support.memory_store.catalogue import MemoryCatalogue
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -30,7 +31,7 @@ _RETRY_INTERVAL_S = 1.5
 class Standby:
     store: tuple[Any, ...]
     streams: dict[int, tuple[Any, ...]]
-    gone: frozenset[int]
+    gone: frozenset[tuple[int, bool]]
     journal: tuple[Any, ...]
     checkers: tuple[Any, ...]
     holding: dict[int, list[Held]]
@@ -62,7 +63,7 @@ class Failover:
         return Standby(
             simulation.store.saved(),
             {i: (s.head, s.closed, s.blocks[:], s.block_summaries[:]) for i, s in streams.streams.items()},
-            frozenset(g.generation_id for g in streams.generations.values() if g.gone),
+            _gone(streams),
             (deepcopy(journal.parts), deepcopy(journal.appended), dict(streams.lowers)),
             simulation.checkers.saved(),
             simulation.publishing.saved(),
@@ -71,8 +72,7 @@ class Failover:
 
     def _promote(self, standby: Standby) -> None:
         simulation, streams = self._simulation, self._simulation.streams
-        gone = frozenset(g.generation_id for g in streams.generations.values() if g.gone)
-        if standby.streams.keys() != streams.streams.keys() or standby.gone != gone:
+        if standby.streams.keys() != streams.streams.keys() or standby.gone != _gone(streams):
             self._world.after(_RETRY_INTERVAL_S, self._fall_behind)
             return
         lost = sum(s.head - standby.streams[i][0] for i, s in streams.streams.items())
@@ -92,3 +92,8 @@ class Failover:
         for node in simulation.nodes:
             node.way.down(down_s)
         simulation.lock_troubles.restart()
+
+
+def _gone(streams: MemoryCatalogue) -> frozenset[tuple[int, bool]]:
+    """What retention has taken, and whether its rows are deleted."""
+    return frozenset((g.generation_id, g.deleted) for g in streams.generations.values() if g.gone)

@@ -84,7 +84,9 @@ class Groups:
         self._wanted[subscription].options = options
 
         def begin() -> None:
-            if self.live(subscription) is None:
+            if self._simulation.store.has_lost(group, progress):
+                self.declare(subscription)
+            elif self.live(subscription) is None:
                 begun = self._simulation.store.begin_with(group, progress)
                 self._world.say("operator", f"imports {begun}")
 

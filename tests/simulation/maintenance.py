@@ -1,8 +1,8 @@
-"""What the maintenance leader does by the wall clock: rollover, retention and compaction.
+"""What the maintenance leader does by the wall clock: rollover, retention, deletion of past rows, compaction.
 
 It rolls a space over when its generation is old, deletes what is older than the retention unless a group holds it back,
-and merges small blocks while others read them. It has its own random generator; in some runs hours pass between one
-step and the next.
+then the rows of what is gone, and merges small blocks while others read them. It has its own random generator; in some
+runs hours pass between one step and the next.
 
 Which blocks are merged, and what a merged one stores about when its pieces were appended, are the product's own rules.
 """
@@ -25,15 +25,17 @@ _MAX_STREAMS = 28
 
 
 class Maintenance:
-    """Runs in a part of all runs. `merged`, `taken`: numbers of blocks and generations removed."""
+    """Runs in a part of all runs. `merged`, `taken`: numbers of blocks and generations removed; `deleted`: of
+    generations whose rows are deleted."""
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation, self._world, self._streams = simulation, simulation.world, simulation.streams
         self._random = Random(f"the maintenance of {simulation.seed}")
+        self._deleting = Random(f"the rows that maintenance deletes of {simulation.seed}")
         self._hours = self._random.choice((0.0, 1.0, 3.0))
         self._retention_s = self._random.choice((None, 2 * _HOUR_S, 12 * _HOUR_S)) if self._hours else None
         self._since: dict[tuple[int, bool], int] = {}
-        self.merged = self.taken = 0
+        self.merged = self.taken = self.deleted = 0
 
     def begin(self, until: float) -> None:
         self._until = until
@@ -47,6 +49,7 @@ class Maintenance:
         self._world.let_hours_pass(self._random.uniform(0.0, self._hours))
         self._roll_over()
         self._retain()
+        self._delete()
         for stream_id in self._streams.streams:
             if self._random.random() < 0.3:
                 self._compact(stream_id)
@@ -79,6 +82,17 @@ class Maintenance:
                 self._streams.expire_generation(generation_id)
                 self._simulation.checkers.retired(generation_id)
                 self.taken += 1
+
+    def _delete(self) -> None:
+        """Delete the rows of what is gone, or never had a message, and that every group is past."""
+        for generation in tuple(self._streams.generations.values()):
+            is_empty = not any(self._streams.streams[stream_id].head for stream_id in generation.stream_ids)
+            ended = not generation.deleted and (generation.gone or (generation.closed and is_empty))
+            if not ended or self._deleting.random() < 0.7:
+                continue
+            if self._simulation.store.delete_past(generation.generation_id):
+                self._world.say("maintenance", f"deletes the rows of generation {generation.generation_id}")
+                self.deleted += 1
 
     def _is_atomic_behind(self, generation_id: int) -> bool:
         """Return whether an atomic group is behind: here retention waits for it, as it would have to be reset as a

@@ -129,5 +129,6 @@ def _run_one(seed: int, figures: Figures) -> None:
         "heads lowered": simulation.lowered_heads.happened,
         "blocks merged": simulation.maintenance.merged,
         "generations taken by age": simulation.maintenance.taken,
+        "generations whose rows were deleted": simulation.maintenance.deleted,
     }
     figures.counts.update(counts)

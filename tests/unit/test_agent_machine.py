@@ -154,7 +154,9 @@ def test_a_leader_that_may_be_dead_is_not_waited_for() -> None:
     play.do(Tick(), at=0.2 + SETTINGS.leader_lookup_interval_s / 4)
     assert [node for node, _ in play.wanted()] == [other]
     play.do(NodeMessageReceived("n1:1", LeaderConnectResponse(borrower_id, TERM, GROUP)))
+    play.do(NodeMessageReceived(other, LeaderConnectResponse(borrower_id, 0, GROUP, "n1:1")))
     assert play.machine.leader_node(1) == "n1:1"
+    assert play.machine.borrowers[1].borrower_id == borrower_id
 
 
 def test_without_nodes_it_asks_for_them_and_goes_on() -> None:

@@ -23,7 +23,7 @@ def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
     )
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
     entire.add_summaries(
-        BlockEpochSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed))
+        BlockEpochSummaries(blocks, 10 * len(blocks), False, None if completed is None else lower(completed), 1)
     )
     return entire
 
@@ -43,7 +43,7 @@ def test_of_streams_looked_at_in_turn_the_least_counts() -> None:
 
 def test_without_epochs_all_is_given() -> None:
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
-    entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None))
+    entire.add_summaries(BlockEpochSummaries((BlockEpochSummary(0, 10, 100, None, None),), 10, False, None, 1))
     assert meet_completed({1: entire}) is None
     assert sizes({1: entire}) == {1: 10}
     assert sizes({}) == {}
@@ -66,7 +66,7 @@ def test_a_batch_has_the_rest_of_a_begun_block() -> None:
         BlockEpochSummary(0, 10, 100, lower(1), EpochBounds(((7,),), ((7,),))),
         BlockEpochSummary(10, 20, 100, lower(2), None),
     )
-    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(3)))
+    entire.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(3), 1))
     (step,) = plan_steps({1: entire}, PlanLimits(max_messages=1)).values()
     assert step.consumed == ConsumedFrontier(20, lower(3))
 

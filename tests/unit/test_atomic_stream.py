@@ -56,7 +56,7 @@ class Play:
             )
             for place, epoch in enumerate(self.epochs)
         ]
-        granted.add_summaries(BlockEpochSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed)))
+        granted.add_summaries(BlockEpochSummaries(tuple(blocks), BLOCK * len(blocks), False, before(completed), 1))
         granted.begin_step(limit_bytes=1)
 
     def skip(self) -> None:

@@ -13,6 +13,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
+from sublet_storage.readers.epoch_steps import EpochStep
 from tests.kit import GRANT_KEY
 
 HOLD_S = 60.0
@@ -179,6 +180,17 @@ def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
     desk.planning.end_beyond_head([(1, 29)], before)
     desk.planning.hand_back()
     assert (desk.last().is_final, desk.last().is_beyond_head) == (True, True)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_stream_granted_anew_is_looked_at_first(desk: Desk, atomic: bool) -> None:
+    """What was to be planned under its former grant is not planned under this one."""
+    consumed = ConsumedFrontier(10) if atomic else None
+    grant = Grant("a/1", 1, 1, 51, 10, 1, 0, 99, "#", consumed=consumed, grant_key=GRANT_KEY)
+    desk.planning.apply_update(StreamGranted(grant))
+    desk.planning.plan({1: 20})
+    desk.planning.plan_steps({1: EpochStep((), ConsumedFrontier(10), 20, ConsumedFrontier(20))})
+    assert (desk.said, desk.planning.has_unsaved_plan()) == ([], False)
 
 
 @pytest.mark.conforms("P5", "X4")

@@ -188,5 +188,5 @@ def test_few_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("one", "two", "three"):
         play.want(f"{name}/1", session=name, session_epoch=drawn(play, name))
         play.settle()
-    assert len(play.machine._session_epochs._last) == 2
+    assert len(play.machine._session_epochs._last_epochs) == 2
     assert admitted(play) == ["one/1", "two/1", "three/1"]

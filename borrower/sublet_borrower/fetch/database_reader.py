@@ -56,7 +56,7 @@ class DatabaseReader:
         is not `allowed` any more, which is checked when it has come. Raise `PositionGone`, `PoisonBlock`,
         `TimelineChanged`, and `PayloadUnavailable` of payloads outside of Postgres.
         """
-        page = self._query_granted(granted, partial(self._fetch, granted))
+        page = self._query_granted(granted.stream_id, granted.grant_id, partial(self._fetch, granted))
         accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if accepted else None
 
@@ -64,11 +64,17 @@ class DatabaseReader:
         """Return the summaries that follow on those that are known; None while the database is away. Raise
         `PositionGone`, `TimelineChanged`.
         """
+        scanned = granted.step_planner.scanned
+        return self.fetch_summaries_behind(granted.stream_id, granted.grant_id, granted.generation_id, scanned)
+
+    def fetch_summaries_behind(
+        self, stream_id: int, grant_id: int, generation_id: int, offset: int
+    ) -> BlockEpochSummaries | None:
+        """Return the summaries of the blocks behind an offset, as `fetch_block_summaries` does."""
         return self._query_granted(
-            granted,
-            lambda connection: epoch_steps.read_block_summaries(
-                connection, granted.stream_id, granted.generation_id, granted.step_planner.scanned
-            ),
+            stream_id,
+            grant_id,
+            lambda connection: epoch_steps.read_block_summaries(connection, stream_id, generation_id, offset),
         )
 
     def fetch_frontiers(self, stream_ids: Iterable[int]) -> Mapping[int, BlockEpochSummaries]:
@@ -103,9 +109,9 @@ class DatabaseReader:
             limit_bytes=limit_bytes,
         )
 
-    def _query_granted(self, granted: GrantedStream, read: Callable[[BoundedConnection], _T]) -> _T | None:
+    def _query_granted(self, stream_id: int, grant_id: int, read: Callable[[BoundedConnection], _T]) -> _T | None:
         def check_and_read(connection: BoundedConnection) -> _T:
-            check_granted_here(connection, granted.stream_id, granted.grant_id)
+            check_granted_here(connection, stream_id, grant_id)
             return read(connection)
 
         return self.query(check_and_read)

@@ -204,8 +204,10 @@ class Agent:
             return
         self._pass(handle, borrower_events.LeaderMessageReceived(node, message), now)
         if isinstance(message, LeaderConnectResponse) and self._failed_lately(message.address, now):
-            # That leader may be dead, and the node that names it its successor before it could answer.
-            self._pass(handle, borrower_events.NodeLost(message.address), now)
+            borrower = self.borrowers.get(handle)
+            if borrower is not None and borrower.status is BorrowerStatus.CONNECTING:
+                # That leader may be dead, and the node that names it its successor before it could answer.
+                self._pass(handle, borrower_events.NodeLost(message.address), now)
 
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
         self._borrower_count += 1

@@ -91,7 +91,7 @@ class MicroBatchPlanner:
         assert self._member.url is not None
         self._reader, self.url = self._member.reader, self._member.url
         self.subscription, self._ledger = self._member.subscription, self._member.assignment
-        self._epochs = EpochPlanner(self._ledger, self._reader, self.spaces)
+        self._epochs = EpochPlanner(self._ledger, self._reader, self.subscription)
         self._session = consumer_progress.SessionIdentity(name, self._member.session_epoch)
         self._keys = self._open_keys()
         self._member.join()

@@ -28,7 +28,7 @@ from sublet_borrower.machine.events import (
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartableRange
 from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.errors import PoisonBlock
+from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.fetch import beyond_head_error
@@ -222,6 +222,13 @@ class PlanLedger:
                 if granted.may_be_planned and (at_poison or granted.beyond_head is not None):
                     self._end(granted)
 
+    def end_unreadable(self, granted: PlannerStream, problem: PositionBeyondHead) -> None:
+        """Give up a stream that ends before what was planned or looked at of it, and of which nothing is begun."""
+        with self.changed:
+            if self.is_held(granted):
+                granted.beyond_head, granted.in_doubt, granted.is_plan_saved = problem, None, False
+                self._end(granted)
+
     def _end(self, granted: PlannerStream) -> None:
         granted.at_end = True
         self._notify(granted)
@@ -279,8 +286,16 @@ class PlanLedger:
             return [
                 (granted, granted.step_planner)
                 for granted in self._granted.values()
-                if granted.step_planner is not None and granted.may_be_planned and allowed(granted)
+                if granted.step_planner is not None
+                and granted.may_be_planned
+                and not granted.is_gone
+                and allowed(granted)
             ]
+
+    def is_held(self, granted: PlannerStream) -> bool:
+        """Return whether the stream is held under that grant."""
+        with self.changed:
+            return self._granted.get(granted.grant.stream_id) is granted
 
     def has_non_atomic(self) -> bool:
         """Return whether there is a stream of a group that is not atomic."""
@@ -297,6 +312,7 @@ class PlanLedger:
                 for granted in self._granted.values()
                 if granted.step_planner is not None
                 and granted.step is None
+                and not granted.is_gone
                 and granted.in_doubt is not None
                 and granted.in_doubt.consumed
             ]
@@ -312,8 +328,8 @@ class PlanLedger:
             self._turn += 1
             for stream_id, end in ends.items():
                 granted = self._granted.get(stream_id)
-                if granted is None or not granted.may_be_planned:
-                    continue  # it was taken away meanwhile
+                if granted is None or not granted.may_be_planned or granted.head is None:
+                    continue  # it was taken away meanwhile, or granted anew and not looked at yet
                 self._plan(granted, InDoubtRange(granted.grant.grant_id, granted.position, end, self._hold_s))
 
     def plan_steps(self, steps: Mapping[int, EpochStep]) -> None:
@@ -321,7 +337,7 @@ class PlanLedger:
         with self.changed:
             for stream_id, step in steps.items():
                 granted = self._granted.get(stream_id)
-                if granted is None or not granted.may_be_planned:
+                if granted is None or not granted.may_be_planned or granted.space_id is None:
                     continue
                 if granted.poison is not None and step.reads(*granted.poison.offsets):
                     self._end(granted)

@@ -109,7 +109,8 @@ class PlannerStream:
 
     `step_planner`: in a group that is atomic, what is known of its epochs. `step`: what of them is planned; None: it is
     not known yet, of what was planned under an earlier grant. `goal`: what a finite plan consumes of them; None: the
-    stream was not looked at yet.
+    stream was not looked at yet. `space_id`: of its space, once it was looked at to its head; None: not yet, or it
+    could not be. `is_gone`: retention has taken what comes next.
 
     `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `beyond_head`: the stream was
     found to end before what is planned of it. `at_end`: nor is anything left before that, so that the stream is handed
@@ -130,6 +131,8 @@ class PlannerStream:
     step_planner: EpochStepPlanner | None = None
     step: EpochStep | None = None
     goal: ConsumedFrontier | None = None
+    space_id: int | None = None
+    is_gone: bool = False
     poison: PoisonBlock | None = None
     beyond_head: PositionBeyondHead | None = None
     at_end: bool = False

@@ -26,16 +26,16 @@ class EvenStrategy:
 
     def plan(self, situation: AllocationInput) -> AllocationPlan:
         """Return what to grant and what to revoke now."""
-        weights, last = situation.weights, situation.last_holders
+        weights, last_holders = situation.weights, situation.last_holders
         if not weights:
             return AllocationPlan()
         free, holdings = sorted(set(situation.free_streams)), situation.streams_by_member()
         counts = {borrower: len(streams) for borrower, streams in holdings.items()}
         # Streams being revoked count into the shares: otherwise a plan made meanwhile would revoke once more.
         total = sum(counts.values()) + len(free) + len(set(situation.moving_streams))
-        share = compute_quotas(total, weights, counts, Counter(last[s] for s in free if s in last))
+        share = compute_quotas(total, weights, counts, Counter(last_holders[s] for s in free if s in last_holders))
         return AllocationPlan(
-            grants=_grants(free, counts, share, weights, last),
+            grants=_grants(free, counts, share, weights, last_holders),
             revokes=_revokes(holdings, share, situation.revocable_streams()),
         )
 
@@ -55,7 +55,7 @@ def _grants(
     counts: Mapping[str, int],
     share: Mapping[str, int],
     weights: Mapping[str, float],
-    last: Mapping[int, str],
+    last_holders: Mapping[int, str],
 ) -> tuple[tuple[int, str], ...]:
     """Return (stream, borrower) for each free stream: its last holder if that is below its share, else the member below
     its share with the fewest streams per weight."""
@@ -65,7 +65,7 @@ def _grants(
     grants = []
     strays = []
     for stream_id in free:
-        home = last.get(stream_id)
+        home = last_holders.get(stream_id)
         if home is not None and count.get(home, 0) < share.get(home, 0):
             grants.append((stream_id, home))
             count[home] += 1

@@ -68,7 +68,7 @@ class LoadStrategy:
             set(situation.free_streams),
             set(situation.moving_streams),
         )
-        streams = [*free, *moving, *(stream_id for held in holdings.values() for stream_id in held)]
+        streams = [*free, *moving, *(stream_id for member_streams in holdings.values() for stream_id in member_streams)]
         costs = _costs(streams, situation.loads)
         bounds = {b: 2 * share + 1 for b, share in compute_quotas(len(streams), situation.weights).items()}
         sharing = _Sharing(situation, MemberLoads(situation.weights, bounds, holdings, costs), costs)
@@ -104,10 +104,10 @@ class _Sharing:
 
     def _homes(self, streams: Collection[int]) -> dict[int, str]:
         """Return {stream: the member that had it last, or is losing it now}."""
-        last, held, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
-        if not last and not held:
+        last_holders, holders, weights = self._situation.last_holders, self._situation.holders, self._situation.weights
+        if not last_holders and not holders:
             return {}
-        return {s: home for s in streams if (home := last.get(s) or held.get(s)) in weights and home}
+        return {s: home for s in streams if (home := last_holders.get(s) or holders.get(s)) in weights and home}
 
     def _add(self, borrower: str, cost: int) -> str:
         self.levels.add(borrower, cost)
@@ -127,9 +127,9 @@ class _Sharing:
         if levels.count_surplus(home) < 0 and levels.load_of(home, cost) <= HOME * levels.mean:
             return home
         best = self._checked_member(levels.find_least_loaded(cost))
-        other = levels.find_least_loaded(cost, avoid=home) if best == home else None
-        if other is not None and levels.load_of(home, cost) > GAP * levels.load_of(other, cost):
-            return other
+        alternative = levels.find_least_loaded(cost, avoid=home) if best == home else None
+        if alternative is not None and levels.load_of(home, cost) > GAP * levels.load_of(alternative, cost):
+            return alternative
         return best
 
 
@@ -139,7 +139,7 @@ class _Relief:
     def __init__(self, sharing: _Sharing, holdings: Mapping[str, list[int]], budget: int) -> None:
         self._levels, self._costs = sharing.levels, sharing.costs
         self._holdings, self._budget = holdings, budget
-        self._taken: set[int] = set()
+        self._revoked: set[int] = set()
 
     def revokes(self, situation: AllocationInput) -> tuple[int, ...]:
         """Return the streams to revoke, ascending: as many as the budget allows, the most urgent chosen first."""
@@ -149,17 +149,17 @@ class _Relief:
             self._level(movable)
             self._feed(movable)
             self._thin(movable)
-        return tuple(sorted(self._taken))
+        return tuple(sorted(self._revoked))
 
     def _move(self, stream_id: int, giver: str, taker: str) -> None:
         cost = self._costs[stream_id]
         self._levels.remove(giver, cost)
         self._levels.add(taker, cost)
-        self._taken.add(stream_id)
+        self._revoked.add(stream_id)
         self._budget -= 1
 
     def _lightest_last(self, streams: list[int]) -> list[int]:
-        return heaviest_first([s for s in streams if s not in self._taken], self._costs)
+        return heaviest_first([s for s in streams if s not in self._revoked], self._costs)
 
     def _level(self, movable: Mapping[str, list[int]]) -> None:
         """Move streams from members with a high level to those with a low one, as long as that is a clear gain."""
@@ -193,9 +193,9 @@ class _Relief:
         taker = levels.find_least_loaded(1, avoid=giver)
         if taker is None or levels.count[giver] < 2:
             return False
-        most = GAP * levels.load_of(giver)
+        limit = GAP * levels.load_of(giver)
         could_go = sum(
-            cost for cost in map(self._costs.__getitem__, self._holdings[giver]) if levels.load_of(taker, cost) <= most
+            cost for cost in map(self._costs.__getitem__, self._holdings[giver]) if levels.load_of(taker, cost) <= limit
         )
         return could_go >= WORTH * levels.load[giver]
 
@@ -206,26 +206,26 @@ class _Relief:
             return
         givers = [(-levels.load_of(borrower), borrower) for borrower, count in levels.count.items() if count > 1]
         heapq.heapify(givers)
-        left: dict[str, list[int]] = {}
+        remaining: dict[str, list[int]] = {}
         while givers and self._budget > 0 and (taker := levels.find_idle_member()):
             _, giver = heapq.heappop(givers)
-            if giver not in left:
-                left[giver] = self._lightest_last(movable[giver])
-            if left[giver]:
-                self._move(left[giver].pop(), giver, taker)
-            if left[giver] and levels.count[giver] > 1:
+            if giver not in remaining:
+                remaining[giver] = self._lightest_last(movable[giver])
+            if remaining[giver]:
+                self._move(remaining[giver].pop(), giver, taker)
+            if remaining[giver] and levels.count[giver] > 1:
                 heapq.heappush(givers, (-levels.load_of(giver), giver))
 
     def _thin(self, movable: Mapping[str, list[int]]) -> None:
         """Move streams from members far above their share by count: the lightest, to where they fit best."""
         for giver in sorted(movable):
             if self._levels.count_surplus(giver) > 0:
-                left = self._lightest_last(movable[giver])
-                while left and self._budget > 0 and self._levels.count_surplus(giver) > 0:
-                    taker = self._levels.find_least_loaded(self._costs[left[-1]], avoid=giver)
+                remaining = self._lightest_last(movable[giver])
+                while remaining and self._budget > 0 and self._levels.count_surplus(giver) > 0:
+                    taker = self._levels.find_least_loaded(self._costs[remaining[-1]], avoid=giver)
                     if taker is None:
                         return
-                    self._move(left.pop(), giver, taker)
+                    self._move(remaining.pop(), giver, taker)
 
 
 def heaviest_first(streams: Collection[int], costs: Mapping[int, int]) -> list[int]:

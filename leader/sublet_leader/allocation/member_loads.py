@@ -50,9 +50,9 @@ class MemberLoads:
         self.idle_count = len(self._empty)
         """Number of members without a stream."""
 
-    def load_of(self, borrower: str, more: int = 0) -> float:
-        """Return the member's load per weight, with `more` added to the load."""
-        return (self.load[borrower] + more) / self._weights[borrower]
+    def load_of(self, borrower: str, added_load: int = 0) -> float:
+        """Return the member's load per weight, with `added_load` added to the load."""
+        return (self.load[borrower] + added_load) / self._weights[borrower]
 
     def count_surplus(self, borrower: str) -> int:
         """Return by how many streams the member exceeds its bound; 0 or less: it has room for that many more."""
@@ -108,8 +108,8 @@ class MemberLoads:
         """Return the lowest entry that is not `avoid`'s, and drop stale entries before it."""
         load, count, bounds = self.load, self.count, self._bounds
         while heap:
-            _, _, borrower, then = heap[0]
-            if load[borrower] != then or count[borrower] >= bounds[borrower]:
+            _, _, borrower, entry_load = heap[0]
+            if load[borrower] != entry_load or count[borrower] >= bounds[borrower]:
                 heapq.heappop(heap)
             elif borrower != avoid:
                 return heap[0]

@@ -113,9 +113,9 @@ def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> Allocatio
     return plan
 
 
-def _refuse_repeats(what: str, streams: Iterable[int]) -> None:
-    seen: set[int] = set()
+def _refuse_repeats(operation: str, streams: Iterable[int]) -> None:
+    visited: set[int] = set()
     for stream_id in streams:
-        if stream_id in seen:
-            raise UsageError(f"stream {stream_id} is {what} twice in one plan: once is enough.")
-        seen.add(stream_id)
+        if stream_id in visited:
+            raise UsageError(f"stream {stream_id} is {operation} twice in one plan: once is enough.")
+        visited.add(stream_id)

@@ -32,27 +32,29 @@ def load_strategy(name: str) -> AllocationStrategy:
     if name in BUILT_IN:
         return BUILT_IN[name]()
     installed = entry_points(group=ENTRY_POINTS)
-    found = [entry_point for entry_point in installed if entry_point.name == name]
-    if not found:
-        known = ", ".join(sorted({*BUILT_IN, *installed.names}))
+    matches = [entry_point for entry_point in installed if entry_point.name == name]
+    if not matches:
+        names = ", ".join(sorted({*BUILT_IN, *installed.names}))
         raise InvalidSetting(
-            f"strategy {name!r} is not known: there are {known}. Others come with packages that are installed beside "
+            f"strategy {name!r} is not known: there are {names}. Others come with packages that are installed beside "
             f"the leader and have an entry point in the group {ENTRY_POINTS!r}."
         )
-    if len(found) > 1:
-        origins = ", ".join(sorted(_origin(entry_point) for entry_point in found))
+    if len(matches) > 1:
+        origins = ", ".join(sorted(_origin(entry_point) for entry_point in matches))
         raise InvalidSetting(f"strategy {name!r} is brought by {origins}: uninstall all but one of them.")
-    return _made(found[0])
+    return _made(matches[0])
 
 
 def _made(entry_point: EntryPoint) -> AllocationStrategy:
-    what = f"strategy {entry_point.name!r} ({entry_point.value}, brought by {_origin(entry_point)})"
+    subject = f"strategy {entry_point.name!r} ({entry_point.value}, brought by {_origin(entry_point)})"
     try:
         strategy: AllocationStrategy = entry_point.load()()
     except Exception as error:
-        raise InvalidSetting(f"{what} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise InvalidSetting(f"{subject} cannot be loaded: {type(error).__name__}: {error}") from error
     if not callable(getattr(strategy, "plan", None)):
-        raise InvalidSetting(f"{what} makes {strategy!r}, which has no method `plan(situation)` and so is no strategy.")
+        raise InvalidSetting(
+            f"{subject} makes {strategy!r}, which has no method `plan(situation)` and so is no strategy."
+        )
     return strategy
 
 

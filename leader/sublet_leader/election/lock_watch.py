@@ -37,8 +37,8 @@ class LockWatch:
             self._connected_at, self._free_since = look.connected_at, {}
         if look.sent_at < look.connected_at + self._settings.lock_watch_age_s:
             return frozenset()
-        first = {key: self._free_since.get(key, look.answered_at) for key in look.free}
+        free_since = {key: self._free_since.get(key, look.answered_at) for key in look.free}
         delay_s = self._settings.lock_recheck_delay_s
-        twice = frozenset(key for key, at in first.items() if look.sent_at >= at + delay_s)
-        self._free_since = {key: at for key, at in first.items() if key not in twice}
+        twice = frozenset(key for key, at in free_since.items() if look.sent_at >= at + delay_s)
+        self._free_since = {key: at for key, at in free_since.items() if key not in twice}
         return twice

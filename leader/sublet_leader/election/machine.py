@@ -64,7 +64,7 @@ class Election:
         self._claims_by_lock: dict[int, LeaderLock] = {}
         self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
         self._lock_watch = LockWatch(settings)
-        self._gone: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
+        self._lock_gone_at: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
         self._silent_from = math.inf
         self.lock_key: int | None = None
         self._release_now: dict[int, int] = {}
@@ -142,13 +142,13 @@ class Election:
             case LockAcquired(lock_key):
                 self.lock_key, self._silent_from = lock_key, math.inf
             case LockLost(at):
-                self.lock_key, self._silent_from, self._gone = None, at + self._settings.lock_grace_s, {}
+                self.lock_key, self._silent_from, self._lock_gone_at = None, at + self._settings.lock_grace_s, {}
                 self._renew_no_later_than(self._silent_from)
             case LocksChecked():
-                gone = sorted(self._lock_watch.check(event))
-                self._gone = {key: at for key, at in self._gone.items() if self._is_gone(key, now)}
-                self._gone |= dict.fromkeys(gone, now)
-                for lock_key in gone:
+                gone_keys = sorted(self._lock_watch.check(event))
+                self._lock_gone_at = {key: at for key, at in self._lock_gone_at.items() if self._is_gone(key, now)}
+                self._lock_gone_at |= dict.fromkeys(gone_keys, now)
+                for lock_key in gone_keys:
                     for leadership_id in sorted(self._rivals.get(lock_key, ())):
                         self._happen(self._records[leadership_id], ElectionEventKind.RIVAL_GONE, now)
             case _:
@@ -167,7 +167,7 @@ class Election:
             self._happen(record, ElectionEventKind.CLAIM_FAILED, now, event)
         elif claim.node.incarnation != self._incarnation:
             if record.claimed_from is not None:
-                self._gone.pop(record.claimed_from.key, None)  # it is held again
+                self._lock_gone_at.pop(record.claimed_from.key, None)  # it is held again
             record.rival = claim.lock
             self._happen(record, ElectionEventKind.CLAIM_LOST, now, event)
             if record.leadership_id in self._records and self._has_rival_gone(record, now):
@@ -229,7 +229,7 @@ class Election:
         act(record, now, answer)
 
     def _is_gone(self, lock_key: int, now: float) -> bool:
-        return now < self._gone.get(lock_key, -math.inf) + self._settings.lock_grace_s
+        return now < self._lock_gone_at.get(lock_key, -math.inf) + self._settings.lock_grace_s
 
     def _has_rival_gone(self, record: _Record, now: float) -> bool:
         """Return whether the lock of the node that leads was found free twice, a moment ago, because of another

@@ -10,16 +10,17 @@ from sublet_protocol.domain.errors import Unavailable
 class NodeBusy(Unavailable):
     """Raised when the node is at its limit of concurrent requests."""
 
-    def __init__(self, what: str, retry_after_ms: int) -> None:
+    def __init__(self, reason: str, retry_after_ms: int) -> None:
         self.retry_after_ms = retry_after_ms
-        super().__init__(f"the node is busy: {what}. Try again in {retry_after_ms} ms, or another node.")
+        super().__init__(f"the node is busy: {reason}. Try again in {retry_after_ms} ms, or another node.")
 
 
 class AdmissionLimiter:
     """Limits the concurrent requests and their bytes. Thread-safe."""
 
-    def __init__(self, what: str, requests: int, size: int, retry_after_ms: int) -> None:
-        self._what, self._requests, self._size, self._retry_after_ms = what, requests, size, retry_after_ms
+    def __init__(self, request_kind: str, requests: int, size: int, retry_after_ms: int) -> None:
+        self._request_kind, self._retry_after_ms = request_kind, retry_after_ms
+        self._requests, self._size = requests, size
         self._lock = threading.Lock()
         self.inside = self.bytes_inside = 0
 
@@ -28,7 +29,7 @@ class AdmissionLimiter:
         is no room."""
         with self._lock:
             if self.inside >= self._requests or self.bytes_inside + size > self._size:
-                room = f"{self.inside} {self._what} of {self.bytes_inside} bytes are under way"
+                room = f"{self.inside} {self._request_kind} of {self.bytes_inside} bytes are under way"
                 raise NodeBusy(f"{room}, and the limits are {self._requests} and {self._size}", self._retry_after_ms)
             self.inside += 1
             self.bytes_inside += size

@@ -47,11 +47,11 @@ class DatabaseThreads:
 
     def close(self) -> None:
         """Start no more work, stop waiting for the database, and close the connections."""
-        for each in tuple(self._connections):
-            each.stop_waiting()
+        for connection in tuple(self._connections):
+            connection.stop_waiting()
         self._executor.shutdown(cancel_futures=True)
-        for each in self._connections:
-            each.close()
+        for connection in self._connections:
+            connection.close()
 
     def _begin_thread(self) -> None:
         self._of_thread.connection = ReconnectingConnection(self._connect)

@@ -21,19 +21,24 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.groups.admin.access_snapshot import groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
+from sublet_storage.log.deleted_streams import missing
 
 PAGE_BYTES = 8 << 20
 """A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
 cut off is read again."""
 
 
-def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, wanted: FetchRequest) -> None:
-    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range."""
-    if caller.principal is not None and not any(
-        filter.covers(wanted.filter) and caller.may(Right.JOIN, filter, group)
-        for group, filter in groups_of_streams(conn, [wanted.stream_id]).get(wanted.stream_id, ())
-    ):
-        raise caller.denied(Right.JOIN, wanted.filter)
+def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: FetchRequest) -> None:
+    """Raise `PermissionDenied` unless a group that the caller may join reads the stream, within the requested range. A
+    deleted stream is of no group: reading it, which returns that it is gone, needs the right to join some group."""
+    if caller.principal is None:
+        return
+    caller.check_token()
+    groups = groups_of_streams(conn, [request.stream_id]).get(request.stream_id, ())
+    if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for group, filter in groups):
+        return
+    if groups or not (caller.may_somewhere(Right.JOIN) and missing(conn, [request.stream_id])):
+        raise caller.denied(Right.JOIN, request.filter)
 
 
 def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
@@ -41,33 +46,33 @@ def fetchable_streams(conn: psycopg.Connection[Any], caller: Caller, stream_ids:
     if caller.principal is None:
         return stream_ids
     caller.check_token()
-    found = groups_of_streams(conn, stream_ids)
+    groups = groups_of_streams(conn, stream_ids)
     return [
-        id for id in stream_ids if any(caller.may(Right.JOIN, filter, group) for group, filter in found.get(id, ()))
+        id for id in stream_ids if any(caller.may(Right.JOIN, filter, group) for group, filter in groups.get(id, ()))
     ]
 
 
-def fetch_page(conn: BoundedConnection, wanted: FetchRequest) -> FetchedPage | PageGone:
+def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | PageGone:
     """Return the next page of the stream. Raises `PositionBeyondHead`, `TimelineChanged`, `NotFound`, and
     `ValueTooLarge` for a message that cannot be sent."""
-    check_granted_here(conn, wanted.stream_id, wanted.grant_id)
+    check_granted_here(conn, request.stream_id, request.grant_id)
     try:
         page = message_log.fetch(
             conn,
-            wanted.stream_id,
-            wanted.position,
-            filter=wanted.filter,
-            generation_id=wanted.generation_id,
-            limit_bytes=min(wanted.limit_bytes, READ_BYTES),
+            request.stream_id,
+            request.position,
+            filter=request.filter,
+            generation_id=request.generation_id,
+            limit_bytes=min(request.limit_bytes, READ_BYTES),
         )
-    except PositionGone as gone:
-        return PageGone(gone.oldest)
+    except PositionGone as error:
+        return PageGone(error.oldest)
     if not page.batches:
         return FetchedPage(page.start, page.position, page.head, page.is_closed)
     entire = pa.Table.from_batches(page.batches)
-    first = next(split_table(entire, PAGE_BYTES))
-    end = page.position if len(first) == len(entire) else first.column("offset")[-1].as_py() + 1
-    return FetchedPage(page.start, end, page.head, page.is_closed, encode(first))
+    first_part = next(split_table(entire, PAGE_BYTES))
+    end = page.position if len(first_part) == len(entire) else first_part.column("offset")[-1].as_py() + 1
+    return FetchedPage(page.start, end, page.head, page.is_closed, encode(first_part))
 
 
 def read_heads(conn: psycopg.Connection[Any], stream_ids: Sequence[int]) -> dict[int, tuple[int, bool]]:

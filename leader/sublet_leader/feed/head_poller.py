@@ -115,18 +115,18 @@ class FeedHeadPoller:
 
     def _note(self, heads: Mapping[int, int]) -> None:
         for stream_id, head in heads.items():
-            known = self._heads.get(stream_id)
-            self._notify({stream_id: HeadState(head, known is not None and known.is_closed, False)})
+            known_head = self._heads.get(stream_id)
+            self._notify({stream_id: HeadState(head, known_head is not None and known_head.is_closed, False)})
 
     async def _run(self) -> None:
         pause_s = BACKOFF_INITIAL_S
         while self._waiters:
-            self._fresh, began, before = False, self._loop.time(), self._heads.copy()
-            found = await self._try_to_look(list(self._waiters))
-            changed = self._notify(found or {}, before)
+            self._fresh, began, previous_heads = False, self._loop.time(), self._heads.copy()
+            heads = await self._try_to_look(list(self._waiters))
+            changed = self._notify(heads or {}, previous_heads)
             pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
-            await self._rest(TROUBLED_PAUSE_S if found is None else 4 * took_s, pause_s)
+            await self._rest(TROUBLED_PAUSE_S if heads is None else 4 * took_s, pause_s)
         self._task = None
 
     async def _rest(self, least_s: float, pause_s: float) -> None:
@@ -139,8 +139,8 @@ class FeedHeadPoller:
 
     async def _try_to_look(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
         try:
-            self.timeline, found = await self._look(stream_ids)
-            return found
+            self.timeline, heads = await self._look(stream_ids)
+            return heads
         except SubletError as error:
             log.warning("stream heads not read, retrying: %s", error)
         except Exception:
@@ -149,12 +149,14 @@ class FeedHeadPoller:
             self.looks += 1
         return None
 
-    def _notify(self, heads: Mapping[int, HeadState], before: Mapping[int, HeadState] = MappingProxyType({})) -> bool:
-        """Pass heads that are newer than known, and those lower than `before`, to the waiters of these streams; return
-        whether there were any."""
+    def _notify(
+        self, heads: Mapping[int, HeadState], previous_heads: Mapping[int, HeadState] = MappingProxyType({})
+    ) -> bool:
+        """Pass heads that are newer than known, and those lower than `previous_heads`, to the waiters of these streams;
+        return whether there were any."""
         by_waiter: dict[HeadWaiter, dict[int, HeadState]] = {}
         for stream_id, head in heads.items():
-            is_lower = stream_id in before and head.head < before[stream_id].head
+            is_lower = stream_id in previous_heads and head.head < previous_heads[stream_id].head
             if stream_id in self._waiters and (is_lower or _is_new(head, self._heads.get(stream_id))):
                 self._heads[stream_id] = head
                 for waiter in self._waiters[stream_id]:
@@ -164,5 +166,5 @@ class FeedHeadPoller:
         return bool(by_waiter)
 
 
-def _is_new(head: HeadState, known: HeadState | None) -> bool:
-    return known is None or (head != known and head.head >= known.head)
+def _is_new(head: HeadState, known_head: HeadState | None) -> bool:
+    return known_head is None or (head != known_head and head.head >= known_head.head)

@@ -56,10 +56,10 @@ class FeedPublisher:
     def _current_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
         """Return the routes, read anew after a change of timeline: old ones may lead to streams that are missing or
         reused."""
-        here, known = timeline_of(conn), self._routes
-        if known is None or known[0] != here:
-            known = self._routes = here, RoutingTable.load(conn)
-        return known[1]
+        timeline, cached = timeline_of(conn), self._routes
+        if cached is None or cached[0] != timeline:
+            cached = self._routes = timeline, RoutingTable.load(conn)
+        return cached[1]
 
 
 def producer_id(caller: Caller, name: str) -> str:

@@ -117,17 +117,17 @@ class FeedReadCall:
 
     def _pages(self, step: TailPage) -> list[FeedPage]:
         """Encode the pages of one read. Runs on the pool's thread, as encoding takes as long as reading."""
-        named = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
+        make_page = partial(FeedPage, self._read.subscription_id, stream_id=step.stream_id)
         if step.gone is not None:
-            return [named(start=step.start, position=step.position, is_gone=True, oldest_offset=step.gone.oldest)]
+            return [make_page(start=step.start, position=step.position, is_gone=True, oldest_offset=step.gone.oldest)]
         if not step.batches:
-            return [named(start=step.start, position=step.position)] if step.start < step.position else []
+            return [make_page(start=step.start, position=step.position)] if step.start < step.position else []
         pages, start = [], step.start
         for table in split_table(pa.Table.from_batches(step.batches)):
             end = table.column("offset")[-1].as_py() + 1
-            pages.append(named(start=start, position=end, messages=encode(table)))
+            pages.append(make_page(start=start, position=end, messages=encode(table)))
             start = end
-        return [*pages, named(start=start, position=step.position)] if start < step.position else pages
+        return [*pages, make_page(start=start, position=step.position)] if start < step.position else pages
 
     async def _patiently(self, work: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Run `work` on the database, and send the client keep-alives meanwhile."""
@@ -178,9 +178,9 @@ def split_table(table: pa.Table, page_bytes: int = PAGE_BYTES) -> Iterator[pa.Ta
         yield from split_table(table.slice(0, half), page_bytes)
         yield from split_table(table.slice(half), page_bytes)
     elif table.nbytes > MAX_PAGE_BYTES:
-        where = f"stream {table.column('stream')[0]}, offset {table.column('offset')[0]}"
+        location = f"stream {table.column('stream')[0]}, offset {table.column('offset')[0]}"
         raise ValueTooLarge(
-            f"the message at {where} has {table.nbytes} bytes, and a node sends {MAX_PAGE_BYTES} at most. Read it "
+            f"the message at {location} has {table.nbytes} bytes, and a node sends {MAX_PAGE_BYTES} at most. Read it "
             "with access to the database, or begin after it."
         )
     else:

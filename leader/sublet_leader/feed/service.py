@@ -46,8 +46,8 @@ from sublet_storage.log import fetch as message_log
 
 log = logging.getLogger(__name__)
 
-_Asked = TypeVar("_Asked")
-_Found = TypeVar("_Found")
+_Query = TypeVar("_Query")
+_Result = TypeVar("_Result")
 
 MAX_ERROR_CHARS = 2000
 """Characters of an error: it travels in a header."""
@@ -149,9 +149,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         """Return a page of a granted stream."""
         caller = self._gate.caller()
 
-        def fetch(conn: BoundedConnection, wanted: feed_fetch.FetchRequest) -> Any:
-            check_may_fetch(conn, caller, wanted)
-            return fetch_page(conn, wanted)
+        def fetch(conn: BoundedConnection, fetch_request: feed_fetch.FetchRequest) -> Any:
+            check_may_fetch(conn, caller, fetch_request)
+            return fetch_page(conn, fetch_request)
 
         return await self._answer(
             request, context, feed_fetch.decode_fetch_request, fetch, feed_fetch.encode_fetch_reply
@@ -174,12 +174,12 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
         caller = self._gate.caller()
 
-        def draw(conn: psycopg.Connection[Any], whose: tuple[Subscription, str]) -> int:
-            caller.check(Right.JOIN, whose[0].filter, whose[0].group)
+        def draw(conn: psycopg.Connection[Any], session_key: tuple[Subscription, str]) -> int:
+            caller.check(Right.JOIN, session_key[0].filter, session_key[0].group)
             try:
-                return session_names.draw_epoch(conn, *whose, caller.principal)
+                return session_names.draw_epoch(conn, *session_key, caller.principal)
             except PermissionDenied:
-                caller.note_refusal(f"session {whose[1]!r} of {whose[0]}")
+                caller.note_refusal(f"session {session_key[1]!r} of {session_key[0]}")
                 raise
 
         return await self._answer(
@@ -192,22 +192,22 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self,
         request: Any,
         context: Any,
-        decode: Callable[[Any], _Asked],
-        work: Callable[[BoundedConnection, _Asked], _Found],
-        encode: Callable[[_Found], Any],
+        decode: Callable[[Any], _Query],
+        work: Callable[[BoundedConnection, _Query], _Result],
+        encode: Callable[[_Result], Any],
     ) -> Any:
         """Handle a member's call and return its answer. It counts until its work is over, also where the client has
         gone."""
         try:
-            asked = decode(request)
+            query = decode(request)
             self.reads.acquire()
-            future = self._reading.submit(lambda conn: work(conn, asked))
+            future = self._reading.submit(lambda conn: work(conn, query))
             future.add_done_callback(lambda _: self.reads.release())
-            found = await asyncio.wrap_future(future)
+            result = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)
             raise
-        return encode(found)
+        return encode(result)
 
     def _submit(self, batch: feed.FeedPublishRequest) -> Future[Any]:
         """Submit a batch, which counts until it is over, also where the client has gone."""
@@ -217,7 +217,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         future.add_done_callback(lambda _: self.batches.release(size))
         return future
 
-    async def _serve(self, request: Any, context: Any, how: Callable[[FeedReadCall], Any]) -> None:
+    async def _serve(self, request: Any, context: Any, operation: Callable[[FeedReadCall], Any]) -> None:
         caller = self._gate.caller()
 
         async def write(page: feed.FeedPage) -> None:
@@ -230,7 +230,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             caller.check(Right.READ, read.filter)
             self.readers.acquire()
             try:
-                await how(FeedReadCall(self._reading, self.watch, read, write))
+                await operation(FeedReadCall(self._reading, self.watch, read, write))
             finally:
                 self.readers.release()
         except Exception as error:  # noqa: BLE001 - as above

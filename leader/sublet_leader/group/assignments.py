@@ -78,13 +78,17 @@ class AssignmentManager:
     def find(self, stream_id: int, grant_id: int, borrower_id: str, agent: str) -> StreamAssignment:
         """Return the assignment of exactly this stream, grant and borrower, granted or revoked; else an absent one."""
         entry = self._streams.get(stream_id)
-        for found in (
+        for assignment in (
             entry.assignment if entry else None,
             self._members.unconfirmed.get((stream_id, grant_id)),
         ):
             # Id 0 is no grant, but a grant that is not written yet: no borrower has received it.
-            if found is not None and grant_id and (found.grant_id, found.borrower_id) == (grant_id, borrower_id):
-                return found
+            if (
+                assignment is not None
+                and grant_id
+                and (assignment.grant_id, assignment.borrower_id) == (grant_id, borrower_id)
+            ):
+                return assignment
         return StreamAssignment(stream_id, borrower_id, agent, 0.0, GrantStatus.ABSENT, grant_id)
 
     def begin_grant(self, entry: StreamEntry, member: Member, now: float, grant_id: int = 0) -> None:
@@ -98,23 +102,23 @@ class AssignmentManager:
         entry, member = self._streams.get(stream_id), self._members.get(borrower_id)
         if member is not None:
             member.taken.discard((stream_id, grant_id))
-        last = entry.last_holder if entry is not None and entry.assignment is None else None
-        if entry is not None and last is not None and (last.agent, last.borrower_id) == (agent, borrower_id):
+        holder = entry.last_holder if entry is not None and entry.assignment is None else None
+        if entry is not None and holder is not None and (holder.agent, holder.borrower_id) == (agent, borrower_id):
             entry.promised_until = float("-inf")
 
-    def reclaim(self, entry: StreamEntry, member: Member, held: HeldGrant, now: float) -> None:
+    def reclaim(self, entry: StreamEntry, member: Member, grant: HeldGrant, now: float) -> None:
         """Move the grant to another borrower of the same agent; a revoke under way continues."""
-        before = entry.assignment
+        previous = entry.assignment
         self.detach(entry)
-        self.begin_grant(entry, member, now, grant_id=held.grant_id)
+        self.begin_grant(entry, member, now, grant_id=grant.grant_id)
         epoch = member.session_epoch or None
         self._streams.enqueue(
             ReclaimStream(
-                held.stream_id, held.grant_id, held.position, member.borrower_id, member.agent, epoch, held.consumed
+                grant.stream_id, grant.grant_id, grant.position, member.borrower_id, member.agent, epoch, grant.consumed
             )
         )
-        if before is not None and before.status is GrantStatus.REVOKING:
-            self.revoke((held.stream_id,), before.reason, now, before.deadline)
+        if previous is not None and previous.status is GrantStatus.REVOKING:
+            self.revoke((grant.stream_id,), previous.reason, now, previous.deadline)
 
     def detach(self, entry: StreamEntry) -> None:
         """Drop the assignment, and its grant if that only waits to be written (again); writes in flight for the stream
@@ -192,8 +196,8 @@ class AssignmentManager:
     def without(self, member: Member, now: float) -> tuple[tuple[int, int], ...]:
         """Return (stream, grant id) of what was taken from the borrower by force, or ends before a promise would
         expire."""
-        granted = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
-        ending = {(a.stream_id, a.grant_id) for a in granted if a and now >= a.deadline - self._settings.promise_s}
+        assignments = (entry.assignment for stream_id in member.streams if (entry := self._streams.get(stream_id)))
+        ending = {(a.stream_id, a.grant_id) for a in assignments if a and now >= a.deadline - self._settings.promise_s}
         return tuple(sorted(member.taken | ending))
 
     # --- messages and commands --------------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ class AssignmentManager:
 
         Progress that is not final ended in the middle of a batch: messages after its position may be seen twice.
         """
-        named = {(p.stream_id, p.grant_id): p for p in streams}
+        progress_by_grant = {(p.stream_id, p.grant_id): p for p in streams}
         for stream_id in tuple(member.streams):
             entry = self._streams.get(stream_id)
             assignment = entry.assignment if entry else None
@@ -231,7 +235,7 @@ class AssignmentManager:
             if not assignment.grant_id:
                 self.detach(entry)
                 continue
-            progress = named.get((stream_id, assignment.grant_id))
+            progress = progress_by_grant.get((stream_id, assignment.grant_id))
             if progress is None:
                 self.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
             else:
@@ -453,10 +457,10 @@ class AssignmentManager:
             member = self._members.get(assignment.borrower_id)
             goes = member is None or member.is_disconnecting
             reserved_s = self._keep_s(self._entry(assignment)) if goes else 0.0
-            left = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
-            left = member.leave_reason if member is not None and member.leave_reason else left
-            left = "its borrower found it to end before what it had read" if assignment.is_beyond_head else left
-            reason = assignment.reason or (left if goes else "handed back by its borrower")
+            cause = "left in the middle of a batch" if assignment.delivered_end > position else "its borrower left"
+            cause = member.leave_reason if member is not None and member.leave_reason else cause
+            cause = "its borrower found it to end before what it had read" if assignment.is_beyond_head else cause
+            reason = assignment.reason or (cause if goes else "handed back by its borrower")
             a = assignment
             skips = self._group.options.on_poison is OnPoison.SKIP
             final = ReleaseStream(a.stream_id, a.grant_id, position, reason, reserved_s, a.delivered_end, a.consumed)

@@ -145,8 +145,8 @@ class GroupLeader:
 
     def _note(self, event: str, borrower_id: str, agent: str, session: str | None, reason: str) -> None:
         """Add an event for watchers that is in no commit; written changes are announced when they are committed."""
-        line = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
-        self._out.history.append(line)
+        record = transient_record(self.group.group_id, self.term, event, reason, borrower_id, agent, session)
+        self._out.history.append(record)
 
     def _end_as_fenced(self, agent: str, borrower_id: str, term: int, session: str) -> None:
         detail = f"a newer process goes by the name {session!r}"
@@ -172,8 +172,8 @@ class GroupLeader:
                         self._take_progress(agent, message.borrower_id, progress, now)
             case RevokeFinished():
                 if self._known(agent, message.borrower_id, message.term, now):
-                    found = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
-                    self._assignments.apply_event(found, AssignmentEventKind.REVOKE_FINISHED, now)
+                    assignment = self._assignments.find(message.stream_id, message.grant_id, message.borrower_id, agent)
+                    self._assignments.apply_event(assignment, AssignmentEventKind.REVOKE_FINISHED, now)
                     self._assignments.confirm(agent, message.borrower_id, message.stream_id, message.grant_id)
                     self.schedule.note_stream_freed(now)
                     self._disconnect_borrowers(message.borrower_id, now)
@@ -199,24 +199,24 @@ class GroupLeader:
         member = self.members.get(borrower_id)
         return member if member is not None and member.agent == agent else None
 
-    def _welcome(self, agent: str, wanted: LeaderWanted, now: float) -> None:
-        if not (math.isfinite(wanted.weight) and wanted.weight > 0):
-            detail = f"weight is {wanted.weight}: it must be a finite number above 0"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail))
+    def _welcome(self, agent: str, request: LeaderWanted, now: float) -> None:
+        if not (math.isfinite(request.weight) and request.weight > 0):
+            detail = f"weight is {request.weight}: it must be a finite number above 0"
+            self._send(agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, detail))
             return
-        if not self._names.admit(agent, wanted, self.term, now):
+        if not self._names.admit(agent, request, self.term, now):
             return
-        member = self._member(agent, wanted.borrower_id)
-        if member is None and (self.members.get(wanted.borrower_id) or self.members.is_former(wanted.borrower_id)):
-            reason = BorrowerEndReason.DONE if self.members.has_left(wanted.borrower_id) else BorrowerEndReason.RETRY
-            self._send(agent, Invalidate(wanted.borrower_id, 0, reason, "this borrower is over"))
+        member = self._member(agent, request.borrower_id)
+        if member is None and (self.members.get(request.borrower_id) or self.members.is_former(request.borrower_id)):
+            reason = BorrowerEndReason.DONE if self.members.has_left(request.borrower_id) else BorrowerEndReason.RETRY
+            self._send(agent, Invalidate(request.borrower_id, 0, reason, "this borrower is over"))
             return
-        if any(self._is_later(held, agent, wanted.borrower_number) for held in wanted.reclaim):
+        if any(self._is_later(grant, agent, request.borrower_number) for grant in request.reclaim):
             detail = "a later borrower of its agent has what it held"
-            self._send(agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.RETRY, detail))
+            self._send(agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.RETRY, detail))
             return
         if member is None:
-            w = wanted
+            w = request
             epoch, number = w.session_epoch, w.borrower_number
             member = Member(
                 w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, borrower_number=number
@@ -225,36 +225,36 @@ class GroupLeader:
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
             self.schedule.note_membership_change(now)
-        member.last_heard_at, member.is_leaving = now, member.is_leaving or wanted.leaving
-        self._send(agent, LeaderConnectResponse(wanted.borrower_id, self.term, self.group.group_id))
-        for held in wanted.reclaim:
-            self._reclaim(member, held, now)
-        predecessor = self.members.get(wanted.predecessor or "")
+        member.last_heard_at, member.is_leaving = now, member.is_leaving or request.leaving
+        self._send(agent, LeaderConnectResponse(request.borrower_id, self.term, self.group.group_id))
+        for grant in request.reclaim:
+            self._reclaim(member, grant, now)
+        predecessor = self.members.get(request.predecessor or "")
         if predecessor is not None and predecessor.agent == agent:
             self._assignments.apply_final_progress(predecessor, (), now)
             self.members.mark_replaced(predecessor.borrower_id, now)
             self._note(LEAVE, predecessor.borrower_id, agent, predecessor.session, f"succeeded by {member.borrower_id}")
 
-    def _is_later(self, held: HeldGrant, agent: str, number: int) -> bool:
+    def _is_later(self, grant: HeldGrant, agent: str, number: int) -> bool:
         """Return whether a later borrower of that agent has the grant: then this message is older than its reclaim."""
-        entry = self.streams.get(held.stream_id)
-        if entry is None or entry.assignment is None or entry.lending.grant_id != held.grant_id:
+        entry = self.streams.get(grant.stream_id)
+        if entry is None or entry.assignment is None or entry.lending.grant_id != grant.grant_id:
             return False
         holder = self._member(agent, entry.assignment.borrower_id)
         return holder is not None and holder.borrower_number > number
 
-    def _reclaim(self, member: Member, held: HeldGrant, now: float) -> None:
+    def _reclaim(self, member: Member, grant: HeldGrant, now: float) -> None:
         """Confirm a grant of the borrower's predecessor, if the agent still holds it: same stream, same grant id."""
-        entry = self.streams.get(held.stream_id)
+        entry = self.streams.get(grant.stream_id)
         if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
             return
-        if entry is None or entry.lending.grant_id != held.grant_id or not self._held_by(entry, member.agent):
-            lost = self._assignments.find(held.stream_id, held.grant_id, member.borrower_id, member.agent)
-            self._assignments.apply_event(lost, AssignmentEventKind.PROGRESS, now)
+        if entry is None or entry.lending.grant_id != grant.grant_id or not self._held_by(entry, member.agent):
+            assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
+            self._assignments.apply_event(assignment, AssignmentEventKind.PROGRESS, now)
             return
-        self._assignments.reclaim(entry, member, held, now)
+        self._assignments.reclaim(entry, member, grant, now)
         if self.desired_state.pause_reason is not None:
-            self._take_back([held.stream_id], now)
+            self._take_back([grant.stream_id], now)
 
     @staticmethod
     def _held_by(entry: StreamEntry, agent: str) -> bool:
@@ -274,22 +274,22 @@ class GroupLeader:
         self._send(member.agent, answer)
 
     def _take_progress(self, agent: str, borrower_id: str, progress: StreamProgress, now: float) -> None:
-        found = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
+        assignment = self._assignments.find(progress.stream_id, progress.grant_id, borrower_id, agent)
         entry = self.streams.get(progress.stream_id)
-        if entry is not None and entry.assignment is found:
+        if entry is not None and entry.assignment is assignment:
             entry.meter.record(progress.grant_id, progress.size, progress.lag, now)
             if not progress.final:
-                self._assignments.record_read_error(found, progress.read_error)
-            elif (progress.poison or progress.beyond_head) and not found.is_final_queued:
-                found.poison, found.is_beyond_head = progress.poison, progress.beyond_head
-                found.reason = progress.read_error
+                self._assignments.record_read_error(assignment, progress.read_error)
+            elif (progress.poison or progress.beyond_head) and not assignment.is_final_queued:
+                assignment.poison, assignment.is_beyond_head = progress.poison, progress.beyond_head
+                assignment.reason = progress.read_error
         kind = AssignmentEventKind.FINAL if progress.final else AssignmentEventKind.PROGRESS
-        found.delivered_end, found.consumed, found.in_doubt = (
+        assignment.delivered_end, assignment.consumed, assignment.in_doubt = (
             progress.delivered_end,
             progress.consumed,
             progress.in_doubt,
         )
-        self._assignments.apply_event(found, kind, now, progress.position)
+        self._assignments.apply_event(assignment, kind, now, progress.position)
 
     def _disconnected(self, agent: str, disconnect: Disconnect, now: float) -> None:
         self._assignments.confirm_fenced(agent, disconnect.borrower_id)
@@ -339,8 +339,8 @@ class GroupLeader:
         self.members.set_weights(desired_state.weights)
         if desired_state.pause_reason is not None:
             self._take_back(self.streams.assigned_stream_ids(), now)
-        line = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
-        self._out.history.append(line)
+        record = transient_record(self.group.group_id, self.term, COMMAND, desired_state.format())
+        self._out.history.append(record)
         self.schedule.note_membership_change(now)
 
     def _take_back(self, stream_ids: Iterable[int], now: float) -> None:
@@ -387,13 +387,17 @@ class GroupLeader:
     ) -> None:
         """End the borrower that has sent invalid progress, with the reason, and free its streams. The grant is still in
         force; where its borrower has gone meanwhile, or waits for its end, that end is still to be written."""
-        held = entry.assignment
-        from_holder = held is not None and held.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
-        if held is None and not entry.is_ending:
+        assignment = entry.assignment
+        from_holder = (
+            assignment is not None and assignment.grant_id == change.grant_id and not isinstance(change, ReclaimStream)
+        )
+        if assignment is None and not entry.is_ending:
             self.streams.enqueue(ForceRelease(change.stream_id, change.grant_id, problem))
-        elif held is not None and from_holder and not entry.is_ending:
-            held.is_final_queued = False
-        borrower_id = held.borrower_id if held is not None and from_holder else getattr(change, "borrower_id", "")
+        elif assignment is not None and from_holder and not entry.is_ending:
+            assignment.is_final_queued = False
+        borrower_id = (
+            assignment.borrower_id if assignment is not None and from_holder else getattr(change, "borrower_id", "")
+        )
         sender = self.members.get(borrower_id)
         if sender is not None:
             self._assignments.evict(sender, problem, now)
@@ -407,10 +411,15 @@ class GroupLeader:
         if entry is None:
             self.schedule.note_stream_freed(now)
             return
-        held = entry.assignment
-        if held is not None and held.grant_id and row.grant_id > held.grant_id and entry.in_flight is None:
+        assignment = entry.assignment
+        if (
+            assignment is not None
+            and assignment.grant_id
+            and row.grant_id > assignment.grant_id
+            and entry.in_flight is None
+        ):
             self._assignments.apply_event(
-                held, AssignmentEventKind.LOST, now
+                assignment, AssignmentEventKind.LOST, now
             )  # the stream sync blocked or skipped it under its holder
         if self.streams.drop_finished(entry):
             self.schedule.note_stream_freed(now)

@@ -51,7 +51,7 @@ class Members:
         self._members: dict[str, Member] = {}
         self._departed: dict[str, float] = {}
         self._replaced: dict[str, float] = {}
-        self._named: dict[str, str] = {}
+        self._by_session: dict[str, str] = {}
         self._weights: dict[str, float] = {}
         self.unconfirmed: dict[tuple[int, int], StreamAssignment] = {}
         """Assignments in status `revoked`, by (stream, grant id)."""
@@ -68,23 +68,23 @@ class Members:
 
     def find_by_session(self, session: str) -> Member | None:
         """Return the newest borrower with this session name, if it is connected."""
-        return self._members.get(self._named.get(session, ""))
+        return self._members.get(self._by_session.get(session, ""))
 
-    def older_than(self, session: str, before: int) -> list[Member]:
+    def older_than(self, session: str, epoch: int) -> list[Member]:
         """Return the borrowers of older processes of that name: those with an epoch below this one."""
-        return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < before]
+        return [m for m in self._members.values() if m.session == session and 0 < m.session_epoch < epoch]
 
     def add(self, member: Member) -> None:
         """Add a borrower that has connected."""
         self._members[member.borrower_id] = member
         if member.session is not None and member.session_epoch:
-            self._named[member.session] = member.borrower_id
+            self._by_session[member.session] = member.borrower_id
 
     def remove(self, borrower_id: str) -> None:
         """Remove the borrower and its unconfirmed assignments."""
         member = self._members.pop(borrower_id, None)
-        if member is not None and member.session is not None and self._named.get(member.session) == borrower_id:
-            del self._named[member.session]
+        if member is not None and member.session is not None and self._by_session.get(member.session) == borrower_id:
+            del self._by_session[member.session]
         for key in [k for k, f in self.unconfirmed.items() if f.borrower_id == borrower_id]:
             del self.unconfirmed[key]
 
@@ -106,10 +106,10 @@ class Members:
         """Return whether the borrower left, was replaced or evicted a short while ago."""
         return borrower_id in self._departed or borrower_id in self._replaced
 
-    def expire_former(self, before: float) -> None:
+    def expire_former(self, cutoff: float) -> None:
         """Remove former borrowers that went before that time."""
-        self._departed = {b: at for b, at in self._departed.items() if at >= before}
-        self._replaced = {b: at for b, at in self._replaced.items() if at >= before}
+        self._departed = {b: at for b, at in self._departed.items() if at >= cutoff}
+        self._replaced = {b: at for b, at in self._replaced.items() if at >= cutoff}
 
     def weights(self) -> dict[str, float]:
         """Return {borrower: weight} of the members that take part in the allocation."""

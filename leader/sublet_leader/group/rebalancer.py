@@ -133,8 +133,8 @@ class Rebalancer:
             return
         view.free.append(stream_id)
         if entry.last_holder is not None:
-            before = self._members.get(entry.last_holder.borrower_id) or by_agent.get(
+            member = self._members.get(entry.last_holder.borrower_id) or by_agent.get(
                 (entry.last_holder.agent, entry.last_holder.session)
             )
-            if before is not None and before.is_eligible:
-                view.last[stream_id] = before.borrower_id
+            if member is not None and member.is_eligible:
+                view.last[stream_id] = member.borrower_id

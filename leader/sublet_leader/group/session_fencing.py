@@ -34,35 +34,35 @@ class SessionFencing:
         end: Callable[[str, str, int, str], None],
     ) -> None:
         self._streams, self._members, self._assignments, self._end = streams, members, assignments, end
-        self._let_in: dict[str, int] = {}
+        self._admitted_epochs: dict[str, int] = {}
         # Long enough for the newer process to be granted what is taken from the older.
         self._keep_s = max(group.options.session_expiry_s, settings.eviction_timeout_s)
 
-    def admit(self, agent: str, wanted: LeaderWanted, term: int, now: float) -> bool:
+    def admit(self, agent: str, request: LeaderWanted, term: int, now: float) -> bool:
         """Return whether the borrower may join; if a newer process has its session name, end it. Evicts older processes
         of the name."""
-        if wanted.session is None or not wanted.session_epoch:
+        if request.session is None or not request.session_epoch:
             return True
-        newest = self._newest(wanted.session)
-        if wanted.session_epoch < newest:
-            self._end(agent, wanted.borrower_id, 0, wanted.session)
+        newest = self._newest(request.session)
+        if request.session_epoch < newest:
+            self._end(agent, request.borrower_id, 0, request.session)
             return False
-        if wanted.session_epoch > newest:
-            self._fence(wanted.session, wanted.session_epoch, term, now)
-        self._remember(wanted.session, wanted.session_epoch)
+        if request.session_epoch > newest:
+            self._fence(request.session, request.session_epoch, term, now)
+        self._remember(request.session, request.session_epoch)
         return True
 
     def _remember(self, session: str, epoch: int) -> None:
-        self._let_in.pop(session, None)
-        self._let_in[session] = epoch
-        if len(self._let_in) > MAX_REMEMBERED:
-            del self._let_in[next(iter(self._let_in))]
+        self._admitted_epochs.pop(session, None)
+        self._admitted_epochs[session] = epoch
+        if len(self._admitted_epochs) > MAX_REMEMBERED:
+            del self._admitted_epochs[next(iter(self._admitted_epochs))]
 
     def _newest(self, session: str) -> int:
         """Return the highest known epoch of the name; 0 if there is none."""
         bearer = self._members.find_by_session(session)
-        held = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]
-        return max([self._let_in.get(session, 0), bearer.session_epoch if bearer else 0, *held])
+        epochs = [entry.lending.session_epoch or 0 for entry in self._streams.streams_of_session(session)]
+        return max([self._admitted_epochs.get(session, 0), bearer.session_epoch if bearer else 0, *epochs])
 
     def _fence(self, session: str, epoch: int, term: int, now: float) -> None:
         reason = "fenced by a newer process of its session"

@@ -163,23 +163,27 @@ class StreamTable:
     def enqueue(self, change: LendingChange) -> None:
         """Queue a change; it replaces progress that is still queued before it."""
         entry = self._streams[change.stream_id]
-        last = entry.queue[-1] if entry.queue else None
+        last_change = entry.queue[-1] if entry.queue else None
         if (
-            isinstance(last, AdvancePosition)
+            isinstance(last_change, AdvancePosition)
             and isinstance(change, AdvancePosition | ReleaseStream)
-            and last.grant_id == change.grant_id
+            and last_change.grant_id == change.grant_id
         ):
             entry.queue.pop()
-            consumed = last.consumed.max_of(change.consumed) if last.consumed is not None else change.consumed
-            change = replace(change, position=max(last.position, change.position), consumed=consumed)
+            consumed = (
+                last_change.consumed.max_of(change.consumed) if last_change.consumed is not None else change.consumed
+            )
+            change = replace(change, position=max(last_change.position, change.position), consumed=consumed)
             if isinstance(change, AdvancePosition):
-                change = replace(change, in_doubt=latest_in_doubt(change.in_doubt, last.in_doubt, change.grant_id))
+                change = replace(
+                    change, in_doubt=latest_in_doubt(change.in_doubt, last_change.in_doubt, change.grant_id)
+                )
         entry.queue.append(change)
         self._ready.add(change.stream_id)
 
     def take_writable(self, now: float) -> tuple[LendingChange, ...]:
         """Return the changes to commit now, each stream's next; they are in flight until `complete` or `put_back`."""
-        taken: list[LendingChange] = []
+        changes: list[LendingChange] = []
         for stream_id in sorted(self._ready):
             entry = self._streams.get(stream_id)
             if entry is None or not entry.queue or entry.in_flight is not None:
@@ -187,8 +191,8 @@ class StreamTable:
             elif entry.retry_at <= now:
                 entry.in_flight = entry.queue.pop(0)
                 self._ready.discard(stream_id)
-                taken.append(entry.in_flight)
-        return tuple(taken)
+                changes.append(entry.in_flight)
+        return tuple(changes)
 
     def complete(self, result: LendingChangeResult, now: float) -> StreamEntry | None:
         """Record the row of an answer; return the entry, None if the change is to be retried or the stream is gone."""
@@ -204,6 +208,10 @@ class StreamTable:
         change = result.change
         if result.lending is not None:
             self._see(entry, result.lending, now)
+        elif result.outcome is LendingOutcome.REFUSED:
+            # Maintenance has deleted the row before a sync has seen its end: it was free, and nothing was left in it.
+            entry.lending = replace(entry.lending, status=LendingStatus.FINISHED)
+            entry.queue.clear()
         elif (
             result.outcome is LendingOutcome.APPLIED
             and isinstance(change, AdvancePosition)
@@ -232,8 +240,8 @@ class StreamTable:
     @staticmethod
     def _is_unwanted(entry: StreamEntry, change: LendingChange) -> bool:
         """Return whether the grant is for a borrower that is gone by now: not to be retried."""
-        held = entry.assignment
-        return isinstance(change, GrantStream) and (held is None or held.borrower_id != change.borrower_id)
+        assignment = entry.assignment
+        return isinstance(change, GrantStream) and (assignment is None or assignment.borrower_id != change.borrower_id)
 
     def retry_at(self) -> float:
         """Return when the earliest change that has to wait may be taken again."""
@@ -269,13 +277,13 @@ class StreamTable:
 
     def _see(self, entry: StreamEntry, row: Lending, now: float) -> None:
         """Store the row as it was just read."""
-        before = entry.lending.session
+        previous_session = entry.lending.session
         if row.grant_id != entry.lending.grant_id:
             entry.pending_release = None
         entry.lending = row
         entry.reserved_until = now + row.reserved_s if row.reserved_s > 0 else 0.0
-        if before is not None and before != row.session:
-            self._forget_name(before, row.stream_id)
+        if previous_session is not None and previous_session != row.session:
+            self._forget_name(previous_session, row.stream_id)
         if row.session is not None:
             self._by_session.setdefault(row.session, set()).add(row.stream_id)
 

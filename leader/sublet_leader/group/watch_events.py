@@ -54,6 +54,6 @@ class GroupWatchEvent:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that apply to the event, without its time (docs/groups.md)."""
-        of_group = {"group_id": self.record.group_id, "subscription": self.subscription, "at": None}
-        reported = history_to_json(self.record) | of_group
-        return {name: value for name, value in reported.items() if value is not None}
+        group_fields = {"group_id": self.record.group_id, "subscription": self.subscription, "at": None}
+        fields = history_to_json(self.record) | group_fields
+        return {name: value for name, value in fields.items() if value is not None}

@@ -51,15 +51,15 @@ class HttpPort:
     @property
     def url(self) -> str:
         """Return the URL of the port."""
-        return f"http{'s' if self._has_tls else ''}://{self._server.where}/"
+        return f"http{'s' if self._has_tls else ''}://{self._server.address}/"
 
     def advertised(self, node: ListenAddress) -> str | None:
         """Return the URL for others: at the host of the node's main port if it listens on all addresses, `https://` if
         it has TLS; None if that host is unknown."""
-        where = self._server.where
-        host = node.host if is_wildcard(where.host) else where.host
+        address = self._server.address
+        host = node.host if is_wildcard(address.host) else address.host
         scheme = "https://" if self._has_tls else ""
-        return None if is_wildcard(host) else f"{scheme}{ListenAddress(host, where.port)}"
+        return None if is_wildcard(host) else f"{scheme}{ListenAddress(host, address.port)}"
 
     def start(self) -> None:
         """Start to answer; until `attach_node`, that the node is starting."""
@@ -143,9 +143,9 @@ class StaticFiles:
 
     def __init__(self) -> None:
         self._files = {
-            each.name: (each.read_bytes(), _TYPES[kind])
-            for each in (files("sublet_leader.http") / "static").iterdir()
-            if (kind := each.name.rpartition(".")[2]) in _TYPES
+            file.name: (file.read_bytes(), _TYPES[kind])
+            for file in (files("sublet_leader.http") / "static").iterdir()
+            if (kind := file.name.rpartition(".")[2]) in _TYPES
         }
 
     async def serve_index(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sublet_leader.http import body_fields as of
+from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody, read_json_object
 from sublet_leader.http.responses import REFUSALS, error_response, refusal
 from sublet_leader.http.settings import CERTIFICATE
@@ -117,11 +117,11 @@ class RequestGuard:
         if scheme.lower() == "bearer" and hmac.compare_digest(sent.strip().encode(), self._token.reveal().encode()):
             return None
         client, action = _client(request), _action(request)
-        before = self._quiet.acquire(client)
-        if before is not None:
+        suppressed_count = self._quiet.acquire(client)
+        if suppressed_count is not None:
             text = "HTTP action refused: address=%s action=%s: the admin token is missing or wrong%s"
             fields = {"action": action, "address": client, "status": 401}
-            log.warning(text, client, action, format_suppressed_count(before), extra={"fields": fields})
+            log.warning(text, client, action, format_suppressed_count(suppressed_count), extra={"fields": fields})
         return error_response(
             401,
             "the admin token is missing or wrong: send Authorization: Bearer TOKEN.",
@@ -150,8 +150,8 @@ async def _respond(act: Action, request: Request, caller: Caller, body: JsonBody
 def _check_right(caller: Caller, body: JsonBody) -> None:
     """Raise `PermissionDenied` unless the caller may operate what the body names."""
     if "subscription" in body:
-        wanted = of.read_subscription(body)
-        caller.check(Right.OPERATE, wanted.filter, wanted.group)
+        subscription = body_fields.read_subscription(body)
+        caller.check(Right.OPERATE, subscription.filter, subscription.group)
     else:
         caller.check(Right.OPERATE)
 

@@ -27,14 +27,14 @@ async def read_json_object(request: Request) -> JsonBody:
         raise UsageError("the body must be JSON: send it with Content-Type: application/json.")
     try:
         async with asyncio.timeout(REQUEST_TIMEOUT_S):
-            found = json.loads(await request.body())
+            body = json.loads(await request.body())
     except TimeoutError:
         raise HTTPException(408, f"the request's body took longer than {REQUEST_TIMEOUT_S:g} s.") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"the body is no JSON: {error}.") from None
-    if not isinstance(found, dict):
+    if not isinstance(body, dict):
         raise UsageError("the body must be an object of JSON, such as {}.")
-    return found
+    return body
 
 
 def reject_unknown_fields(body: JsonBody, *names: str) -> None:
@@ -50,37 +50,37 @@ def read_subscription(body: JsonBody) -> Subscription:
 
 def read_text(body: JsonBody, name: str, default: str | None = None) -> str:
     """Return a text field. Raises `UsageError`."""
-    found = body.get(name, default)
-    if not isinstance(found, str):
+    value = body.get(name, default)
+    if not isinstance(value, str):
         raise UsageError(f"the body must have {name!r}, a text.")
-    return found
+    return value
 
 
 def read_bool(body: JsonBody, name: str, default: bool = False) -> bool:
     """Return a boolean field. Raises `UsageError`."""
-    found = body.get(name, default)
-    if not isinstance(found, bool):
-        raise UsageError(f"{name!r} is {found!r:.60}: it must be true or false.")
-    return found
+    value = body.get(name, default)
+    if not isinstance(value, bool):
+        raise UsageError(f"{name!r} is {value!r:.60}: it must be true or false.")
+    return value
 
 
 def read_number(body: JsonBody, name: str, default: float | None = None) -> float:
     """Return a number field. Raises `UsageError`."""
-    found = body.get(name, default)
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        raise UsageError(f"{name!r} is {found!r:.60}: it must be a number.")
+    value = body.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UsageError(f"{name!r} is {value!r:.60}: it must be a number.")
     try:
-        return float(found)
+        return float(value)
     except OverflowError:
         raise UsageError(f"{name!r} is a number of more than 300 digits: give a smaller one.") from None
 
 
 def read_stream_ids(body: JsonBody) -> Collection[int]:
     """Return the listed stream ids, empty for all. Raises `UsageError`."""
-    found = body.get("streams", [])
-    if not isinstance(found, list) or not all(_is_integer(each) and 0 < each <= LARGEST for each in found):
+    stream_ids = body.get("streams", [])
+    if not isinstance(stream_ids, list) or not all(_is_integer(each) and 0 < each <= LARGEST for each in stream_ids):
         raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {LARGEST}.")
-    return frozenset(found)
+    return frozenset(stream_ids)
 
 
 def read_reset_target(body: JsonBody) -> ResetTarget:
@@ -102,8 +102,8 @@ def read_reset_target(body: JsonBody) -> ResetTarget:
             return ResetTarget.at_epoch(tuple(epoch) if isinstance(epoch, list) else epoch)
         case {"offsets": dict(offsets), **rest} if not rest:
             return ResetTarget.offsets({_id(stream): _offset(offset) for stream, offset in offsets.items()})
-        case other:
-            raise UsageError(f"'to' is {other!r:.80}: give {_TARGETS}.")
+        case target:
+            raise UsageError(f"'to' is {target!r:.80}: give {_TARGETS}.")
 
 
 def _moment(value: str) -> datetime:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from starlette.responses import Response
 
 from sublet_leader.allocation.strategy_registry import load_strategy
-from sublet_leader.http import body_fields as of
+from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.responses import json_response
 from sublet_protocol.domain.errors import Conflict, UsageError
@@ -54,94 +54,105 @@ class GroupActionsApi:
 
     def create(self, body: JsonBody) -> Response:
         """Create a group as `sublet groups create` does: {"subscription"} and options, named as in the answer."""
-        of.reject_unknown_fields(body, "subscription", *_OPTIONS)
-        wanted, strategy = of.read_subscription(body), of.read_text(body, "strategy", "even")
+        body_fields.reject_unknown_fields(body, "subscription", *_OPTIONS)
+        subscription, strategy = body_fields.read_subscription(body), body_fields.read_text(body, "strategy", "even")
         load_strategy(strategy)
         start, expiry_s = (
-            StartingPosition.parse(of.read_text(body, "starting_position", "latest")),
-            of.read_number(body, "session_expiry_s", 0),
+            StartingPosition.parse(body_fields.read_text(body, "starting_position", "latest")),
+            body_fields.read_number(body, "session_expiry_s", 0),
         )
         on_data_loss, on_poison = (
             _one_of(body, "on_data_loss", OnDataLoss.FAIL),
             _one_of(body, "on_poison", OnPoison.BLOCK),
         )
-        holds = of.read_bool(body, "holds_retention")
-        options = GroupOptions(start, on_data_loss, strategy, expiry_s, of.read_bool(body, "atomic"), on_poison, holds)
-        group, is_new = admin.create_group(self._url, wanted, options, self._gate.caller().principal)
-        named = {"subscription": str(wanted), "group_id": group.group_id, "created": is_new}
-        return json_response({**named, **options_to_json(group.options)})
+        holds = body_fields.read_bool(body, "holds_retention")
+        options = GroupOptions(
+            start, on_data_loss, strategy, expiry_s, body_fields.read_bool(body, "atomic"), on_poison, holds
+        )
+        group, is_new = admin.create_group(self._url, subscription, options, self._gate.caller().principal)
+        fields = {"subscription": str(subscription), "group_id": group.group_id, "created": is_new}
+        return json_response({**fields, **options_to_json(group.options)})
 
     def delete(self, body: JsonBody) -> Response:
         """Delete a group as `sublet groups delete` does: {"subscription"}."""
-        of.reject_unknown_fields(body, "subscription")
-        wanted = of.read_subscription(body)
-        deleted = admin.delete_group(self._url, wanted)
-        return json_response({"subscription": str(wanted), "group_id": deleted, "deleted": True})
+        body_fields.reject_unknown_fields(body, "subscription")
+        subscription = body_fields.read_subscription(body)
+        deleted = admin.delete_group(self._url, subscription)
+        return json_response({"subscription": str(subscription), "group_id": deleted, "deleted": True})
 
     def pause(self, body: JsonBody) -> Response:
         """Pause a group as `sublet groups pause` does: {"subscription", "reason"}."""
-        of.reject_unknown_fields(body, "subscription", "reason")
-        return self._send_command(body, PauseGroup(of.read_text(body, "reason", "")))
+        body_fields.reject_unknown_fields(body, "subscription", "reason")
+        return self._send_command(body, PauseGroup(body_fields.read_text(body, "reason", "")))
 
     def resume(self, body: JsonBody) -> Response:
         """Resume a group as `sublet groups resume` does: {"subscription"}."""
-        of.reject_unknown_fields(body, "subscription")
+        body_fields.reject_unknown_fields(body, "subscription")
         return self._send_command(body, ResumeGroup())
 
     def weight(self, body: JsonBody) -> Response:
         """Set a weight as `sublet groups weight` does: {"subscription", "session", "weight"}; null: the session's
         own."""
-        of.reject_unknown_fields(body, "subscription", "session", "weight")
+        body_fields.reject_unknown_fields(body, "subscription", "session", "weight")
         if "weight" not in body:
             raise UsageError("the body must have 'weight', a number, or null for the session's own.")
-        weight = None if body["weight"] is None else of.read_number(body, "weight")
-        return self._send_command(body, SetSessionWeight(of.read_text(body, "session"), weight))
+        weight = None if body["weight"] is None else body_fields.read_number(body, "weight")
+        return self._send_command(body, SetSessionWeight(body_fields.read_text(body, "session"), weight))
 
     def reset(self, body: JsonBody) -> Response:
         """Reset a group as `sublet groups reset` does: {"subscription", "to", "streams", "dry_run", "force"}."""
-        of.reject_unknown_fields(body, "subscription", "to", "streams", "dry_run", "force")
-        wanted, target, streams = (
-            of.read_subscription(body),
-            of.read_reset_target(body),
-            of.read_stream_ids(body),
+        body_fields.reject_unknown_fields(body, "subscription", "to", "streams", "dry_run", "force")
+        subscription, target, streams = (
+            body_fields.read_subscription(body),
+            body_fields.read_reset_target(body),
+            body_fields.read_stream_ids(body),
         )
-        force, dry_run = of.read_bool(body, "force"), of.read_bool(body, "dry_run")
+        force, dry_run = body_fields.read_bool(body, "force"), body_fields.read_bool(body, "dry_run")
         with connect(self._url, application_name="sublet http") as connection:
-            group = group_lifecycle.get_live(connection, wanted)
+            group = group_lifecycle.get_live(connection, subscription)
             moves = reset_transaction.plan_reset(connection, group, target, streams)
             if not dry_run:
                 moves = live_reset.reset_live_group(
                     self._url, connection, group, target, streams, force=force, drain_timeout_s=MAX_WAIT_S
                 )
-        named = {"subscription": str(wanted), "group_id": group.group_id, "target": str(target), "done": not dry_run}
-        return json_response({**named, "streams": [asdict(move) for move in moves]})
+        fields = {
+            "subscription": str(subscription),
+            "group_id": group.group_id,
+            "target": str(target),
+            "done": not dry_run,
+        }
+        return json_response({**fields, "streams": [asdict(move) for move in moves]})
 
     def step_down(self, body: JsonBody) -> Response:
         """Move the group's leader to another node, if there is one: {"subscription"}."""
-        of.reject_unknown_fields(body, "subscription")
-        wanted = of.read_subscription(body)
+        body_fields.reject_unknown_fields(body, "subscription")
+        subscription = body_fields.read_subscription(body)
         with connect(self._url, application_name="sublet http") as connection:
-            overview = describe_group(connection, wanted)
+            overview = describe_group(connection, subscription)
             leader = overview.leader
             if leader is None or not overview.has_leader:
-                raise Conflict(f"nobody leads {wanted}: there is nobody to step down.")
+                raise Conflict(f"nobody leads {subscription}: there is nobody to step down.")
             if len(live_nodes(connection)) < 2:
-                raise Conflict(f"node {leader.node} is the only one that can lead {wanted}: start another one first.")
-            request_step_down(connection, [LedGroupRef(overview.group.group_id, leader.term, str(wanted))])
-        return json_response({"subscription": str(wanted), "group_id": overview.group.group_id, "term": leader.term})
+                raise Conflict(
+                    f"node {leader.node} is the only one that can lead {subscription}: start another one first."
+                )
+            request_step_down(connection, [LedGroupRef(overview.group.group_id, leader.term, str(subscription))])
+        return json_response(
+            {"subscription": str(subscription), "group_id": overview.group.group_id, "term": leader.term}
+        )
 
     def _send_command(self, body: JsonBody, command: GroupCommand) -> Response:
-        wanted = of.read_subscription(body)
-        group, changed = admin.send_command(self._url, wanted, command)
-        named = {"subscription": str(wanted), "group_id": group.group_id, "changed": changed}
+        subscription = body_fields.read_subscription(body)
+        group, changed = admin.send_command(self._url, subscription, command)
+        fields = {"subscription": str(subscription), "group_id": group.group_id, "changed": changed}
         return json_response(
-            {**named, "paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
+            {**fields, "paused": group.desired_state.pause_reason, "weights": dict(group.desired_state.weights)}
         )
 
 
 def _one_of(body: JsonBody, name: str, default: _E) -> _E:
-    found = of.read_text(body, name, default)
+    text = body_fields.read_text(body, name, default)
     try:
-        return type(default)(found)
+        return type(default)(text)
     except ValueError:
-        raise UsageError(f"{name!r} is {found!r:.40}: it is one of {', '.join(type(default))}.") from None
+        raise UsageError(f"{name!r} is {text!r:.40}: it is one of {', '.join(type(default))}.") from None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sublet_leader.http import query_fields as of
+from sublet_leader.http import query_fields
 from sublet_leader.http.auth import caller_of
 from sublet_leader.http.responses import json_response
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
@@ -34,11 +34,14 @@ class GroupsApi:
 
     def groups(self, request: Request) -> Response:
         """Return a page of groups with their lag history."""
-        limit, offset = of.read_integer(request, "limit", 50, MOST_GROUPS), of.read_integer(request, "offset", 0, 10**9)
-        sort = GroupSort(of.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
-        descending = of.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
+        limit, offset = (
+            query_fields.read_integer(request, "limit", 50, MOST_GROUPS),
+            query_fields.read_integer(request, "offset", 0, 10**9),
+        )
+        sort = GroupSort(query_fields.read_choice(request, "sort", GroupSort.NAME, tuple(GroupSort)))
+        descending = query_fields.read_choice(request, "order", "asc", ("asc", "desc")) == "desc"
         with self._reading.connection() as connection:
-            search, is_visible = of.read_text(request, "search", "")[:200], _visible_to(caller_of(request))
+            search, is_visible = query_fields.read_text(request, "search", "")[:200], _visible_to(caller_of(request))
             page = list_group_page(connection, search, sort, descending, limit, offset, is_visible)
         times, lags = self._lag_history.read(overview.group.group_id for overview in page.groups)
         return json_response(
@@ -54,35 +57,38 @@ class GroupsApi:
 
     def group(self, request: Request) -> Response:
         """Return one group with its streams, and with its standby members if it is led here. Raises `NotFound`."""
-        wanted = _read_watched(request)
+        subscription = _read_watched(request)
         with self._reading.connection() as connection:
-            overview = describe_group(connection, wanted)
+            overview = describe_group(connection, subscription)
         group_id = overview.group.group_id
         times, lags = self._lag_history.read((group_id,))
         leader = self._facts.leaders().get(group_id)
         connected = None if leader is None else [member.to_public_dict for member in leader.members]
-        reported = {"sampled_at": times, "lag_history": lags[group_id], "led_here": leader is not None}
-        return json_response({**details_to_json(overview, connected), **reported})
+        fields = {"sampled_at": times, "lag_history": lags[group_id], "led_here": leader is not None}
+        return json_response({**details_to_json(overview, connected), **fields})
 
     def history(self, request: Request) -> Response:
         """Return the history of a group after the record `after`, the `next` of an earlier answer, oldest first. Raises
         `NotFound`."""
-        wanted = _read_watched(request)
-        after, limit = of.read_text(request, "after", ""), of.read_integer(request, "limit", 100, MOST_LINES)
+        subscription = _read_watched(request)
+        after, limit = (
+            query_fields.read_text(request, "after", ""),
+            query_fields.read_integer(request, "limit", 100, MOST_LINES),
+        )
         with self._reading.connection() as connection:
-            group = group_lifecycle.get_live(connection, wanted)
-            found = read_behind(connection, group.group_id, after or None, limit)
-        reported = [{"number": number, **history_to_json(line)} for number, line in found.lines]
+            group = group_lifecycle.get_live(connection, subscription)
+            page = read_behind(connection, group.group_id, after or None, limit)
+        records = [{"number": number, **history_to_json(record)} for number, record in page.lines]
         return json_response(
-            {"subscription": str(wanted), "group_id": group.group_id, "history": reported, "next": found.next}
+            {"subscription": str(subscription), "group_id": group.group_id, "history": records, "next": page.next}
         )
 
 
 def _read_watched(request: Request) -> Subscription:
     """Return the requested group. Raises `UsageError`; `PermissionDenied`, whether or not it exists."""
-    wanted = Subscription.parse(of.read_text(request, "subscription"))
-    caller_of(request).check(Right.WATCH, wanted.filter, wanted.group)
-    return wanted
+    subscription = Subscription.parse(query_fields.read_text(request, "subscription"))
+    caller_of(request).check(Right.WATCH, subscription.filter, subscription.group)
+    return subscription
 
 
 def _visible_to(caller: Caller) -> Callable[[str, TopicFilter], bool] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
-from sublet_leader.http import body_fields as of
+from sublet_leader.http import body_fields
 from sublet_leader.http.body_fields import JsonBody
 from sublet_leader.http.probes import check_to_json
 from sublet_leader.http.responses import json_response
@@ -58,15 +58,15 @@ class NodeActionsApi:
 
     def drain(self, body: JsonBody) -> Response:
         """Drain a node as `sublet nodes drain` does, without waiting: {"node", "draining", "force"}."""
-        of.reject_unknown_fields(body, "node", "draining", "force")
+        body_fields.reject_unknown_fields(body, "node", "draining", "force")
         name, draining, force = (
-            of.read_text(body, "node"),
-            of.read_bool(body, "draining", True),
-            of.read_bool(body, "force"),
+            body_fields.read_text(body, "node"),
+            body_fields.read_bool(body, "draining", True),
+            body_fields.read_bool(body, "force"),
         )
         with connect(self._url, application_name="sublet http") as connection:
-            found = node_directory.find_live(connection, name)
+            node = node_directory.find_live(connection, name)
             if draining and not force:
                 node_directory.check_successor(connection, name)
-            changed = set_draining(connection, found.node, draining) and found.is_draining is not draining
+            changed = set_draining(connection, node.node, draining) and node.is_draining is not draining
         return json_response({"node": name, "draining": draining, "changed": changed})

@@ -39,8 +39,8 @@ class HealthProbes:
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
         check = self._look().check_named(name)
-        reported = {"state": check.state} if self._is_brief else {"node": self._node, **check_to_json(check)}
-        return json_response(reported, 200 if check.is_ok else 503)
+        fields = {"state": check.state} if self._is_brief else {"node": self._node, **check_to_json(check)}
+        return json_response(fields, 200 if check.is_ok else 503)
 
     def _reported(self, health: Health) -> dict[str, object]:
         worst = health.worst_check
@@ -70,7 +70,7 @@ class MetricsPage:
     def __init__(self, registry: CollectorRegistry, clock: Callable[[], float] = time.monotonic) -> None:
         self._registry, self._clock = registry, clock
         self._turn = threading.Lock()
-        self._made: dict[str, tuple[float, bytes]] = {}
+        self._renderings: dict[str, tuple[float, bytes]] = {}
 
     def page(self, request: Request) -> Response:
         """Return the metrics in the requested format: Prometheus text, or OpenMetrics."""
@@ -81,8 +81,10 @@ class MetricsPage:
         with self._turn:
             now = self._clock()
             # The client chooses the version: what is cached must not grow with every other one.
-            self._made = {kind: made for kind, made in self._made.items() if now - made[0] < FRESH_S}
-            if content_type not in self._made:
+            self._renderings = {
+                kind: rendering for kind, rendering in self._renderings.items() if now - rendering[0] < FRESH_S
+            }
+            if content_type not in self._renderings:
                 text = encode(self._registry)
-                self._made[content_type] = self._clock(), text
-            return Response(self._made[content_type][1], media_type=content_type)
+                self._renderings[content_type] = self._clock(), text
+            return Response(self._renderings[content_type][1], media_type=content_type)

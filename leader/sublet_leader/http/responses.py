@@ -28,9 +28,9 @@ REFUSALS = (SubletError, psycopg.OperationalError, HTTPException, ClientDisconne
 """Exceptions raised on purpose: `refusal` makes the response."""
 
 
-def json_response(reported: Any, status: int = 200) -> Response:
+def json_response(content: Any, status: int = 200) -> Response:
     """Return a JSON response."""
-    return JSONResponse(reported, status)
+    return JSONResponse(content, status)
 
 
 def error_response(status: int, error: str, **headers: str) -> Response:

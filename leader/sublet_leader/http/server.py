@@ -57,14 +57,14 @@ class HttpServer:
                 "`sublet leader --http 127.0.0.1:7481`"
             )
         is_ipv6 = ":" in listen.host
-        made = socket.create_server(
+        listener = socket.create_server(
             (listen.host, listen.port),
             family=socket.AF_INET6 if is_ipv6 else socket.AF_INET,
             dualstack_ipv6=is_ipv6 and socket.has_dualstack_ipv6(),
         )
         counts = ClientAddressCounts()
-        self._socket = _CountingListener(made, counts, is_refusing=encrypted is not None)
-        self.where = ListenAddress(listen.host, int(self._socket.getsockname()[1]))
+        self._socket = _CountingListener(listener, counts, is_refusing=encrypted is not None)
+        self.address = ListenAddress(listen.host, int(self._socket.getsockname()[1]))
         config = uvicorn.Config(
             _Gate(app, is_loopback(listen.host)),
             http=functools.partial(_BoundedProtocol, counts),  # type: ignore[arg-type]  # called as the class is
@@ -140,8 +140,8 @@ def _excess(counts: ClientAddressCounts, host: str) -> str | None:
 class _CountingListener(socket.socket):
     """Counts the connections that it accepts. `is_refusing`: closes those beyond the limits, before any other work."""
 
-    def __init__(self, made: socket.socket, counts: ClientAddressCounts, *, is_refusing: bool) -> None:
-        super().__init__(made.family, made.type, made.proto, fileno=made.detach())
+    def __init__(self, listener: socket.socket, counts: ClientAddressCounts, *, is_refusing: bool) -> None:
+        super().__init__(listener.family, listener.type, listener.proto, fileno=listener.detach())
         self._counts, self._is_refusing = counts, is_refusing
 
     def accept(self) -> tuple[socket.socket, Any]:

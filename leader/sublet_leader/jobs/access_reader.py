@@ -82,12 +82,12 @@ class AccessReader(StoppableThread):
                 log.debug("access rules not read, retrying: %s", error)
                 self.sleep(STOP_CHECK_INTERVAL_S)
                 waiting += self._take_waiting()
-            for each in waiting:
-                each.set_result(is_read)
+            for future in waiting:
+                future.set_result(is_read)
 
     def _wait_for_change(self, connection: BoundedConnection) -> None:
-        until = time.monotonic() + READ_INTERVAL_S
-        while not self.is_stopping and time.monotonic() < until:
+        deadline = time.monotonic() + READ_INTERVAL_S
+        while not self.is_stopping and time.monotonic() < deadline:
             if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)) or self._waiting:
                 return
 
@@ -101,11 +101,11 @@ class AccessReader(StoppableThread):
         if connection is self._read_over and read_version(connection) == self._cache.version:
             self._cache.confirm()
         else:
-            before = self._cache.version
+            previous_version = self._cache.version
             self._cache.replace(read_access(connection))
             self._read_over = connection
             self._on_change()
-            for change in read_changes(connection, before, self._cache.version, MAX_AUDITED):
+            for change in read_changes(connection, previous_version, self._cache.version, MAX_AUDITED):
                 audit.record(change.by, "", change.event, change.object, "done")
         if used := self._cache.take_used():
             note_used(connection, used)

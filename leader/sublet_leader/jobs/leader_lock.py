@@ -70,8 +70,8 @@ class LeaderLockKeeper(StoppableThread):
                     return False
                 self._use(connection)
         except (SubletError, psycopg.Error) as error:
-            if (before := self._quiet.acquire(type(error).__name__)) is not None:
-                log.warning("leader lock connection lost: %s%s", error, format_suppressed_count(before))
+            if (suppressed_count := self._quiet.acquire(type(error).__name__)) is not None:
+                log.warning("leader lock connection lost: %s%s", error, format_suppressed_count(suppressed_count))
         was_held, self._is_held = self._is_held, False
         if was_held and not self.is_stopping:
             self._lost_at = self._used_at
@@ -99,11 +99,11 @@ class LeaderLockKeeper(StoppableThread):
             if not self._is_held and acquire_lock(connection, self._key):
                 self._is_held = True
                 self._on_event(LockAcquired(self._key))
-            keys, before = self._rival_keys(), free
-            if keys or before:
+            keys, last_free = self._rival_keys(), free
+            if keys or last_free:
                 sent_at = self._clock()
                 free = find_free_locks(connection, keys)
-                if free or before:
+                if free or last_free:
                     self._on_event(LocksChecked(connected_at, sent_at, self._clock(), free))
             self._wait(connection, self._pause_s(free))
 

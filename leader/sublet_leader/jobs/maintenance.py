@@ -124,7 +124,7 @@ class _Keeper(StoppableThread):
 
         failed: list[str] = []
         done: list[str] = []
-        for what, step in self._steps(connection, guard):
+        for name, step in self._steps(connection, guard):
             if self.is_stopping:
                 break
             try:
@@ -134,24 +134,24 @@ class _Keeper(StoppableThread):
             except Exception as error:  # the error of one space or stream must not hold up the others
                 if connection.closed:
                     raise
-                if (suppressed := self._quiet.acquire(what, error_signature(error))) is not None:
+                if (suppressed := self._quiet.acquire(name, error_signature(error))) is not None:
                     failed.append(
-                        f"{what}: {str(error).strip() or type(error).__name__}{format_suppressed_count(suppressed)}"
+                        f"{name}: {str(error).strip() or type(error).__name__}{format_suppressed_count(suppressed)}"
                     )
             else:
-                done.append(what)
+                done.append(name)
         self._succeeded(done)
         if failed:
-            more = ["and so on"] if len(failed) > MAX_LISTED else []
+            remark = ["and so on"] if len(failed) > MAX_LISTED else []
             log.warning(
                 "maintenance steps failed, retrying: step_count=%d: %s",
                 len(failed),
-                "; ".join(failed[:MAX_LISTED] + more),
+                "; ".join(failed[:MAX_LISTED] + remark),
             )
 
     def _succeeded(self, steps: Sequence[str]) -> None:
-        if over := [what for what in steps if self._quiet.reset(what)]:
-            log.info("maintenance steps recovered: %s", "; ".join(over))
+        if recovered := [name for name in steps if self._quiet.reset(name)]:
+            log.info("maintenance steps recovered: %s", "; ".join(recovered))
 
 
 def _steps(

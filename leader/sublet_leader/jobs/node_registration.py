@@ -68,9 +68,9 @@ class NodeRegistration(StoppableThread):
         with self._opened() as connection:
             try:
                 self._register(connection)
-            except NodeNameTaken as taken:
-                announce(f"{taken} Waiting for its lease to end.")
-                time.sleep(taken.remaining_s + 0.1)
+            except NodeNameTaken as error:
+                announce(f"{error} Waiting for its lease to end.")
+                time.sleep(error.remaining_s + 0.1)
                 self._register(connection)
             shared_publisher(self._url).publish(catch_up_reads.read_nodes(connection))
         self.start()
@@ -80,9 +80,11 @@ class NodeRegistration(StoppableThread):
         self.stop(self._lease_s)
         try:
             with self._opened() as connection:
-                ours = [each for each in catch_up_reads.read_nodes(connection) if each.key == self._ref.name]
+                own_changes = [
+                    change for change in catch_up_reads.read_nodes(connection) if change.key == self._ref.name
+                ]
                 node_directory.deregister(connection, self._ref)
-            shared_publisher(self._url).publish([replace(each, is_deleted=True, data=None) for each in ours])
+            shared_publisher(self._url).publish([replace(change, is_deleted=True, data=None) for change in own_changes])
         except (SubletError, psycopg.Error) as error:
             log.warning("node not deregistered, lease expires instead: %s", error)
 
@@ -129,8 +131,8 @@ class NodeRegistration(StoppableThread):
         try:
             if not node_directory.renew(connection, self._ref, self._lease_s):
                 self._register(connection)
-        except NodeNameTaken as taken:
-            self._vitals.name_conflict = str(taken)
+        except NodeNameTaken as error:
+            self._vitals.name_conflict = str(error)
             raise
         self._vitals.name_conflict = None
         node_directory.delete_expired(connection)

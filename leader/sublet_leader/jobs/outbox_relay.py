@@ -72,11 +72,11 @@ class OutboxRelay(StoppableThread):
 
     def _notify(self, error: Exception) -> None:
         """Log the error; an unforeseen one with its traceback."""
-        if (before := self._quiet.acquire(type(error).__name__)) is not None:
+        if (suppressed_count := self._quiet.acquire(type(error).__name__)) is not None:
             exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
-            reported = " ".join(str(error).split())
+            error_text = " ".join(str(error).split())
             text = "outbox relay failed, retrying: %s%s"
-            log.warning(text, reported, format_suppressed_count(before), exc_info=exc_info)
+            log.warning(text, error_text, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
 def _connection(url: str) -> psycopg.Connection[Any]:

@@ -44,8 +44,8 @@ class CallerAuthorizer:
             case LeaderWanted():
                 _check_group(caller, Right.JOIN, message.subscription)
             case GroupEventPayload():
-                asked = parse_leader_query(message)
-                caller.check(Right.WATCH, asked.filter, asked.group)
+                subscription = parse_leader_query(message)
+                caller.check(Right.WATCH, subscription.filter, subscription.group)
 
     def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
         """Raise `PermissionDenied` unless the caller may subscribe to the channel and key."""
@@ -58,9 +58,9 @@ class CallerAuthorizer:
         """Yield the members that have lost the right to be one. An agent that is away is checked when it comes back, as
         its principal was dropped."""
         leaders = tuple(leaders)
-        here = {member.agent for leader in leaders for member in leader.members}
-        self._unjudged = frozenset(here.difference(self._principals))
-        yield from self._denied_members(leaders, here)
+        agents = {member.agent for leader in leaders for member in leader.members}
+        self._unjudged = frozenset(agents.difference(self._principals))
+        yield from self._denied_members(leaders, agents)
 
     def denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
         """Yield the same for an agent that has sent a message, if it was away when the rights changed. Yields nothing
@@ -113,8 +113,8 @@ class CallerAuthorizer:
             if answer.is_limited:
                 self._gate.member(principal, "", "create a group").note_refusal(str(answer.request.subscription))
         elif answer.denied is not None:
-            named = f"session {answer.request.session!r} of {answer.request.subscription}"
-            self._gate.member(principal, "", "take over a session").note_refusal(named)
+            subject = f"session {answer.request.session!r} of {answer.request.subscription}"
+            self._gate.member(principal, "", "take over a session").note_refusal(subject)
 
     def _caller_of(self, subscriber_id: str) -> Caller:
         """Return the caller, and bind the agent to its principal. Raises `PermissionDenied` if it is another's."""
@@ -126,8 +126,8 @@ class CallerAuthorizer:
 
     def forget(self, subscriber_ids: Collection[str]) -> None:
         """Drop the principals of agents without a subscriber left."""
-        here = {agent_of(each) for each in self._publisher.subscriber_ids}
-        for agent in {agent_of(each) for each in subscriber_ids} - here:
+        connected_agents = {agent_of(subscriber_id) for subscriber_id in self._publisher.subscriber_ids}
+        for agent in {agent_of(subscriber_id) for subscriber_id in subscriber_ids} - connected_agents:
             self._principals.pop(agent, None)
 
 

@@ -109,10 +109,10 @@ class DatabaseWorker:
     def _notify(self, request: DatabaseRequest, error: Exception, level: int = logging.WARNING) -> None:
         """Log each kind of failure of each kind of request once in a while: a database that is unavailable fails them
         all."""
-        if (before := self._quiet.acquire((type(request), type(error)))) is not None:
+        if (suppressed_count := self._quiet.acquire((type(request), type(error)))) is not None:
             text, name = "database request failed: request=%s: %s%s", type(request).__name__
             exc_info = error if level > logging.WARNING else None
-            log.log(level, text, name, error, format_suppressed_count(before), exc_info=exc_info)
+            log.log(level, text, name, error, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
 def _priority(request: DatabaseRequest) -> int:

@@ -173,8 +173,8 @@ class LeadershipClaimCompleted:
 
     def to_election_event(self) -> el.Event:
         """Return it as an event of the election."""
-        asked = self.request
-        return el.ClaimCompleted(asked.leadership_id, asked.attempt_started, self.leadership, self.jitter_s)
+        request = self.request
+        return el.ClaimCompleted(request.leadership_id, request.attempt_started, self.leadership, self.jitter_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,13 +46,13 @@ class LeaderLookups:
 
     def add(self, subscription: Subscription, subscriber_id: str | None) -> bool:
         """Add a query; return whether it is to be looked up now. Subscriber None: the node itself."""
-        first = subscription not in self._askers
-        if first and len(self._askers) >= MAX_ASKED:
+        is_first = subscription not in self._askers
+        if is_first and len(self._askers) >= MAX_ASKED:
             return False
         askers = self._askers.setdefault(subscription, {})
         if subscriber_id is not None:
             askers[subscriber_id] = None
-        return first
+        return is_first
 
     def complete(
         self,
@@ -63,9 +63,9 @@ class LeaderLookups:
     ) -> list[LeaderQueryReply]:
         """Return the answers to all queries of that subscription."""
         alive = claim if claim is not None and claim.remaining_s > 0 else None
-        known = None if alive is None or members is None else tuple(members)
+        connected = None if alive is None or members is None else tuple(members)
         askers = self._askers.pop(subscription, {})
-        return [LeaderQueryReply(asker, str(subscription), group, alive, known) for asker in askers]
+        return [LeaderQueryReply(asker, str(subscription), group, alive, connected) for asker in askers]
 
     def cancel(self, subscription: Subscription) -> None:
         """Drop the queries, as the database did not answer: they are repeated."""
@@ -80,23 +80,23 @@ class GroupEventPublisher:
         self._node, self._publish, self._now_us = node, publish, now_us
         self._keys: set[str | None] = set()
 
-    def set_interest(self, key: str | None, wanted: bool) -> None:
+    def set_interest(self, key: str | None, is_watched: bool) -> None:
         """Record that a watcher of that group (None: of all) has come, or the last has gone."""
-        (self._keys.add if wanted else self._keys.discard)(key)
+        (self._keys.add if is_watched else self._keys.discard)(key)
 
-    def publish(self, event: Iterable[GroupWatchEvent]) -> None:
+    def publish(self, events: Iterable[GroupWatchEvent]) -> None:
         """Send the events to all watchers, in this order."""
         if not self._keys:
             return
-        for each in event:
-            if each.subscription in self._keys or None in self._keys:
-                reported = to_group_event(each, self._node, each.record.at_us or self._now_us())
-                self._publish(Channel.GROUP, each.subscription, reported)
+        for event in events:
+            if event.subscription in self._keys or None in self._keys:
+                payload = to_group_event(event, self._node, event.record.at_us or self._now_us())
+                self._publish(Channel.GROUP, event.subscription, payload)
 
     def leader_event(self, whereabouts: LeaderQueryReply) -> GroupEventPayload:
         """Return the answer to a leader query."""
         group, claim = whereabouts.group, whereabouts.leadership
-        reported: dict[str, Any] = {
+        fields: dict[str, Any] = {
             "at": str(StartingPosition.at_time(self._now_us())),
             "event": LEADER,
             "group_id": group.group_id if group else None,
@@ -107,26 +107,26 @@ class GroupEventPublisher:
             "answered_by": self._node,
         }
         if whereabouts.members is not None:
-            found = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MAX_MEMBERS]
-            reported["members"] = [member.to_public_dict for member in found]
-        return GroupEventPayload(json.dumps(reported).encode())
+            members = sorted(whereabouts.members, key=lambda member: member.borrower_id)[:MAX_MEMBERS]
+            fields["members"] = [member.to_public_dict for member in members]
+        return GroupEventPayload(json.dumps(fields).encode())
 
 
 def to_group_event(event: GroupWatchEvent, node: str, at_us: int) -> GroupEventPayload:
     """Return the record as JSON, without the fields that do not apply to it (docs/groups.md)."""
-    reported = {**event.to_json(), "at": str(StartingPosition.at_time(at_us)), "node": node}
-    return GroupEventPayload(json.dumps(reported).encode())
+    fields = {**event.to_json(), "at": str(StartingPosition.at_time(at_us)), "node": node}
+    return GroupEventPayload(json.dumps(fields).encode())
 
 
 def parse_leader_query(event: GroupEventPayload) -> Subscription:
     """Return the subscription that an agent queries, `{"watch": SUBSCRIPTION}`. Raises `UsageError`."""
     try:
-        asked = json.loads(event.payload)
+        query = json.loads(event.payload)
     except (ValueError, RecursionError) as error:
         raise UsageError(f"an agent's event must be JSON: {error}") from None
-    if not isinstance(asked, dict) or not isinstance(asked.get("watch"), str):
+    if not isinstance(query, dict) or not isinstance(query.get("watch"), str):
         raise UsageError('a node takes no events from agents but {"watch": SUBSCRIPTION}: the others are its own.')
-    return Subscription.parse_stored(asked["watch"])  # it may be an old group, with control characters
+    return Subscription.parse_stored(query["watch"])  # it may be an old group, with control characters
 
 
 def to_microseconds(seconds: float) -> int:

@@ -19,7 +19,7 @@ BorrowerKey = tuple[str, str]
 
 
 @dataclass(slots=True)
-class _Known:
+class _GroupEntry:
     """One subscription that was requested."""
 
     group: Group | None = None
@@ -35,19 +35,19 @@ class GroupRegistry:
 
     def __init__(self, query_counts: CallerCounts) -> None:
         self._query_counts = query_counts
-        self._known: dict[Subscription, _Known] = {}
+        self._entries: dict[Subscription, _GroupEntry] = {}
         self._by_id: dict[int, Group] = {}
         self._home: dict[BorrowerKey, int] = {}
-        self._asked: dict[BorrowerKey, Subscription] = {}
+        self._subscriptions: dict[BorrowerKey, Subscription] = {}
         self._check_at = float("inf")
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._entries)
 
     def group(self, subscription: Subscription) -> Group | None:
         """Return the group as it was opened; None if it was not."""
-        known = self._known.get(subscription)
-        return known.group if known else None
+        entry = self._entries.get(subscription)
+        return entry.group if entry else None
 
     def group_by_id(self, group_id: int) -> Group | None:
         """Return the group of that id; None if it was not opened here."""
@@ -59,22 +59,22 @@ class GroupRegistry:
         """Add a borrower that waits for the leader; a repeated request replaces the one before, also for another
         group."""
         borrower = received.agent, borrower_id
-        if self._asked.get(borrower) != subscription:
+        if self._subscriptions.get(borrower) != subscription:
             self.remove_waiter(*borrower)
-        self._asked[borrower] = subscription
-        known = self._known.setdefault(subscription, _Known())
-        known.asked_at = now
-        known.waiting[borrower] = received, now
-        known.sent_on.pop(borrower, None)
+        self._subscriptions[borrower] = subscription
+        entry = self._entries.setdefault(subscription, _GroupEntry())
+        entry.asked_at = now
+        entry.waiting[borrower] = received, now
+        entry.sent_on.pop(borrower, None)
         self._check_at = min(self._check_at, now + 1.0)
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        subscription = self._asked.pop((agent, borrower_id), None)
+        subscription = self._subscriptions.pop((agent, borrower_id), None)
         if subscription is not None:
-            known = self._known[subscription]
-            known.waiting.pop((agent, borrower_id), None)
-            known.sent_on.pop((agent, borrower_id), None)
+            entry = self._entries[subscription]
+            entry.waiting.pop((agent, borrower_id), None)
+            entry.sent_on.pop((agent, borrower_id), None)
 
     def remove_group(self, group: Group) -> tuple[AgentMessageReceived, ...]:
         """Remove a deleted group, so that its subscription can have a new one. Return all waiting requests, once."""
@@ -86,56 +86,56 @@ class GroupRegistry:
     def begin_opening(self, subscription: Subscription, caller: str) -> bool:
         """Return whether the caller has to open the group; False while that is under way. At the bound on queries an
         unknown group is dropped: its borrowers request it again."""
-        known = self._known[subscription]
-        if known.opening_for is not None:
+        entry = self._entries[subscription]
+        if entry.opening_for is not None:
             return False
         if not self._query_counts.add(caller):
-            if known.group is None:
+            if entry.group is None:
                 self.forget(subscription)
             return False
-        known.opening_for = caller
+        entry.opening_for = caller
         return True
 
     def forget(self, subscription: Subscription) -> None:
         """Forget a subscription whose group is unknown, and who waits for it."""
         self.take_waiters(subscription)
-        del self._known[subscription]
+        del self._entries[subscription]
 
     def finish_opening(self, subscription: Subscription, group: Group | None) -> None:
         """Store the opened group, None if that failed. Another one with its id was lost by a failover."""
         if group is not None:
-            lost = self._known.get(self._by_id.get(group.group_id, group).subscription)
-            if lost is not None:
-                lost.group = None
+            former_entry = self._entries.get(self._by_id.get(group.group_id, group).subscription)
+            if former_entry is not None:
+                former_entry.group = None
             self._by_id[group.group_id] = group
-        known = self._known.setdefault(subscription, _Known())
-        if known.opening_for is not None:
-            self._query_counts.remove(known.opening_for)
-        known.group, known.opening_for = group, None
+        entry = self._entries.setdefault(subscription, _GroupEntry())
+        if entry.opening_for is not None:
+            self._query_counts.remove(entry.opening_for)
+        entry.group, entry.opening_for = group, None
 
     def take_waiters(
         self, subscription: Subscription, since: float = float("-inf")
     ) -> tuple[tuple[AgentMessageReceived, str], ...]:
         """Return the waiting requests, once, and those that were just sent on; not those older than `since`: their
         borrowers are gone, or will repeat them."""
-        known = self._known.get(subscription)
-        if known is None:
+        entry = self._entries.get(subscription)
+        if entry is None:
             return ()
-        asked = known.sent_on | known.waiting
-        known.sent_on, known.waiting = {}, {}
-        for borrower in asked:
-            del self._asked[borrower]
-        return tuple((h, b) for (_, b), (h, at) in asked.items() if at >= since)
+        requests = entry.sent_on | entry.waiting
+        entry.sent_on, entry.waiting = {}, {}
+        for borrower in requests:
+            del self._subscriptions[borrower]
+        return tuple((h, b) for (_, b), (h, at) in requests.items() if at >= since)
 
     def send_on(self, subscription: Subscription) -> tuple[tuple[AgentMessageReceived, str], ...]:
         """Return the waiting requests, once, as another node leads. They are kept for a while: if this node leads soon,
         they need not be repeated."""
-        known = self._known.get(subscription)
-        if known is None:
+        entry = self._entries.get(subscription)
+        if entry is None:
             return ()
-        asked, known.waiting = known.waiting, {}
-        known.sent_on |= asked
-        return tuple((h, b) for (_, b), (h, _) in asked.items())
+        requests, entry.waiting = entry.waiting, {}
+        entry.sent_on |= requests
+        return tuple((h, b) for (_, b), (h, _) in requests.items())
 
     def bind_borrower(self, agent: str, borrower_id: str, group_id: int) -> None:
         """Route the borrower's messages to that group's leader."""
@@ -155,23 +155,23 @@ class GroupRegistry:
         if now < self._check_at:
             return ()
         self._home = {b: g for b, g in self._home.items() if g in leaders and leaders[g].knows_borrower(b[1])}
-        for known in self._known.values():
-            for borrower in [b for b, (_, at) in known.sent_on.items() if at <= now - SENT_ON_S]:
-                del known.sent_on[borrower], self._asked[borrower]
-        stale = [s for s, k in self._known.items() if self._is_stale(k, now - idle_s, leaders)]
+        for entry in self._entries.values():
+            for borrower in [b for b, (_, at) in entry.sent_on.items() if at <= now - SENT_ON_S]:
+                del entry.sent_on[borrower], self._subscriptions[borrower]
+        stale = [s for s, k in self._entries.items() if self._is_stale(k, now - idle_s, leaders)]
         for subscription in stale:
             self.take_waiters(subscription)
-        dropped = [self._known.pop(subscription) for subscription in stale]
-        self._check_at = now + 1.0 if self._known else float("inf")
-        groups = tuple(known.group for known in dropped if known.group is not None)
+        dropped = [self._entries.pop(subscription) for subscription in stale]
+        self._check_at = now + 1.0 if self._entries else float("inf")
+        groups = tuple(entry.group for entry in dropped if entry.group is not None)
         for group in groups:
             self._by_id.pop(group.group_id, None)
         return groups
 
     @staticmethod
-    def _is_stale(known: _Known, before: float, leaders: Mapping[int, GroupLeader]) -> bool:
-        led = known.group is not None and known.group.group_id in leaders
-        return not (led or known.opening_for) and known.asked_at <= before
+    def _is_stale(entry: _GroupEntry, cutoff: float, leaders: Mapping[int, GroupLeader]) -> bool:
+        led = entry.group is not None and entry.group.group_id in leaders
+        return not (led or entry.opening_for) and entry.asked_at <= cutoff
 
     def wake_at(self) -> float:
         """Return when to call `take_idle_groups` again."""

@@ -16,18 +16,18 @@ class LeadershipRestrictions:
     def __init__(self, leave_s: float) -> None:
         self._leave_s = leave_s
         self.draining = False
-        self._left: dict[int, float] = {}
+        self._resigned_until: dict[int, float] = {}
 
     def apply(self, desired_state: NodeDesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
         """Return which of {leadership: term} to resign now. A command is repeated until it is done."""
         self.draining = desired_state.is_draining
-        self._left = {group_id: until for group_id, until in self._left.items() if now < until}
+        self._resigned_until = {group_id: until for group_id, until in self._resigned_until.items() if now < until}
         if desired_state.is_draining:
             return list(led)
         over = [group_id for group_id, term in led.items() if desired_state.step_down.get(group_id) == term]
-        self._left.update(dict.fromkeys(over, now + self._leave_s))
+        self._resigned_until.update(dict.fromkeys(over, now + self._leave_s))
         return over
 
     def is_forbidden(self, group: Group | None, now: float) -> bool:
         """Return whether this node must not lead the group (None: an unknown one)."""
-        return self.draining or (group is not None and now < self._left.get(group.group_id, now))
+        return self.draining or (group is not None and now < self._resigned_until.get(group.group_id, now))

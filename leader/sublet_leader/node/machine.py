@@ -161,8 +161,8 @@ class Node:
             case SessionEpochRead():
                 drawn, denied = self._session_epochs.take_answer(event)
                 self._out.sends.extend(denied)
-                for received, wanted in drawn:
-                    self._seek(received, wanted, now)
+                for received, request in drawn:
+                    self._seek(received, request, now)
             case _:
                 assert_never(event)
 
@@ -176,26 +176,26 @@ class Node:
 
     # --- watchers -----------------------------------------------------------------------------------------------------
 
-    def _notify(self, group_id: int, lines: Sequence[HistoryRecord]) -> None:
+    def _notify(self, group_id: int, records: Sequence[HistoryRecord]) -> None:
         group = self.registry.group_by_id(group_id)
-        if lines and group is not None:
-            self._out.history.extend(GroupWatchEvent(str(group.subscription), line) for line in lines)
+        if records and group is not None:
+            self._out.history.extend(GroupWatchEvent(str(group.subscription), record) for record in records)
 
-    def _asked(self, asked: LeaderLookupRequested) -> None:
-        if self._inquiries.add(asked.subscription, asked.subscriber_id):
-            self._out.requests.append(LookUpLeader(asked.subscription))
+    def _asked(self, query: LeaderLookupRequested) -> None:
+        if self._inquiries.add(query.subscription, query.subscriber_id):
+            self._out.requests.append(LookUpLeader(query.subscription))
 
     def _looked(self, answer: LeaderLookupCompleted) -> None:
-        wanted = answer.request.subscription
+        subscription = answer.request.subscription
         if not answer.is_answered:
-            self._inquiries.cancel(wanted)
+            self._inquiries.cancel(subscription)
             return
         claim = answer.leadership
         leader = None if claim is None else self.leaders.get(claim.leadership_id)
-        here = None if leader is None or claim is None or claim.term != leader.term else leader.members
-        self._out.answers.extend(self._inquiries.complete(wanted, answer.group, claim, here))
+        members = None if leader is None or claim is None or claim.term != leader.term else leader.members
+        self._out.answers.extend(self._inquiries.complete(subscription, answer.group, claim, members))
         if claim is not None and claim.remaining_s > 0 and claim.node.incarnation != self.ref.incarnation:
-            self._send_elsewhere(wanted, claim.leadership_id, claim.node.address)
+            self._send_elsewhere(subscription, claim.leadership_id, claim.node.address)
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
@@ -248,27 +248,27 @@ class Node:
         else:
             self._give(leader, group_events.BorrowerMessageReceived(received.agent, received.message), now)
 
-    def _seek(self, received: AgentMessageReceived, wanted: LeaderWanted, now: float) -> None:
+    def _seek(self, received: AgentMessageReceived, request: LeaderWanted, now: float) -> None:
         """Lead the group, look up which node does, or deny the request."""
         try:
-            subscription = Subscription.parse(wanted.subscription)
-            start = StartingPosition.parse(wanted.starting_position)
+            subscription = Subscription.parse(request.subscription)
+            start = StartingPosition.parse(request.starting_position)
         except (UsageError, ValueError) as problem:
-            self._send(received.agent, Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
+            self._send(received.agent, Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, str(problem)))
             return
         if self._stop_by is not None:
             return
-        if not self._session_epochs.is_drawn(subscription, received, wanted):
-            self._out.requests.extend(self._session_epochs.add_waiter(subscription, received, wanted))
+        if not self._session_epochs.is_drawn(subscription, received, request):
+            self._out.requests.extend(self._session_epochs.add_waiter(subscription, received, request))
             return
         group = self.registry.group(subscription)
-        self.registry.add_waiter(subscription, received, wanted.borrower_id, now)
+        self.registry.add_waiter(subscription, received, request.borrower_id, now)
         if self._restrictions.is_forbidden(group, now):
             if self._inquiries.add(subscription, None):
                 self._out.requests.append(LookUpLeader(subscription))
         elif group is None:
             if self.registry.begin_opening(subscription, received.caller):
-                self._out.requests.append(OpenGroup(subscription, start, wanted.group_id, received.principal))
+                self._out.requests.append(OpenGroup(subscription, start, request.group_id, received.principal))
         elif group.group_id in self.leaders:
             self._admit(group, now)
         else:
@@ -277,11 +277,11 @@ class Node:
     def _opened(self, answer: GroupOpenCompleted, now: float) -> None:
         request, group = answer.request, answer.group
         stranger = group is not None and group.subscription != request.subscription
-        found = None if stranger else group
-        self.registry.finish_opening(request.subscription, found or self.registry.group(request.subscription))
-        if found is not None:
-            if self._stop_by is None and not self._restrictions.is_forbidden(found, now):
-                self._elect(el.StartCampaign(found.group_id), now)
+        opened_group = None if stranger else group
+        self.registry.finish_opening(request.subscription, opened_group or self.registry.group(request.subscription))
+        if opened_group is not None:
+            if self._stop_by is None and not self._restrictions.is_forbidden(opened_group, now):
+                self._elect(el.StartCampaign(opened_group.group_id), now)
         elif answer.is_final or stranger:
             reason = BorrowerEndReason.DENIED if request.group_id is None else BorrowerEndReason.DELETED
             waiting = [received for received, _ in self.registry.take_waiters(request.subscription)]
@@ -299,12 +299,12 @@ class Node:
     ) -> None:
         """End the borrowers that requested that very group; serve those that requested another."""
         for received in waiting:
-            wanted = received.message
-            assert isinstance(wanted, LeaderWanted)
-            if wanted.group_id == group_id:
-                self._send(received.agent, Invalidate(wanted.borrower_id, 0, reason, problem))
+            request = received.message
+            assert isinstance(request, LeaderWanted)
+            if request.group_id == group_id:
+                self._send(received.agent, Invalidate(request.borrower_id, 0, reason, problem))
             else:
-                self._seek(received, wanted, now)
+                self._seek(received, request, now)
 
     def _admit(self, group: Group, now: float) -> None:
         """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
@@ -312,23 +312,22 @@ class Node:
         leader = self.leaders[group.group_id]
         since = now - self.settings.ping_timeout_s
         for received, borrower_id in self.registry.take_waiters(group.subscription, since):
-            wanted = received.message
-            assert isinstance(wanted, LeaderWanted)
-            if wanted.group_id is not None and wanted.group_id > group.group_id:
+            request = received.message
+            assert isinstance(request, LeaderWanted)
+            if request.group_id is not None and request.group_id > group.group_id:
                 # This group is deleted, as its leader will find; or a failover has lost the other one.
                 self.registry.add_waiter(group.subscription, received, borrower_id, now)
                 if self.registry.begin_opening(group.subscription, received.caller):
-                    self._out.requests.append(
-                        OpenGroup(group.subscription, StartingPosition.parse(wanted.starting_position), wanted.group_id)
-                    )
+                    start = StartingPosition.parse(request.starting_position)
+                    self._out.requests.append(OpenGroup(group.subscription, start, request.group_id))
                 continue
-            if wanted.group_id not in (None, group.group_id):
+            if request.group_id not in (None, group.group_id):
                 self._send(
-                    received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.DELETED, f"group {wanted.group_id}")
+                    received.agent, Invalidate(borrower_id, 0, BorrowerEndReason.DELETED, f"group {request.group_id}")
                 )
                 continue
             self.registry.bind_borrower(received.agent, borrower_id, group.group_id)
-            self._give(leader, group_events.BorrowerMessageReceived(received.agent, wanted), now)
+            self._give(leader, group_events.BorrowerMessageReceived(received.agent, request), now)
 
     # --- leadership -------------------------------------------------------------------------------------------------
 
@@ -369,13 +368,13 @@ class Node:
         """Resign what must not be led any more; borrowers are sent to its leader, or request it from another node."""
         if self._stop_by is not None:
             return
-        before = self._restrictions.draining
+        was_draining = self._restrictions.draining
         for group_id in self._restrictions.apply(desired_state, self.election.leaderships(), now):
             self._step_down(group_id, "an operator wants another node to lead")
             self._elect(el.Resign(group_id), now)
         if desired_state.is_draining:
             self._elect(el.ResignAll(), now)
-        elif before:
+        elif was_draining:
             self._elect(el.StartCampaign(MAINTENANCE), now)
 
     def _loaded(self, answer: GroupLoadCompleted, now: float) -> None:

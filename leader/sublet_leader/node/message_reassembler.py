@@ -84,6 +84,6 @@ class MessageReassembler:
         )
         return Invalidate(key[1], 0, BorrowerEndReason.DENIED, detail)
 
-    def _expire(self, before: float) -> None:
-        while self._waiting and self._waiting[oldest := next(iter(self._waiting))].received_at < before:
+    def _expire(self, cutoff: float) -> None:
+        while self._waiting and self._waiting[oldest := next(iter(self._waiting))].received_at < cutoff:
             self._take(oldest)

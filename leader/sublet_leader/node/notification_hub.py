@@ -67,25 +67,25 @@ class NotificationHub:
         """Return the number of streams with subscribers."""
         return len(self._followed)
 
-    def set_interest(self, key: str, wanted: bool) -> None:
+    def set_interest(self, key: str, is_subscribed: bool) -> None:
         """Record that the first subscriber of the stream has come, which gets the known head, or the last has gone. A
         catch-up reads only streams with subscribers, and only their heads are kept for later subscribers."""
         stream_id = _stream_id(key)
         if stream_id is None:
             return
         with self._lock:
-            (self._followed.add if wanted else self._followed.discard)(stream_id)
-        if not wanted:
+            (self._followed.add if is_subscribed else self._followed.discard)(stream_id)
+        if not is_subscribed:
             self._publisher.clear_state(Channel.STREAM, key)
-        elif (known := self._subscriber.get(STREAM, key)) is not None:
-            self._notify(known)
+        elif (change := self._subscriber.get(STREAM, key)) is not None:
+            self._notify(change)
         else:
             self._subscriber.request_catch_up(STREAM)
 
     def known_heads(self) -> dict[int, int]:
         """Return the known heads of streams with subscribers: {stream: head}."""
-        known = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
-        return {int(key): change.version // 2 for key, change in known.items() if change is not None}
+        changes = {key: self._subscriber.get(STREAM, key) for key in map(str, self._wanted())}
+        return {int(key): change.version // 2 for key, change in changes.items() if change is not None}
 
     def close(self) -> None:
         """Stop listening; blocks for a moment."""
@@ -122,8 +122,8 @@ class NotificationHub:
             return
         self._on_growth(stream_id)
         if stream_id in self._followed:
-            reported = StreamHead(stream_id, head, bool(closed))
-            self._publisher.publish(Channel.STREAM, change.key, reported, min(change.version, LARGEST))
+            stream_head = StreamHead(stream_id, head, bool(closed))
+            self._publisher.publish(Channel.STREAM, change.key, stream_head, min(change.version, LARGEST))
 
 
 def _commanded_group(change: ObjectChange) -> int | None:

@@ -24,41 +24,41 @@ class DrawnSessionEpochs:
 
     def __init__(self, query_counts: CallerCounts) -> None:
         self._query_counts = query_counts
-        self._last: dict[tuple[Subscription, str], tuple[str | None, int]] = {}
+        self._last_epochs: dict[tuple[Subscription, str], tuple[str | None, int]] = {}
         self._waiting: dict[ReadSessionEpoch, dict[tuple[str, str], Waiter]] = {}
-        self._first: dict[ReadSessionEpoch, tuple[str, str]] = {}
+        self._first_waiters: dict[ReadSessionEpoch, tuple[str, str]] = {}
         self._callers: dict[ReadSessionEpoch, str] = {}
-        self._asked: dict[tuple[str, str], ReadSessionEpoch] = {}
+        self._questions: dict[tuple[str, str], ReadSessionEpoch] = {}
 
-    def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> bool:
+    def is_drawn(self, subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted) -> bool:
         """Return whether the request has no epoch, or one known to have been drawn for its name, and the name is known
         to be its principal's."""
-        if not wanted.session_epoch and (not wanted.session or received.principal is None):
+        if not request.session_epoch and (not request.session or received.principal is None):
             return True
-        principal, last = self._last.get((subscription, wanted.session or ""), (None, -1))
-        return received.principal == principal and wanted.session_epoch <= last
+        principal, last_epoch = self._last_epochs.get((subscription, request.session or ""), (None, -1))
+        return received.principal == principal and request.session_epoch <= last_epoch
 
     def add_waiter(
-        self, subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted
+        self, subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted
     ) -> tuple[ReadSessionEpoch, ...]:
         """Add a request that waits for the database; a repeated one replaces the one before, under another name too.
         Return the query to make: none if it is under way, or at the bound on queries; then the request is repeated."""
-        question, key = _question(subscription, received, wanted), (received.agent, wanted.borrower_id)
+        question, key = _question(subscription, received, request), (received.agent, request.borrower_id)
         is_first = question not in self._waiting
         if is_first and not self._query_counts.add(received.caller):
             return ()
-        if self._asked.get(key) != question:
+        if self._questions.get(key) != question:
             self.remove_waiter(*key)
         if is_first:
-            self._first[question] = key
+            self._first_waiters[question] = key
             self._callers[question] = received.caller
-        self._waiting.setdefault(question, {})[key] = received, wanted
-        self._asked[key] = question
+        self._waiting.setdefault(question, {})[key] = received, request
+        self._questions[key] = question
         return (question,) if is_first else ()
 
     def remove_waiter(self, agent: str, borrower_id: str) -> None:
         """Remove a borrower that may be waiting."""
-        question = self._asked.pop((agent, borrower_id), None)
+        question = self._questions.pop((agent, borrower_id), None)
         if question is not None:
             del self._waiting[question][agent, borrower_id]
 
@@ -66,40 +66,40 @@ class DrawnSessionEpochs:
         """Return the requests to continue, and the rejections: only of the request it was queried for, as the others
         may have drawn theirs since; of all, if the name is not the principal's. If the database did not answer, none
         continues, and all will be repeated."""
-        question, last = answer.request, answer.last
-        waiters, first = self._waiting.pop(question, {}), self._first.pop(question, None)
+        question, last_epoch = answer.request, answer.last
+        waiters, first_key = self._waiting.pop(question, {}), self._first_waiters.pop(question, None)
         for key in waiters:
-            del self._asked[key]
+            del self._questions[key]
         if (caller := self._callers.pop(question, None)) is not None:
             self._query_counts.remove(caller)
-        if last is None:
+        if last_epoch is None:
             return [], []
         if answer.denied is not None:
-            return [], [(r.agent, _denied(wanted, answer.denied)) for r, wanted in waiters.values()]
+            return [], [(r.agent, _denied(request, answer.denied)) for r, request in waiters.values()]
         name = question.subscription, question.session
-        self._last.pop(name, None)
-        self._last[name] = question.principal, last
-        if len(self._last) > MAX_REMEMBERED:
-            del self._last[next(iter(self._last))]
-        asked = waiters.pop(first, None) if first is not None else None
-        if asked is None:
+        self._last_epochs.pop(name, None)
+        self._last_epochs[name] = question.principal, last_epoch
+        if len(self._last_epochs) > MAX_REMEMBERED:
+            del self._last_epochs[next(iter(self._last_epochs))]
+        first_waiter = waiters.pop(first_key, None) if first_key is not None else None
+        if first_waiter is None:
             return list(waiters.values()), []
-        if asked[1].session_epoch > last:
-            return list(waiters.values()), [(asked[0].agent, _deny(asked[1], last))]
-        return [asked, *waiters.values()], []
+        if first_waiter[1].session_epoch > last_epoch:
+            return list(waiters.values()), [(first_waiter[0].agent, _deny(first_waiter[1], last_epoch))]
+        return [first_waiter, *waiters.values()], []
 
 
-def _question(subscription: Subscription, received: AgentMessageReceived, wanted: LeaderWanted) -> ReadSessionEpoch:
-    return ReadSessionEpoch(subscription, wanted.session or "", received.principal)
+def _question(subscription: Subscription, received: AgentMessageReceived, request: LeaderWanted) -> ReadSessionEpoch:
+    return ReadSessionEpoch(subscription, request.session or "", received.principal)
 
 
-def _deny(wanted: LeaderWanted, last: int) -> Invalidate:
+def _deny(request: LeaderWanted, last_epoch: int) -> Invalidate:
     detail = (
-        f"session epoch {wanted.session_epoch}: the last that was drawn for session {wanted.session!r} of "
-        f"{wanted.subscription} is {last}. Draw one with next_session_epoch."
+        f"session epoch {request.session_epoch}: the last that was drawn for session {request.session!r} of "
+        f"{request.subscription} is {last_epoch}. Draw one with next_session_epoch."
     )
-    return _denied(wanted, detail)
+    return _denied(request, detail)
 
 
-def _denied(wanted: LeaderWanted, detail: str) -> Invalidate:
-    return Invalidate(wanted.borrower_id, 0, BorrowerEndReason.DENIED, detail)
+def _denied(request: LeaderWanted, detail: str) -> Invalidate:
+    return Invalidate(request.borrower_id, 0, BorrowerEndReason.DENIED, detail)

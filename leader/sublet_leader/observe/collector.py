@@ -106,10 +106,10 @@ class NodeCollector(Collector):
         add(metric_definitions.AGENTS, facts.agent_count())
         add(metric_definitions.HELD_POLLS, facts.sessions.held_polls)
         add(metric_definitions.SUBSCRIBED_STREAMS, facts.subscribed_stream_count())
-        for what, count in facts.session_counters().items():
-            add(metric_definitions.SESSIONS, count, what)
-        for what, count in facts.notification_counters().items():
-            add(metric_definitions.NOTIFICATIONS, count, what)
+        for event, count in facts.session_counters().items():
+            add(metric_definitions.SESSIONS, count, event)
+        for event, count in facts.notification_counters().items():
+            add(metric_definitions.NOTIFICATIONS, count, event)
 
     def _lags(self, led: Mapping[int, GroupLeader]) -> LagSnapshot:
         is_maintenance_leader = self._facts.is_maintenance_leader()
@@ -123,12 +123,12 @@ class NodeCollector(Collector):
                 sizes |= {each.group.group_id: sum(each.statuses.values()) for each in leaderless}
                 single = _within(sizes, self._settings.max_stream_series)
                 streams = stream_lags(connection, tuple(single)) if single else []
-                others = tuple(group_id for group_id in led if group_id not in single)
-                sums = status_lags(connection, others) if others else []
+                summed_groups = tuple(group_id for group_id in led if group_id not in single)
+                sums = status_lags(connection, summed_groups) if summed_groups else []
         except (SubletError, psycopg.Error) as error:
             log.debug("group lag not read for this scrape: %s", error)
             return LagSnapshot(stream_series_groups=_within(sizes, self._settings.max_stream_series))
-        of_led = [line for line in streams if line.group_id in led]
+        of_led = [lag for lag in streams if lag.group_id in led]
         took_s = time.monotonic() - began
         by_status = (*sum_by_status(of_led), *sums)
         return LagSnapshot(tuple(streams), by_status, leaderless, total - len(leaderless), single, took_s)
@@ -138,20 +138,20 @@ class NodeCollector(Collector):
     ) -> tuple[tuple[GroupOverview, ...], int]:
         """Return the leaderless groups, as far as there is room, and their total number. The database may not yet have
         what is led here."""
-        found, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
+        overviews, total = list_leaderless_groups(connection, max(self._settings.max_group_series - len(led), 0))
         leaders = self._facts.leaders()
-        others = tuple(each for each in found if each.group.group_id not in leaders)
-        return others, max(total - (len(found) - len(others)), 0)
+        leaderless = tuple(each for each in overviews if each.group.group_id not in leaders)
+        return leaderless, max(total - (len(overviews) - len(leaderless)), 0)
 
 
-def _within(sizes: Mapping[int, int], most: int) -> frozenset[int]:
-    """Return the groups, in their order, that have at most `most` streams together."""
-    found: set[int] = set()
+def _within(sizes: Mapping[int, int], stream_budget: int) -> frozenset[int]:
+    """Return the groups, in their order, that have at most `stream_budget` streams together."""
+    group_ids: set[int] = set()
     for group_id, size in sizes.items():
-        most -= size
-        if most >= 0:
-            found.add(group_id)
-    return frozenset(found)
+        stream_budget -= size
+        if stream_budget >= 0:
+            group_ids.add(group_id)
+    return frozenset(group_ids)
 
 
 def _leaderless(add: Callable[..., None], overview: GroupOverview) -> None:
@@ -177,12 +177,12 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[i
         return
     add(metric_definitions.SCRAPE, lags.took_s)
     heads: dict[tuple[str, str], int] = {}
-    for line in lags.streams:
-        labels = (names[line.group_id], line.space, str(line.stream_id))
-        heads[line.space, labels[2]] = line.head
-        add(metric_definitions.OFFSET, line.position, *labels)
-        if line.lag is not None:
-            add(metric_definitions.LAG, line.lag, *labels)
+    for stream_lag in lags.streams:
+        labels = (names[stream_lag.group_id], stream_lag.space, str(stream_lag.stream_id))
+        heads[stream_lag.space, labels[2]] = stream_lag.head
+        add(metric_definitions.OFFSET, stream_lag.position, *labels)
+        if stream_lag.lag is not None:
+            add(metric_definitions.LAG, stream_lag.lag, *labels)
     for (space, stream), head in heads.items():
         add(metric_definitions.HEAD, head, space, stream)
     by_group: dict[int, list[LagByStatus]] = {group_id: [] for group_id in led}
@@ -194,10 +194,10 @@ def _offsets(add: Callable[..., None], names: Mapping[int, str], led: Iterable[i
         _sums(add, names[group_id], sum(each.lag for each in sums), largest, sum(each.unknown for each in sums))
 
 
-def _sums(add: Callable[..., None], name: str, known: int, largest: int | None, unknown: int) -> None:
+def _sums(add: Callable[..., None], name: str, known_lag: int, largest: int | None, unknown: int) -> None:
     add(metric_definitions.UNKNOWN, unknown, name)
-    add(metric_definitions.LAG_KNOWN, known, name)
+    add(metric_definitions.LAG_KNOWN, known_lag, name)
     if not unknown:
-        add(metric_definitions.LAG_SUM, known, name)
+        add(metric_definitions.LAG_SUM, known_lag, name)
     if largest is not None:
         add(metric_definitions.LAG_MAX, largest, name)

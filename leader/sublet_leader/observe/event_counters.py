@@ -44,16 +44,16 @@ class NodeCounters:
     def record_history(self, events: Iterable[GroupWatchEvent], violations: int = 0) -> None:
         """Count events that have happened. `violations`: number of leaders that broke an invariant."""
         self._broken.inc(violations)
-        for each in events:
-            line = each.record
-            if line.event in _LEADERS:
-                self._leading.labels(line.event).inc()
-            elif line.event in _MEMBERS:
-                self._members.labels(self._groups.named(each.subscription), line.event).inc()
-            elif line.stream_id:
-                reason = self._reasons.named(reason_category(line.reason))
-                forced = "true" if line.is_forced else "false"
-                self._lendings.labels(self._groups.named(each.subscription), line.event, reason, forced).inc()
+        for event in events:
+            record = event.record
+            if record.event in _LEADERS:
+                self._leading.labels(record.event).inc()
+            elif record.event in _MEMBERS:
+                self._members.labels(self._groups.named(event.subscription), record.event).inc()
+            elif record.stream_id:
+                reason = self._reasons.named(reason_category(record.reason))
+                forced = "true" if record.is_forced else "false"
+                self._lendings.labels(self._groups.named(event.subscription), record.event, reason, forced).inc()
 
     def on_request(self, request: DatabaseRequest) -> None:
         """Count a request that is sent to the database."""
@@ -75,16 +75,16 @@ class NodeCounters:
 
 
 class _Few:
-    """Returns the first `most` names unchanged, and one name for all others."""
+    """Returns the first `max_count` names unchanged, and one name for all others."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_count: int) -> None:
+        self._max_count = max_count
         self._names: set[str] = set()
 
     def named(self, name: str) -> str:
         if name in self._names:
             return name
-        if len(self._names) >= self._most:
+        if len(self._names) >= self._max_count:
             return OTHERS
         self._names.add(name)
         return name
@@ -93,8 +93,8 @@ class _Few:
 def reason_category(reason: str) -> str:
     """Return the kind of a history record's reason, without operators' texts, names and numbers."""
     general = re.split(r"[;(]", reason, maxsplit=1)[0]
-    head, _, rest = general.partition(":")
+    head, _, cause = general.partition(":")
     if head.strip() == "deadline":
-        return f"deadline: {reason_category(rest)}"
+        return f"deadline: {reason_category(cause)}"
     general = general if head.strip() == "evicted" else head
     return re.sub(r"'[^']*'|\"[^\"]*\"|\d+", "N", general).strip()[:60] or "none"

@@ -115,9 +115,9 @@ def _lease(vitals: HealthSignals, settings: LeaderSettings, now: float) -> Healt
         return HealthCheck("lease", HealthState.DENIED, vitals.name_conflict)
     if vitals.lease_failure is not None and now - vitals.lease_failure.since >= settings.claim_retry_interval_s:
         return HealthCheck("lease", HealthState.DENIED, vitals.lease_failure.reason)
-    if taken := vitals.leases_lost_since(now - settings.lease_duration_s):
-        more = f", and {len(taken) - 1} more" if len(taken) > 1 else ""
-        return HealthCheck("lease", HealthState.DENIED, taken[0].reason + more)
+    if failures := vitals.leases_lost_since(now - settings.lease_duration_s):
+        suffix = f", and {len(failures) - 1} more" if len(failures) > 1 else ""
+        return HealthCheck("lease", HealthState.DENIED, failures[0].reason + suffix)
     return HealthCheck("lease", HealthState.OK)
 
 

@@ -25,7 +25,7 @@ class HealthService:
     def __init__(self, server: grpc.aio.Server, on_beat: Callable[[], None], look: Callable[[], Health]) -> None:
         self._turn, self._look = on_beat, look
         self._service = health.aio.HealthServicer()
-        self._reported: dict[str, bool] = {}
+        self._statuses: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
         health_pb2_grpc.add_HealthServicer_to_server(self._service, server)
 
@@ -47,9 +47,13 @@ class HealthService:
 
     async def _beat(self) -> None:
         self._turn()
-        found = self._look()
-        now = {"": found.is_ready, LIVE: found.is_alive, **{name: found.check_named(name).is_ok for name in CHECKS}}
-        for name, well in now.items():
-            if self._reported.get(name) != well:
-                await self._service.set(name, _SERVING_STATUS[well])
-        self._reported = now
+        node_health = self._look()
+        statuses = {
+            "": node_health.is_ready,
+            LIVE: node_health.is_alive,
+            **{name: node_health.check_named(name).is_ok for name in CHECKS},
+        }
+        for name, is_ok in statuses.items():
+            if self._statuses.get(name) != is_ok:
+                await self._service.set(name, _SERVING_STATUS[is_ok])
+        self._statuses = statuses

@@ -107,13 +107,13 @@ class HealthSignals:
         if claim.node.incarnation == self.incarnation:
             self.lost_leases.pop(leadership_id, None)
         elif leadership_id in self._lost:
-            what = "the maintenance" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
-            self.lost_leases[leadership_id] = LeadershipLeaseFailure(f"node {claim.node.name} has taken {what}", now)
+            subject = "the maintenance" if leadership_id == MAINTENANCE else f"the leadership of group {leadership_id}"
+            self.lost_leases[leadership_id] = LeadershipLeaseFailure(f"node {claim.node.name} has taken {subject}", now)
         self._lost -= {leadership_id}
 
-    def leases_lost_since(self, then: float) -> list[LeadershipLeaseFailure]:
+    def leases_lost_since(self, cutoff: float) -> list[LeadershipLeaseFailure]:
         """Return the leases that other nodes took after that time and that are not back; drops older ones."""
-        for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < then]:
+        for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < cutoff]:
             self.lost_leases.pop(leadership_id, None)
         return list(self.lost_leases.values())
 

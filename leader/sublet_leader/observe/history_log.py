@@ -18,5 +18,5 @@ def log_history(events: Iterable[GroupWatchEvent]) -> None:
     """Write a record each, if they are enabled."""
     if not log.isEnabledFor(logging.INFO):
         return
-    for each in events:
-        log.info("%s: %s", each.record.event, each.record.reason, extra={"fields": each.to_json()})
+    for event in events:
+        log.info("%s: %s", event.record.event, event.record.reason, extra={"fields": event.to_json()})

@@ -37,7 +37,7 @@ class _ReadingConnection(BoundedConnection):
     ) -> BoundedConnection:
         """Connect; `note` is called with the error, None on success."""
         try:
-            made = connect(
+            connection = connect(
                 conninfo,
                 application_name="sublet http",
                 statement_timeout_s=STATEMENT_TIMEOUT_S,
@@ -47,7 +47,7 @@ class _ReadingConnection(BoundedConnection):
             note(error)
             raise
         note(None)
-        return made
+        return connection
 
 
 class HttpDatabasePool:

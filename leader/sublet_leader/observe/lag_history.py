@@ -31,7 +31,7 @@ class LagHistory(StoppableThread):
 
     def __init__(self, reading: HttpDatabasePool, minutes: int, most_groups: int) -> None:
         super().__init__("sublet-lag-history")
-        self._reading, self._most = reading, most_groups
+        self._reading, self._max_groups = reading, most_groups
         self._samples: deque[tuple[float, array[int]]] = deque(maxlen=max(int(minutes * 60 / SAMPLE_S), 1))
         self._columns: dict[int, int] = {}
         self._is_enabled = minutes > 0 and most_groups > 0
@@ -45,8 +45,8 @@ class LagHistory(StoppableThread):
         column = self._columns.get(group_id)
         if column is None:
             return [None] * len(samples)
-        found = [lags[column] if column < len(lags) else _UNKNOWN for _, lags in samples]
-        return [None if lag == _UNKNOWN else lag for lag in found]
+        series = [lags[column] if column < len(lags) else _UNKNOWN for _, lags in samples]
+        return [None if lag == _UNKNOWN else lag for lag in series]
 
     def add_sample(self, at: float, lags: dict[int, int | None]) -> None:
         """Add one sample. Groups that are gone free their columns."""
@@ -54,7 +54,7 @@ class LagHistory(StoppableThread):
             self._samples.clear()
             self._columns.clear()
         for group_id in lags:
-            if group_id not in self._columns and len(self._columns) < self._most:
+            if group_id not in self._columns and len(self._columns) < self._max_groups:
                 self._columns[group_id] = len(self._columns)
         row = array("q", [_UNKNOWN]) * len(self._columns)
         for group_id, lag in lags.items():

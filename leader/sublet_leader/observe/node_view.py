@@ -45,9 +45,11 @@ class NodeView:
     def leaders(self) -> dict[int, GroupLeader]:
         """Return {group id: leader} of the groups that it may act for now; two nodes never have the same."""
         now = self.health_signals.clock()
-        found = tuple(self.machine.leaders.items())
+        leaders = tuple(self.machine.leaders.items())
         return {
-            group_id: each for group_id, each in found if self.machine.election.trusted_term(group_id, now) == each.term
+            group_id: leader
+            for group_id, leader in leaders
+            if self.machine.election.trusted_term(group_id, now) == leader.term
         }
 
     def is_maintenance_leader(self) -> bool:
@@ -64,8 +66,8 @@ class NodeView:
 
     def session_counters(self) -> dict[str, int]:
         """Return the counters of its node connections."""
-        own = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.query_counts.refused}
-        return {**asdict(self.sessions.counters), **own}
+        counts = {"foreign_pings": self.machine.foreign_pings, "dropped_requests": self.machine.query_counts.refused}
+        return {**asdict(self.sessions.counters), **counts}
 
     def notification_counters(self) -> dict[str, int]:
         """Return the counters of notifications; empty where nothing is pushed."""

@@ -49,7 +49,7 @@ _LOCK = "select lock_producer(%s)"
 """Locks the table of spaces and the producer, before its streams and the space's row, in the order of changes of
 spaces."""
 
-_HOLD = "select * from hold_epochs(%s, %s, %s, %s, %s)"
+_HOLD = "select outcome, lower, moves from hold_epochs(%s, %s, %s, %s, %s)"
 
 RETENTION_S = 7 * 86400.0
 """How long the producers whose epochs were closed are stored."""
@@ -163,9 +163,9 @@ def read_lower_frontier(conn: psycopg.Connection[Any], space_id: int) -> LowerFr
 
 def frontier_change(conn: psycopg.Connection[Any], space_id: int) -> ObjectChange:
     """Return the change that notifies of a moved lower frontier of the space."""
-    row = conn.execute("select name, frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
+    row = conn.execute("select frontier_move_count from space where space_id = %s", (space_id,)).fetchone()
     assert row is not None, "spaces are dropped, not deleted"
-    return epochs_change(*row)
+    return epochs_change(space_id, *row)
 
 
 def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, guard: Guard | None = None) -> bool:
@@ -175,7 +175,9 @@ def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, g
             if guard is not None:
                 guard(conn)
             conn.execute(_LOCK, (producer_id,))
-            conn.execute("select from space where space_id = %s for no key update", (space_id,))
+            lock = "select from space where space_id = %s and dropped_at is null for no key update"
+            if not conn.execute(lock, (space_id,)).rowcount:
+                return False  # its drop has completed all
             marked = conn.execute(
                 "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
                 " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
@@ -235,11 +237,11 @@ def _held(
 ) -> tuple[LowerFrontier, ObjectChange]:
     row = cursor.fetchone()
     assert row is not None
-    outcome, stored, name, moves = row
+    outcome, stored, moves = row
     lower = lower_frontier_from_json(stored) or LowerFrontier()
     match outcome:
         case "held":
-            return lower, epochs_change(name, moves)
+            return lower, epochs_change(space_id, moves)
         case "unknown":
             raise UnknownSpace(f"space {space_id} does not exist any more.")
         case "fenced":

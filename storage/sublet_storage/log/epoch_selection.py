@@ -55,13 +55,15 @@ class EpochSelection:
     there before it came, or is gone. `skipped_streams`: the spaces whose own frontier has come to `announced`, with all
     that lay before that; from others there may be messages of epochs that were announced as completed, and these come
     too late. `excluded_by_space`: what is excluded from the history of spaces that get no more messages, whose epochs
-    are not compared.
+    are not compared. `covered_elsewhere`: the same as `covered`, of each space that had no open stream for the reader
+    when it began and may have one again.
     """
 
     announced: LowerFrontier | None
     covered: UpperFrontier
     skipped_streams: frozenset[int] = frozenset()
     excluded_by_space: Mapping[int, ExcludedEpochs] = field(default_factory=dict)
+    covered_elsewhere: Mapping[int, UpperFrontier] = field(default_factory=dict)
 
     @classmethod
     def starting_at(
@@ -71,28 +73,32 @@ class EpochSelection:
         begun: Iterable[UpperFrontier],
         gone: Iterable[UpperFrontier] = (),
         apart: Mapping[int, ExcludedEpochs] | None = None,
+        elsewhere: Mapping[int, UpperFrontier] | None = None,
     ) -> EpochSelection:
         """Return the selection of a new reader. `begun`: of every matching stream of these spaces; `gone`: of those
-        that retention has taken; `apart`: other spaces, which have only history.
+        that retention has taken; `apart`: other spaces, which have only history; `elsewhere`: what has begun in these,
+        or is gone, of which a later stream may have the rest.
 
         Raises `InvalidEpoch` if epochs cannot be compared.
         """
         begun, gone = list(begun), list(gone)
         check_same_dimensions(_epochs(lowers, *begun, *gone))
         upper, gone_frontier = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
-        lower = _least(lowers)
+        lower, elsewhere = _least(lowers), elsewhere or {}
         if begin is EpochStartingPosition.EARLIEST:
-            return cls(None, gone_frontier, excluded_by_space=apart or {})
+            return cls(None, gone_frontier, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
         if begin is EpochStartingPosition.ACTIVE:
-            return cls(lower, active_epochs(gone_frontier, lower), excluded_by_space=apart or {})
-        return cls(lower, active_epochs(upper, lower), _passed(lowers, lower))
+            covered = active_epochs(gone_frontier, lower)
+            return cls(lower, covered, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
+        return cls(lower, active_epochs(upper, lower), _passed(lowers, lower), covered_elsewhere=elsewhere)
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
         """Return the epochs excluded from a space's streams; None: none."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced
-        return ExcludedEpochs(self.covered, least) if self.covered.greatest or least is not None else None
+        covered = self._covered_in(space_id)
+        return ExcludedEpochs(covered, least) if covered.greatest or least is not None else None
 
     def advanced_to(self, lowers: LowerFrontiers) -> EpochSelection:
         """Return the selection once everything below the heads of an instant was delivered; `lowers`: the frontiers of
@@ -105,12 +111,29 @@ class EpochSelection:
             announced = announced or self.announced
         elif announced != self.announced:
             announced = announced.intersect(self.announced)
-        return EpochSelection(announced, active_epochs(self.covered, announced), _passed(lowers, announced))
+        elsewhere = {
+            space_id: left
+            for space_id, covered in self.covered_elsewhere.items()
+            if (left := active_epochs(covered, lowers.get(space_id))).greatest
+        }
+        return EpochSelection(
+            announced,
+            active_epochs(self.covered, announced),
+            _passed(lowers, announced),
+            covered_elsewhere=elsewhere,
+        )
 
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
         """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
-        left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self.covered, self.announced)
+        left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._covered_in(space_id), self.announced)
         return not all(map(left_out.contains, begun.greatest))
+
+    def _covered_in(self, space_id: int) -> UpperFrontier:
+        elsewhere = self.covered_elsewhere.get(space_id)
+        if elsewhere is None:
+            return self.covered
+        check_same_dimensions(_epochs({}, self.covered, elsewhere))
+        return self.covered.join(elsewhere)
 
 
 def active_epochs(begun: UpperFrontier, lower: LowerFrontier | None) -> UpperFrontier:

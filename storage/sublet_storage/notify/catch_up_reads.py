@@ -27,7 +27,7 @@ from sublet_storage.notify.changes import (
     stream_change,
 )
 
-_EPOCHS = "select name, frontier_move_count from space where dropped_at is null and frontier_move_count > 0"
+_EPOCHS = "select space_id, frontier_move_count from space where dropped_at is null and frontier_move_count > 0"
 
 Connection = psycopg.Connection[Any]
 ReadSnapshot = Callable[[Connection, str], CatchUpSnapshot]
@@ -79,7 +79,7 @@ def read_nodes(conn: Connection) -> list[ObjectChange]:
 
 def read_epochs(conn: Connection) -> list[ObjectChange]:
     """Return how often the lower frontiers of the spaces that have one have moved."""
-    return [epochs_change(name, moves) for name, moves in conn.execute(_EPOCHS)]
+    return [epochs_change(space_id, moves) for space_id, moves in conn.execute(_EPOCHS)]
 
 
 def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:

@@ -107,10 +107,10 @@ def node_change(
     return ObjectChange(NODE, name, started_us, deleted, data)
 
 
-def epochs_change(space: str, moves: int) -> ObjectChange:
-    """Return the change of a space in which more epochs are completed; `moves`: how often its lower frontier has
-    moved."""
-    return ObjectChange(EPOCHS, space, moves)
+def epochs_change(space_id: int, moves: int) -> ObjectChange:
+    """Return the change of a space in which more epochs are completed; `moves`: how often its lower frontier has moved,
+    from 0 also where it has the name of one that was dropped."""
+    return ObjectChange(EPOCHS, str(space_id), moves)
 
 
 def _at_least(name: str, *summands: str, reason: str) -> CrossSettingRule:

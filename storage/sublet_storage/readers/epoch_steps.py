@@ -40,7 +40,7 @@ MAX_BLOCKS_SCANNED: Final = 20_000
 _FIRST, _END = attrgetter("first"), attrgetter("end")
 
 _MARKS = """
-select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
+select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text, s.space_id,
        b.end_offset, b.count, b.size, b.lower_frontier::text, b.epoch_bounds::text
   from stream s join generation g using (generation_id) join space on space.space_id = s.space_id
   left join lateral (
@@ -52,7 +52,8 @@ select s.head, s.state = 'closed', g.state = 'gone', space.lower_frontier::text,
  order by b.end_offset"""
 
 _LOWERS = """
-select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text from stream s join space using (space_id)
+select s.stream_id, s.head, s.state = 'closed', space.lower_frontier::text, space_id
+  from stream s join space using (space_id)
  where s.stream_id = any(%s::bigint[])"""
 
 
@@ -73,12 +74,14 @@ class BlockEpochSummary:
 
 @dataclass(frozen=True, slots=True)
 class BlockEpochSummaries:
-    """Consecutive blocks, and the stream at that instant. `lower` is the lower frontier of its space."""
+    """Consecutive blocks, and the stream at that instant. `lower` is the lower frontier of its space, whose name may be
+    another's as well, of one that was dropped."""
 
     blocks: tuple[BlockEpochSummary, ...]
     head: int
     is_closed: bool
     lower: LowerFrontier | None
+    space_id: int
 
 
 def read_block_summaries(
@@ -95,19 +98,19 @@ def read_block_summaries(
     rows = read_blocks(conn, _MARKS, parameters, generation_id)
     if not rows:
         raise message_log.stream_not_found_error(conn, stream_id, offset)
-    head, closed, gone, lower = rows[0][:4]
-    summaries = [] if rows[0][4] is None else [_mark(*row[4:]) for row in rows]
+    head, closed, gone, lower, space_id = rows[0][:5]
+    summaries = [] if rows[0][5] is None else [_mark(*row[5:]) for row in rows]
     message_log.check_retained(stream_id, offset, head, gone, summaries[0].first if summaries else None)
     behind = summaries[: message_log.count_contiguous([(mark.first, mark.end) for mark in summaries])]
-    return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower))
+    return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower), space_id)
 
 
 def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, BlockEpochSummaries]:
     """Return where these streams end and what is completed in their spaces, without the marks of their blocks."""
     rows = conn.execute(_LOWERS, (list(stream_ids),), prepare=True)
     return {
-        stream_id: BlockEpochSummaries((), head, closed, lower_frontier_from_text(lower))
-        for stream_id, head, closed, lower in rows
+        stream_id: BlockEpochSummaries((), head, closed, lower_frontier_from_text(lower), space_id)
+        for stream_id, head, closed, lower, space_id in rows
     }
 
 

@@ -28,6 +28,7 @@ from sublet_storage.db.bounded_connection import timeline_of
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
+from sublet_storage.spaces.space_queries import find_spaces_that_matched
 
 _READ: Final = """
 select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.lower_frontier
@@ -35,6 +36,9 @@ select s.stream_id, s.head, s.state = 'closed', n.state = 'gone', s.space_id, p.
  where s.stream_id = any(%s::bigint[])"""
 
 _SPACES: Final = "select space_id, lower_frontier, lost_upper_frontier from space where space_id = any(%s::bigint[])"
+
+_BEGUN: Final = """
+select space_id, upper_frontier from stream where space_id = any(%s::bigint[]) and upper_frontier is not null"""
 
 _UPPER: Final = "select space_id, upper_frontier from stream where stream_id = %s"
 
@@ -92,10 +96,12 @@ class EpochTailReader:
         with conn.transaction():
             conn.execute("set transaction isolation level repeatable read, read only")
             streams = list_matching_streams(conn, filter)
-            spaces = conn.execute(_SPACES, (list({cursor.space_id for cursor in streams.cursors}),)).fetchall()
+            ids = {cursor.space_id for cursor in streams.cursors} | set(find_spaces_that_matched(conn, filter))
+            spaces = conn.execute(_SPACES, (list(ids),)).fetchall()
+            begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is EpochStartingPosition.LATEST else []
         start = "latest" if begin is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, streams)
-        self._selection, self.snapshot = _joined(begin, streams.cursors, spaces)
+        self._selection, self.snapshot = _joined(begin, streams.cursors, spaces, begun)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
@@ -178,7 +184,10 @@ def _parse_start(starting_position: str, entire: bool) -> EpochStartingPosition:
 
 
 def _joined(
-    begin: EpochStartingPosition, cursors: list[StreamCursor], spaces: list[tuple[Any, ...]]
+    begin: EpochStartingPosition,
+    cursors: list[StreamCursor],
+    spaces: list[tuple[Any, ...]],
+    begun_in_streams: list[tuple[Any, ...]],
 ) -> tuple[EpochSelection, EpochTailStart]:
     lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
     gone_frontiers = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
@@ -195,9 +204,13 @@ def _joined(
         for space_id, lower in lowers.items()
         if space_id not in open
     }
+    elsewhere = {space_id: gone for space_id, gone in gone_frontiers.items() if space_id not in open}
+    for space_id, upper in begun_in_streams:
+        if space_id in elsewhere:
+            elsewhere[space_id] = elsewhere[space_id].join(upper_frontier_from_json(upper))
     compared = {space_id: lowers[space_id] for space_id in open}
     selection = EpochSelection.starting_at(
-        begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart
+        begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart, elsewhere
     )
     return selection, EpochTailStart(
         selection.announced, active_epochs(UpperFrontier().join(*begun), selection.announced)

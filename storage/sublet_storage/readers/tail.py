@@ -380,7 +380,10 @@ def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: 
     if begin == "latest" or cursor.is_gone:
         return cursor.head
     if isinstance(begin, datetime):
-        return message_log.offset_at_time(conn, cursor.stream_id, begin)
+        try:
+            return message_log.offset_at_time(conn, cursor.stream_id, begin)
+        except PositionGone:  # deleted since it was listed
+            return cursor.head
     return min(begin, cursor.head) if isinstance(begin, int) else 0
 
 

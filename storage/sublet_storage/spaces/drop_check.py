@@ -89,16 +89,16 @@ class SpaceUsers:
     def describe_losses(self) -> list[str]:
         """Return the losses of groups by dropping the space's messages, for people: a line for each group, up to
         `MAX_LOSSES`."""
-        losing = [one for one in self.groups if one.unread_messages]
-        lines = [
-            f"{one.subscription} loses {one.unread_messages} unread messages, in {one.unread_streams} streams"
-            for one in losing[:MAX_LOSSES]
+        losing = [group for group in self.groups if group.unread_messages]
+        texts = [
+            f"{group.subscription} loses {group.unread_messages} unread messages, in {group.unread_streams} streams"
+            for group in losing[:MAX_LOSSES]
         ]
-        return lines + ([f"and {len(losing) - MAX_LOSSES} more groups lose some"] if len(losing) > MAX_LOSSES else [])
+        return texts + ([f"and {len(losing) - MAX_LOSSES} more groups lose some"] if len(losing) > MAX_LOSSES else [])
 
     def describe(self) -> list[str]:
         """Return what there is of it, for people."""
-        groups = [f"{one.subscription} ({one.granted_streams} of its streams granted)" for one in self.groups]
+        groups = [f"{group.subscription} ({group.granted_streams} of its streams granted)" for group in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
             *([f"groups use it: {_some(groups)}"] if groups else []),
@@ -120,51 +120,55 @@ class RetainedDroppedSpace:
 def list_dropped_spaces(conn: psycopg.Connection[Any]) -> list[RetainedDroppedSpace]:
     """Return the spaces that were dropped and hold messages still, by name; of one name there may be several."""
     return [
-        RetainedDroppedSpace(Space(space_id, name, TopicFilter(filter), *settings), dropped_at, int(messages), until)
-        for space_id, name, filter, *settings, dropped_at, messages, until in conn.execute(_LEFT).fetchall()
+        RetainedDroppedSpace(
+            Space(space_id, name, TopicFilter(filter), *settings), dropped_at, int(messages), retained_until
+        )
+        for space_id, name, filter, *settings, dropped_at, messages, retained_until in conn.execute(_LEFT).fetchall()
     ]
 
 
 def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
     """Return the present users of the space."""
-    asked = {"space": space.space_id, "lately": RECENT_WINDOW_S}
-    ((messages,),) = conn.execute(_MESSAGES, asked).fetchall()
-    known, rows = read_generation_filters(conn), conn.execute(_GROUPS, asked).fetchall()
-    wanted = {group_id: known.matching(TopicFilter(filter)) for group_id, _, _, filter, _ in rows}
-    unread = _unread(conn, space, wanted)
+    parameters = {"space": space.space_id, "lately": RECENT_WINDOW_S}
+    ((messages,),) = conn.execute(_MESSAGES, parameters).fetchall()
+    generations, rows = read_generation_filters(conn), conn.execute(_GROUPS, parameters).fetchall()
+    filters_by_group = {group_id: generations.matching(TopicFilter(filter)) for group_id, _, _, filter, _ in rows}
+    unread = _unread(conn, space, filters_by_group)
     groups = []
     for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
         # what it holds under an older filter of the space concerns only groups that have not read it
-        if granted or behind or wanted[group_id].get(space.filter):
+        if granted or behind or filters_by_group[group_id].get(space.filter):
             groups.append(
                 DropAffectedGroup(str(Subscription(kind, name, TopicFilter(filter))), granted, streams, behind)
             )
-    producers = tuple(row[0] for row in conn.execute(_PRODUCERS, asked))
+    producers = tuple(row[0] for row in conn.execute(_PRODUCERS, parameters))
     return SpaceUsers(int(messages), tuple(groups), producers)
 
 
 def _unread(
-    conn: psycopg.Connection[Any], space: Space, wanted: Mapping[int, Mapping[TopicFilter, bool]]
+    conn: psycopg.Connection[Any], space: Space, filters_by_group: Mapping[int, Mapping[TopicFilter, bool]]
 ) -> dict[int, tuple[int, int]]:
     """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
-    pairs = [(group, filter.text, matching) for group, found in wanted.items() for filter, matching in found.items()]
+    pairs = [
+        (group, filter.text, match) for group, matches in filters_by_group.items() for filter, match in matches.items()
+    ]
     groups, filters, matching = map(list, zip(*pairs, strict=True)) if pairs else ([], [], [])
-    asked = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}
-    found = conn.execute(_UNREAD, asked).fetchall()
-    return {group_id: (streams, int(messages)) for group_id, streams, messages in found}
+    parameters = {"space": space.space_id, "groups": groups, "filters": filters, "matching": matching}
+    rows = conn.execute(_UNREAD, parameters).fetchall()
+    return {group_id: (streams, int(messages)) for group_id, streams, messages in rows}
 
 
 def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
     """Raise `Conflict`, with the groups that use it and the remedy."""
-    if found := read_usage(conn, space).describe():
+    if uses := read_usage(conn, space).describe():
         raise Conflict(
-            f"space {space.name!r} is in use: {'; '.join(found)}. Give --keep, and nothing is lost: its groups "
+            f"space {space.name!r} is in use: {'; '.join(uses)}. Give --keep, and nothing is lost: its groups "
             "consume what is there until its retention takes it. Or give --force: its messages are gone then, groups "
             "that are behind are blocked, and publishers that are bound to it are refused."
         )
 
 
 def _some(names: tuple[str, ...] | list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    suffix = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + suffix

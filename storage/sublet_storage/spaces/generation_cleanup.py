@@ -103,14 +103,16 @@ class PastGenerationCleaner:
     ended."""
 
     def __init__(self, rest_s: float = REST_S, step: int = STEP) -> None:
-        self._rest_s, self._step, self._after = rest_s, step, 0
+        self._rest_s, self._step, self._last_generation_id = rest_s, step, 0
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
         """Find past generations, and delete those that every group is past; return the deleted ones."""
         _see(conn, guard, {"rest": self._rest_s, "step": self._step})
-        past = conn.execute(_PAST, {"after": self._after, "step": self._step}).fetchall()
-        self._after = past[-1][0] if len(past) == self._step else 0
-        return [each for each, filter in past if _delete(conn, guard, each, TopicFilter(filter))]
+        past = conn.execute(_PAST, {"after": self._last_generation_id, "step": self._step}).fetchall()
+        self._last_generation_id = past[-1][0] if len(past) == self._step else 0
+        return [
+            generation_id for generation_id, filter in past if _delete(conn, guard, generation_id, TopicFilter(filter))
+        ]
 
 
 def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:
@@ -130,10 +132,10 @@ def _delete(conn: psycopg.Connection[Any], guard: Guard | None, generation_id: i
         if guard is not None:
             guard(conn)
         conn.execute("lock table space in row exclusive mode")  # before the streams, in the order of changes of spaces
-        found = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
-        streams = [stream_id for stream_id, _ in found]
+        rows = conn.execute("select stream_id, head from stream where generation_id = %s", (generation_id,)).fetchall()
+        streams = [stream_id for stream_id, _ in rows]
         parameters = {"generation": generation_id, "streams": streams}
-        if any(head for _, head in found):
+        if any(head for _, head in rows):
             behind = conn.execute(_BEHIND, parameters).fetchall()
             if any(TopicFilter(text).intersects(filter) for (text,) in behind):
                 return False

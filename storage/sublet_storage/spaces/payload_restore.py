@@ -53,43 +53,43 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
-    brought, left = 0, _Left()
+    brought, failures = 0, _Left()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
-        owner, after, before = BlockOwner(space_id, generation_id, stream_id), -1, left.count
-        while rows := _next(conn, owner, after):
-            after = rows[-1][0]
-            brought += _bring(conn, owner, rows, left)
-        if left.count == before:
+        owner, last_offset, previous_count = BlockOwner(space_id, generation_id, stream_id), -1, failures.count
+        while rows := _next(conn, owner, last_offset):
+            last_offset = rows[-1][0]
+            brought += _bring(conn, owner, rows, failures)
+        if failures.count == previous_count:
             conn.execute(_ALL_BACK, (stream_id,))
-    if left.first is not None:
-        raise _reported(brought, left.count, left.first)
+    if failures.first is not None:
+        raise _reported(brought, failures.count, failures.first)
     return brought
 
 
-def _next(conn: Connection, owner: BlockOwner, after: int) -> list[tuple[Any, ...]]:
-    asked = (owner.space_id, owner.generation_id, owner.stream_id, after, BATCH_BLOCKS)
-    return conn.execute(_BLOCKS, asked, binary=True).fetchall()
+def _next(conn: Connection, owner: BlockOwner, last_offset: int) -> list[tuple[Any, ...]]:
+    parameters = (owner.space_id, owner.generation_id, owner.stream_id, last_offset, BATCH_BLOCKS)
+    return conn.execute(_BLOCKS, parameters, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], left: _Left) -> int:
-    found = read_payloads(owner.generation_id, owner.stream_id, rows)
+def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], failures: _Left) -> int:
+    payloads = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []
-        for row, payload in zip(rows, found, strict=True):
+        for row, payload in zip(rows, payloads, strict=True):
             if isinstance(payload, Exception):
-                left.note(payload)
+                failures.note(payload)
                 continue
             assert payload is not None, "only what lies outside was asked for"
-            where = (owner.generation_id, owner.stream_id, row[0], row[5][0])
-            if conn.execute(_BACK, (memoryview(payload), *where)).rowcount:
+            block_key = (owner.generation_id, owner.stream_id, row[0], row[5][0])
+            if conn.execute(_BACK, (memoryview(payload), *block_key)).rowcount:
                 back.append((row[5][0], row[0]))
         unreferenced_objects.mark_for_deletion(conn, owner, back, was_named=True)
     return len(back)
 
 
-def _reported(brought: int, left: int, first: Exception) -> Exception:
+def _reported(brought: int, failed_count: int, error: Exception) -> Exception:
     """Return what hindered the first, which names it, and how much else there is."""
-    before = f"{brought} payloads are back in Postgres, and {left} are not. The first: "
-    if isinstance(first, PoisonBlock):
-        return type(first)(first.stream_id, first.offsets, first.detail, before)
-    return type(first)(f"{before}{first}") if isinstance(first, SubletError) else first
+    prefix = f"{brought} payloads are back in Postgres, and {failed_count} are not. The first: "
+    if isinstance(error, PoisonBlock):
+        return type(error)(error.stream_id, error.offsets, error.detail, prefix)
+    return type(error)(f"{prefix}{error}") if isinstance(error, SubletError) else error

@@ -115,12 +115,17 @@ def mark_expired_gone(conn: psycopg.Connection[Any], guard: Guard | None = None)
         conn.execute("lock table space in row exclusive mode")  # against processes that hold it shared
         holders = [(group_id, TopicFilter(text)) for group_id, text in conn.execute(_HOLDERS)]
         generations = read_generation_filters(conn).filters
-        pairs = [(one.text, group) for one in generations for group, filter in holders if one.intersects(filter)]
+        pairs = [
+            (generation.text, group)
+            for generation in generations
+            for group, filter in holders
+            if generation.intersects(filter)
+        ]
         parameters = {"filters": [pair[0] for pair in pairs], "groups": [pair[1] for pair in pairs]}
         declared = []
         for space_id, retention_s in conn.execute(_ENDING).fetchall():
-            asked = {**parameters, "space": space_id, "retention": retention_s}
-            declared += [generation_id for (generation_id,) in conn.execute(_DECLARE_GONE, asked)]
+            retention_parameters = {**parameters, "space": space_id, "retention": retention_s}
+            declared += [generation_id for (generation_id,) in conn.execute(_DECLARE_GONE, retention_parameters)]
         return declared
 
 
@@ -148,24 +153,30 @@ class IdleProducerCleaner:
     Deletes the last sequences of those idle for so long that no retry of theirs can be under way."""
 
     def __init__(self, idle_s: float = PRODUCER_RETENTION_S, step: int = PRODUCERS_STEP) -> None:
-        self._idle_s, self._step, self._after = idle_s, step, _FIRST
+        self._idle_s, self._step, self._last_key = idle_s, step, _FIRST
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> int:
         """Execute one pass; return the number of deleted rows."""
         with conn.transaction():
             if guard is not None:
                 guard(conn)
-            asked = {"after": self._after[0], "stream": self._after[1], "step": self._step, "idle": self._idle_s}
-            rows = conn.execute(_FORGET_PRODUCERS, asked).fetchall()
-        self._after = rows[-1][:2] if len(rows) == self._step else _FIRST
+            parameters = {
+                "after": self._last_key[0],
+                "stream": self._last_key[1],
+                "step": self._step,
+                "idle": self._idle_s,
+            }
+            rows = conn.execute(_FORGET_PRODUCERS, parameters).fetchall()
+        self._last_key = rows[-1][:2] if len(rows) == self._step else _FIRST
         return rows[-1][2] if rows else 0
 
 
 def _failure_text(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
-    what = "; ".join(f"{partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3])
-    more = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
+    errors = "; ".join(f"{partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3])
+    suffix = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (
-        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {what}{more}. See to these tables."
+        f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {errors}{suffix}. "
+        "See to these tables."
     )
 
 
@@ -182,9 +193,9 @@ def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
     """Detach without blocking readers; an interrupted detach is finished first."""
-    how = sql.SQL("finalize") if pending else sql.SQL("concurrently")
+    mode = sql.SQL("finalize") if pending else sql.SQL("concurrently")
     return _within_lock_timeout(
-        conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), how)
+        conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), mode)
     )
 
 

@@ -55,18 +55,19 @@ def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T
 
 
 def roll_over_spaces(
-    conn: psycopg.Connection[Any], before: list[Space], after: list[Space], changed: int
+    conn: psycopg.Connection[Any], closing_spaces: list[Space], opening_spaces: list[Space], changed: int
 ) -> dict[int, int]:
-    """Close all open streams of `before`, open the next generation of each of `after`: {space_id: generation_id}.
+    """Close all open streams of `closing_spaces`, and open the next generation of each of `opening_spaces`; return
+    {space_id: generation_id}.
 
     Only in or from the `changed` space may parents be of another space.
     """
-    opened = {space.space_id: _open_generation(conn, space) for space in after}
-    parents = _close(conn, before)
-    for space in after:
+    opened = {space.space_id: _open_generation(conn, space) for space in opening_spaces}
+    parents = _close(conn, closing_spaces)
+    for space in opening_spaces:
         streams = [
-            (space.space_id, opened[space.space_id], *each, _parents(parents, space, each, changed))
-            for each in split_ring(space.shards)
+            (space.space_id, opened[space.space_id], *hash_range, _parents(parents, space, hash_range, changed))
+            for hash_range in split_ring(space.shards)
         ]
         with conn.cursor() as cursor:
             cursor.executemany(

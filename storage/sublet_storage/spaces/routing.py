@@ -77,16 +77,16 @@ def split_ring(shards: int) -> list[HashRange]:
     return list(pairwise(cuts))
 
 
-def ranges_overlap(one: HashRange, two: HashRange) -> bool:
+def ranges_overlap(first: HashRange, second: HashRange) -> bool:
     """Return whether the two half-open ranges share a point."""
-    return one[0] < two[1] and two[0] < one[1]
+    return first[0] < second[1] and second[0] < first[1]
 
 
-def moves_topics(before: Space, after: Space, changed: int) -> bool:
-    """Return whether topics of the space `before` are in `after` once the space `changed` is another: topics move only
-    from it or to it."""
-    is_concerned = changed in (before.space_id, after.space_id) and before.filter.intersects(after.filter)
-    return before.space_id == after.space_id or is_concerned
+def moves_topics(former: Space, successor: Space, changed: int) -> bool:
+    """Return whether topics of the space `former` are in `successor` once the space `changed` is another: topics move
+    only from it or to it."""
+    is_concerned = changed in (former.space_id, successor.space_id) and former.filter.intersects(successor.filter)
+    return former.space_id == successor.space_id or is_concerned
 
 
 def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
@@ -100,9 +100,11 @@ def candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> fr
 
     Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
     """
-    intersecting = [one for one in filters if one.intersects(filter)]
-    covering = [one.specificity for one in intersecting if one.covers(filter)]
-    return frozenset(one for one in intersecting if not any(key < one.specificity for key in covering))
+    intersecting = [candidate for candidate in filters if candidate.intersects(filter)]
+    covering = [candidate.specificity for candidate in intersecting if candidate.covers(filter)]
+    return frozenset(
+        candidate for candidate in intersecting if not any(key < candidate.specificity for key in covering)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,11 @@ class GenerationTopicFilters:
         included, at the price of reads without a match.
         """
         candidates = candidate_filters(filter, self.open)
-        return {one: one in candidates for one in self.filters if one.intersects(filter)}
+        return {
+            generation_filter: generation_filter in candidates
+            for generation_filter in self.filters
+            if generation_filter.intersects(filter)
+        }
 
 
 class HashRing:

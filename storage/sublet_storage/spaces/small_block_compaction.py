@@ -126,21 +126,21 @@ def compact_stream(
     One transaction per run, on an autocommit connection. A run that was merged meanwhile is left alone. So is a block
     that cannot be decoded: the first such `PoisonBlock` is raised when all others are merged.
     """
-    found = conn.execute(
+    row = conn.execute(
         "select s.generation_id, p.compression from stream s join space p using (space_id)"
         " join generation g using (generation_id) where s.stream_id = %s and g.state <> 'gone'",
         (stream_id,),
     ).fetchone()
-    if found is None:
+    if row is None:
         return 0
-    generation_id, compression = found
-    saved, after, poison = 0, -1, list[PoisonBlock]()
+    generation_id, compression = row
+    saved, last_offset, poison = 0, -1, list[PoisonBlock]()
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
-        while rows := _scan(conn, generation_id, stream_id, after, older_than_s):
+        while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
             for run in runs(rows, block_messages, block_bytes):
                 saved += _merge_but(poison, run, merge)
-            after = rows[-1].end_offset
+            last_offset = rows[-1].end_offset
     if poison:
         raise poison[0]
     return saved
@@ -154,16 +154,16 @@ def fragmented_streams(
 ) -> list[int]:
     """Return the streams, not gone, with at least `at_least` blocks to merge of less than a tenth of the target; the
     most fragmented first. `among`: of these (generation, stream) only."""
-    asked = {
+    parameters = {
         "messages": BLOCK_MESSAGES // 10,
         "bytes": BLOCK_BYTES // 10,
         "age": older_than_s,
         "least": at_least,
     }
-    found: list[tuple[int, int]] = []
+    counts: list[tuple[int, int]] = []
     for generation_id, streams in _by_generation(conn.execute(_PRESENT) if among is None else among).items():
-        found += _of_partition(conn, _FRAGMENTED, generation_id, {**asked, "streams": streams})
-    return [stream_id for stream_id, _ in sorted(found, key=lambda each: (-each[1], each[0]))]
+        counts += _of_partition(conn, _FRAGMENTED, generation_id, {**parameters, "streams": streams})
+    return [stream_id for stream_id, _ in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
 
 
 def newly_fragmented(
@@ -171,34 +171,34 @@ def newly_fragmented(
 ) -> list[int]:
     """Merge among streams with new blocks; the others are not examined again before they have more."""
     unseen = conn.execute(_UNSEEN).fetchall()
-    seen = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
+    examined = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
-    found: list[tuple[int, int]] = []
+    last_offsets: list[tuple[int, int]] = []
     for generation_id, streams in _by_generation(among).items():
-        found += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
+        last_offsets += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
     fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
-    seen += [(stream_id, upto) for stream_id, upto in found if stream_id not in fragmented]
-    if seen:
+    examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
+    if examined:
         with conn.transaction():
             if guard is not None:
                 guard(conn)
-            conn.execute(_SEEN, {"streams": [each[0] for each in seen], "upto": [each[1] for each in seen]})
+            conn.execute(_SEEN, {"streams": [entry[0] for entry in examined], "upto": [entry[1] for entry in examined]})
     return fragmented
 
 
 def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    streams_by_generation: dict[int, list[int]] = {}
     for generation_id, stream_id in streams:
-        found.setdefault(generation_id, []).append(stream_id)
-    return found
+        streams_by_generation.setdefault(generation_id, []).append(stream_id)
+    return streams_by_generation
 
 
 def _of_partition(
-    conn: psycopg.Connection[Any], statement: str, generation_id: int, asked: dict[str, Any]
+    conn: psycopg.Connection[Any], statement: str, generation_id: int, parameters: dict[str, Any]
 ) -> list[tuple[int, int]]:
     """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
     with contextlib.suppress(psycopg.errors.UndefinedTable):
-        return conn.execute(_about(statement, generation_id), asked).fetchall()
+        return conn.execute(_about(statement, generation_id), parameters).fetchall()
     return []
 
 
@@ -208,9 +208,9 @@ def _about(statement: str, generation_id: int) -> sql.Composed:
 
 
 def _scan(
-    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, after: int, older_than_s: float
+    conn: psycopg.Connection[Any], generation_id: int, stream_id: int, last_offset: int, older_than_s: float
 ) -> list[BlockRow]:
-    rows = conn.execute(_about(_RUNS, generation_id), (stream_id, after, older_than_s, SCANNED))
+    rows = conn.execute(_about(_RUNS, generation_id), (stream_id, last_offset, older_than_s, SCANNED))
     return [BlockRow(*row) for row in rows]
 
 
@@ -243,9 +243,9 @@ def _merge_but(poison: list[PoisonBlock], run: list[BlockRow], merge: Callable[[
     where it would be too large."""
     try:
         return merge(run)
-    except PoisonBlock as found:
-        poison.append(found)
-        index = [row.end_offset for row in run].index(found.offsets[1])
+    except PoisonBlock as error:
+        poison.append(error)
+        index = [row.end_offset for row in run].index(error.offsets[1])
         parts = run[:index], run[index + 1 :]
     except _RunTooLarge as large:
         parts = run[: large.index], run[large.index :]

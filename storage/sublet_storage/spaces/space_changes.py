@@ -51,8 +51,8 @@ def ensure_default(conn: psycopg.Connection[Any], shards: int = DEFAULT_SHARDS) 
 
     def create() -> None:
         conn.execute(_LOCK)
-        named = "select from space where name = %s and dropped_at is null"
-        if not conn.execute(named, (DEFAULT_SPACE,)).rowcount:
+        query = "select from space where name = %s and dropped_at is null"
+        if not conn.execute(query, (DEFAULT_SPACE,)).rowcount:
             _create(conn, Space(0, DEFAULT_SPACE, TopicFilter("#"), shards), [])
 
     retry_on_lock_timeout(conn, create)
@@ -75,15 +75,15 @@ def create_space(
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
     retained = (retention_s, rollover_s, compression, payload_location, tier_after_s)
-    wanted = _checked(Space(0, name, TopicFilter(filter), shards, *retained))
+    requested = _checked(Space(0, name, TopicFilter(filter), shards, *retained))
 
     def create() -> Space:
         spaces = _locked_spaces(conn)
         for space in spaces:
             if space.name == name:
-                return _same(space, wanted)
-        _check_filter_free(wanted, spaces)
-        return _create(conn, wanted, spaces)
+                return _same(space, requested)
+        _check_filter_free(requested, spaces)
+        return _create(conn, requested, spaces)
 
     return retry_on_lock_timeout(conn, create)
 
@@ -100,16 +100,16 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
 
     def alter() -> Space:
         spaces = _locked_spaces(conn)
-        old = find_space_in(name, spaces)
-        new = _checked(replace(old, **changes))
-        if new.filter != old.filter:
+        former = find_space_in(name, spaces)
+        altered = _checked(replace(former, **changes))
+        if altered.filter != former.filter:
             _check_not_default(name, "has the filter # for ever, so that every topic has a space")
-            _check_filter_free(new, [space for space in spaces if space is not old])
-        _update(conn, new)
-        if (new.filter, new.shards) != (old.filter, old.shards):
-            others = _affected(spaces, old, new) if new.filter != old.filter else []
-            roll_over_spaces(conn, [old, *others], [new, *others], old.space_id)
-        return new
+            _check_filter_free(altered, [space for space in spaces if space is not former])
+        _update(conn, altered)
+        if (altered.filter, altered.shards) != (former.filter, former.shards):
+            affected = _affected(spaces, former, altered) if altered.filter != former.filter else []
+            roll_over_spaces(conn, [former, *affected], [altered, *affected], former.space_id)
+        return altered
 
     return retry_on_lock_timeout(conn, alter)
 
@@ -134,21 +134,21 @@ def drop_space(
 
     def drop() -> None:
         spaces = _locked_spaces(conn)
-        old = find_space_in(name, spaces)
-        if space_id not in (None, old.space_id):
+        dropped = find_space_in(name, spaces)
+        if space_id not in (None, dropped.space_id):
             raise Conflict(
                 f"space {name!r}: the one that was meant (id {space_id}) is gone, and another has its name by now (id "
-                f"{old.space_id}). Nothing was dropped. Look at this one first, with --dry-run."
+                f"{dropped.space_id}). Nothing was dropped. Look at this one first, with --dry-run."
             )
-        others = find_fallback_spaces(spaces, old)
+        fallback_spaces = find_fallback_spaces(spaces, dropped)
         if check is not None:
-            lock_streams(conn, [old, *others])
-            check(conn, old)
-        conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (old.space_id,))
-        roll_over_spaces(conn, [old, *others], others, old.space_id)
-        epoch_capabilities.complete_space(conn, old.space_id)
+            lock_streams(conn, [dropped, *fallback_spaces])
+            check(conn, dropped)
+        conn.execute("update space set dropped_at = clock_timestamp() where space_id = %s", (dropped.space_id,))
+        roll_over_spaces(conn, [dropped, *fallback_spaces], fallback_spaces, dropped.space_id)
+        epoch_capabilities.complete_space(conn, dropped.space_id)
         if purge:
-            conn.execute("update generation set state = 'gone' where space_id = %s", (old.space_id,))
+            conn.execute("update generation set state = 'gone' where space_id = %s", (dropped.space_id,))
 
     retry_on_lock_timeout(conn, drop)
 
@@ -168,8 +168,8 @@ def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
     name = space if isinstance(space, str) else space.name
 
     def roll() -> int:
-        found = find_space_in(name, _locked_spaces(conn))
-        return roll_over_spaces(conn, [found], [found], found.space_id)[found.space_id]
+        current = find_space_in(name, _locked_spaces(conn))
+        return roll_over_spaces(conn, [current], [current], current.space_id)[current.space_id]
 
     return retry_on_lock_timeout(conn, roll)
 
@@ -216,10 +216,12 @@ def _checked(space: Space) -> Space:
     spans = (
         ("retention_s", space.retention_s), ("rollover_s", space.rollover_s), ("tier_after_s", space.tier_after_s)
     )  # fmt: skip
-    for what, seconds in spans:
+    for setting, seconds in spans:
         if seconds is not None and not 0 < seconds <= MAX_S:
             rule = "above 0 seconds" if seconds <= 0 else f"at most {MAX_S} seconds (1000 years)"
-            raise InvalidSetting(f"{what} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none.")
+            raise InvalidSetting(
+                f"{setting} {seconds}: must be {rule}. Leave it out for no limit, or alter it to none."
+            )
     if space.compression not in COMPRESSIONS:
         raise InvalidSetting(f"compression {space.compression!r}: choose one of {', '.join(COMPRESSIONS)}.")
     if space.payload_location is None and space.tier_after_s is not None:
@@ -232,25 +234,25 @@ def _checked(space: Space) -> Space:
     return replace(space, payload_location=str(location.parse_location(space.payload_location)))
 
 
-def _same(space: Space, wanted: Space) -> Space:
-    if replace(space, space_id=0) != wanted:
+def _same(space: Space, requested: Space) -> Space:
+    if replace(space, space_id=0) != requested:
         raise Conflict(
-            f"space {space.name!r} exists with other settings ({_settings(space)}; asked for: {_settings(wanted)}). "
+            f"space {space.name!r} exists with other settings ({_settings(space)}; asked for: {_settings(requested)}). "
             "Use it as it is, or choose another name; its shards are changed by `sublet spaces reshard`."
         )
     return space
 
 
 def _settings(space: Space) -> str:
-    reported = {name: getattr(space, name) for name in _COLUMNS[1:]}
-    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in reported.items())
+    settings = {name: getattr(space, name) for name in _COLUMNS[1:]}
+    return ", ".join(f"{name} {'none' if value is None else value}" for name, value in settings.items())
 
 
-def _check_filter_free(wanted: Space, others: Iterable[Space]) -> None:
-    for space in others:
-        if space.filter == wanted.filter:
+def _check_filter_free(requested: Space, spaces: Iterable[Space]) -> None:
+    for space in spaces:
+        if space.filter == requested.filter:
             raise Conflict(
-                f"filter {wanted.filter.text!r} is that of space {space.name!r} already. Use that space, or choose "
+                f"filter {requested.filter.text!r} is that of space {space.name!r} already. Use that space, or choose "
                 "another filter."
             )
 
@@ -260,31 +262,39 @@ def _check_not_default(name: str, rule: str) -> None:
         raise InvalidSetting(f"space {name!r} {rule}. Create a more specific space instead.")
 
 
-def _create(conn: psycopg.Connection[Any], wanted: Space, spaces: list[Space]) -> Space:
-    given = {name: value for name, value in zip(_COLUMNS, _row(wanted), strict=True) if value is not None}
+def _create(conn: psycopg.Connection[Any], requested: Space, spaces: list[Space]) -> Space:
+    values = {name: value for name, value in zip(_COLUMNS, _row(requested), strict=True) if value is not None}
     statement = sql.SQL(
         "insert into space (filter_since, {}) values ((select coalesce(max(stream_id), 0) from stream), {})"
         " returning space_id"
-    ).format(sql.SQL(", ").join(map(sql.Identifier, given)), sql.SQL(", ").join(sql.Placeholder() * len(given)))
-    row = conn.execute(statement, list(given.values())).fetchone()
+    ).format(sql.SQL(", ").join(map(sql.Identifier, values)), sql.SQL(", ").join(sql.Placeholder() * len(values)))
+    row = conn.execute(statement, list(values.values())).fetchone()
     assert row is not None
-    created = replace(wanted, space_id=row[0])
-    others = _affected(spaces, created)
-    roll_over_spaces(conn, others, [created, *others], created.space_id)
+    created = replace(requested, space_id=row[0])
+    affected = _affected(spaces, created)
+    roll_over_spaces(conn, affected, [created, *affected], created.space_id)
     return created
 
 
-def _update(conn: psycopg.Connection[Any], new: Space) -> None:
+def _update(conn: psycopg.Connection[Any], altered: Space) -> None:
     """Store the new space. If it has payloads already, another way to the same location applies to these as well."""
     conn.execute(
         "update space set filter_since = case when filter = %s then filter_since"
         " else (select coalesce(max(stream_id), 0) from stream) end,"
+        " former_filters = array(select unnest(former_filters || filter) except select %s),"
         " name = %s, filter = %s, shards = %s, retention_s = %s, rollover_s = %s, compression = %s,"
         " payload_location = %s, tier_after_s = %s, payload_locations = array("
         "   select case when split_part(known, '?', 1) = split_part(%s, '?', 1) then %s else known end"
         "     from unnest(payload_locations) as known)"
         " where space_id = %s",
-        (new.filter.text, *_row(new), new.payload_location, new.payload_location, new.space_id),
+        (
+            altered.filter.text,
+            altered.filter.text,
+            *_row(altered),
+            altered.payload_location,
+            altered.payload_location,
+            altered.space_id,
+        ),
     )
 
 
@@ -302,9 +312,10 @@ def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
     return [
         space
         for space in spaces
-        if space.space_id not in {one.space_id for one in changed}
+        if space.space_id not in {form.space_id for form in changed}
         and any(
-            space.filter.intersects(one.filter) and one.filter.specificity < space.filter.specificity for one in changed
+            space.filter.intersects(form.filter) and form.filter.specificity < space.filter.specificity
+            for form in changed
         )
     ]
 
@@ -314,20 +325,20 @@ _USED = "select payload_locations_of(space_id) from space where name = %s and dr
 
 def check_reaches_objects(conn: psycopg.Connection[Any], space: str, text: str) -> None:
     """Raise `InvalidSetting` if payloads of the space lie at this location, and these options do not lead to them."""
-    wanted = parse_location(text)
+    target = parse_location(text)
     used = [
         parse_stored_location(each) for (locations,) in conn.execute(_USED, (space,)).fetchall() for each in locations
     ]
     for former in used:
-        if former.prefix != wanted.prefix or former.options == wanted.options:
+        if former.prefix != target.prefix or former.options == target.options:
             continue
-        there = get_store(replace(wanted, marker=former.marker))
+        store = get_store(replace(target, marker=former.marker))
         try:
-            run_with_timeout(there, TO_READ, there.check_marker)
+            run_with_timeout(store, TO_READ, store.check_marker)
         except PayloadUnavailable as error:
             detail = str(error).partition(". ")[0]
             raise InvalidSetting(
-                f"payload_location {str(wanted)!r}: payloads of space {space!r} lie there already, and these "
+                f"payload_location {str(target)!r}: payloads of space {space!r} lie there already, and these "
                 f"options must lead to them: {detail}. Correct the options, or run this where the place can "
                 "be reached; nothing was changed."
             ) from error

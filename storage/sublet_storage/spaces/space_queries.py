@@ -32,11 +32,13 @@ select f.filter, exists (select from generation g where g.filter = f.filter and 
        (select max(generation_id) from generation)
   from filled f where f.filter is not null"""
 
+_FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where dropped_at is null"
+
 
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
     """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
-    where = "" if include_dropped else "where dropped_at is null"
-    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {where} order by name, space_id")]
+    condition = "" if include_dropped else "where dropped_at is null"
+    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {condition} order by name, space_id")]
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
@@ -51,6 +53,15 @@ def find_space_in(name: str, spaces: list[Space]) -> Space:
             return space
     have = ", ".join(space.name for space in spaces) or "none"
     raise UnknownSpace(f"space {name!r}: there is no such space. There are: {have}. Create it, or correct the name.")
+
+
+def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter) -> list[int]:
+    """Return the live spaces that may have had messages for the filter at any time, also from another space's shadow.
+
+    Such streams of theirs as are still to come may have the rest of an epoch that has begun there.
+    """
+    rows = conn.execute(_FILTERS_OF_LIVE).fetchall()
+    return [space_id for space_id, filters in rows if any(TopicFilter(text).intersects(filter) for text in filters)]
 
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
@@ -79,8 +90,8 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
     )
 
 
-def _streams(conn: psycopg.Connection[Any], where: str, *parameters: object) -> tuple[StreamInfo, ...]:
-    rows = conn.execute(f"select {_STREAM} from stream {where} order by stream_id", parameters)
+def _streams(conn: psycopg.Connection[Any], condition: str, *parameters: object) -> tuple[StreamInfo, ...]:
+    rows = conn.execute(f"select {_STREAM} from stream {condition} order by stream_id", parameters)
     return tuple(_stream(*row) for row in rows)
 
 

@@ -147,12 +147,12 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
     """
     if space.payload_location is None:
         return TieringResult(0, 0, True)
-    until, is_late = time.monotonic() + most_s, False
+    deadline, is_late = time.monotonic() + most_s, False
     mover = _Mover(conn, space, guard)
     for stream in mover.work():
         try:
             while not (mover.is_over or is_late) and mover.batch(stream):
-                is_late = time.monotonic() >= until
+                is_late = time.monotonic() >= deadline
         except StaleTerm:
             raise
         except Exception as error:  # what ails one stream must not hold up the others
@@ -182,14 +182,14 @@ class _Mover:
         """Return the streams with blocks to examine, once the location is known to be available."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
-        found = [stream for stream in streams if stream.closed or self._is_due(stream)]
-        return found if found and self._prepare() else []
+        due_streams = [stream for stream in streams if stream.closed or self._is_due(stream)]
+        return due_streams if due_streams and self._prepare() else []
 
     def _is_due(self, stream: _Stream) -> bool:
-        asked = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
+        parameters = {"stream": stream.stream_id, "offset": stream.offset, "after": self._space.tier_after_s}
         with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
             statement = sql.SQL(_IS_DUE).format(block=partition_table(stream.generation_id))
-            return self._conn.execute(statement, asked).fetchone() == (True,)
+            return self._conn.execute(statement, parameters).fetchone() == (True,)
         return False
 
     def batch(self, stream: _Stream) -> bool:
@@ -214,19 +214,19 @@ class _Mover:
         """Ensure that a location in use has a marker, and the space has it; return False if it got another
         meanwhile."""
         prefix = self._location.prefix
-        asked = {"space": self._space.space_id, "location": self._space.payload_location, "prefix": prefix}
-        row = self._conn.execute(_KNOWN, asked).fetchone()
+        parameters = {"space": self._space.space_id, "location": self._space.payload_location, "prefix": prefix}
+        row = self._conn.execute(_KNOWN, parameters).fetchone()
         if row is None:
             self._conn.execute(_WISHED, (prefix, secrets.token_hex(16)))
-            row = self._conn.execute(_KNOWN, asked).fetchone()
+            row = self._conn.execute(_KNOWN, parameters).fetchone()
         assert row is not None
         marker, is_marked, is_in_use = row
         if not is_marked:
             with self._conn.transaction():
                 self._guard(self._conn)
-            found = run_with_timeout(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
-            self._conn.execute(_MARKED, (found, prefix))
-            marker, _, is_in_use = self._conn.execute(_KNOWN, asked).fetchone() or row
+            stored_marker = run_with_timeout(self._store, TO_CHANGE, partial(self._store.write_marker, marker))
+            self._conn.execute(_MARKED, (stored_marker, prefix))
+            marker, _, is_in_use = self._conn.execute(_KNOWN, parameters).fetchone() or row
         self._store = get_store(replace(self._location, marker=marker))
         run_with_timeout(self._store, TO_CHANGE, self._store.check_marker)
         run_with_timeout(
@@ -236,7 +236,7 @@ class _Mover:
             return True
         with self._conn.transaction():
             self._guard(self._conn)
-            return self._conn.execute(_PREPARED, asked).rowcount > 0
+            return self._conn.execute(_PREPARED, parameters).rowcount > 0
 
     def _rows(self, stream: _Stream) -> list[tuple[Any, ...]]:
         rows = self._conn.execute(
@@ -290,19 +290,19 @@ class _Mover:
                 self._conn.execute(_LOCK)
                 target = (self._space.space_id, self._space.payload_location)
                 self.is_over = not self._conn.execute(_STILL, target).rowcount
-                wanted = [] if self.is_over else written
-                claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in wanted])
-                named = self._name(stream, [block for block in wanted if block.uri in claimed])
-                left = [block for block in blocks if block.uri not in named]
-                self._mark_orphans(stream, left)
+                usable = [] if self.is_over else written
+                claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in usable])
+                moved_uris = self._name(stream, [block for block in usable if block.uri in claimed])
+                unmoved = [block for block in blocks if block.uri not in moved_uris]
+                self._mark_orphans(stream, unmoved)
                 if not self.is_over:
-                    self._advance(stream, rows, min((block.end_offset for block in left), default=None))
+                    self._advance(stream, rows, min((block.end_offset for block in unmoved), default=None))
         except Exception:
             # No block names them now; a writer that is still at work may have forgotten those that come late.
             if not self._conn.closed:
                 self._mark_orphans(stream, blocks)
             raise
-        return [block for block in blocks if block.uri in named]
+        return [block for block in blocks if block.uri in moved_uris]
 
     def _advance(self, stream: _Stream, rows: Sequence[Sequence[Any]], first_left: int | None) -> None:
         """Continue the pass behind these rows; the next begins behind those before the first that was left."""

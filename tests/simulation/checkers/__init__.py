@@ -89,7 +89,9 @@ class Checkers:
         for stream_id, position in moves.items():
             if rows[stream_id].position != position:
                 raise Violation(f"{group} was reset, stream {stream_id} to {position}, but is at {rows[stream_id]}")
-        self.lives.was_reset(group, moves)
+        streams = self._simulation.streams.streams
+        deleted = {s: each.head for s, each in streams.items() if each.generation.deleted and group.options.atomic}
+        self.lives.was_reset(group, {**deleted, **moves})  # it begins anew, and what is no more does not come again
         self.record.read_on()
         for stream_id in taken:
             self.authority.was_seized((group.group_id, stream_id))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
-from sublet_protocol.domain.epochs import LowerFrontier
+from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
@@ -30,6 +30,8 @@ class MemoryGeneration:
     stream_ids: list[int] = field(default_factory=list)
     closed: bool = False
     gone: bool = False
+    deleted: bool = False
+    """Its rows, and those of its streams, are: only who looks from outside still finds them here."""
 
 
 @dataclass(slots=True)
@@ -84,11 +86,15 @@ class MemoryCatalogue:
 
     def __init__(self) -> None:
         self.spaces: dict[int, Space] = {}
+        self.filters: dict[int, set[TopicFilter]] = {}
+        """{space_id: every filter that it has had}."""
         self.dropped: set[int] = set()
         self.generations: dict[int, MemoryGeneration] = {}
         self.streams: dict[int, MemoryStream] = {}
         self.lowers: dict[int, LowerFrontier] = {}
         """{space_id: what may still be published}; spaces that are not in it have no epochs."""
+        self.lost_uppers: dict[int, UpperFrontier] = {}
+        """{space_id: the greatest epochs in streams whose rows are deleted}."""
 
     def add_space(
         self, name: str = "default", filter: str = "#", shards: int = 1, *, rolls: Iterable[int] = ()
@@ -96,6 +102,7 @@ class MemoryCatalogue:
         """Create a space and its first streams; the spaces in `rolls`, which lose topics to it, roll over with it."""
         space = Space(len(self.spaces) + 1, name, TopicFilter(filter), shards)
         self.spaces[space.space_id] = space
+        self.filters[space.space_id] = {space.filter}
         rolled = {space_id: self.spaces[space_id].shards for space_id in rolls}
         return self._turn({**rolled, space.space_id: shards}, space.space_id)
 
@@ -107,6 +114,7 @@ class MemoryCatalogue:
     def alter_space(self, space_id: int, filter: str, *, rolls: Iterable[int] = ()) -> tuple[int, ...]:
         """Give the space another filter, in a new generation; the spaces in `rolls` roll over with it."""
         self.spaces[space_id] = replace(self.spaces[space_id], filter=TopicFilter(filter))
+        self.filters[space_id].add(TopicFilter(filter))
         return self._turn({other: self.spaces[other].shards for other in (*rolls, space_id)}, space_id)
 
     def rollover(self, space_id: int, shards: int | None = None) -> tuple[int, ...]:
@@ -141,6 +149,19 @@ class MemoryCatalogue:
             raise ValueError(f"generation {generation_id} is open: roll its space over first")
         generation.gone = True
 
+    def delete_generation(self, generation_id: int) -> None:
+        """Delete the rows of a closed generation: what descends from its streams gets their parents."""
+        generation = self.generations[generation_id]
+        generation.gone = generation.deleted = True
+        streams = {stream_id: self.streams[stream_id] for stream_id in generation.stream_ids}
+        for child in self.streams.values():
+            if streams.keys() & set(child.parents):
+                above = {up for each in child.parents for up in (streams[each].parents if each in streams else (each,))}
+                child.parents = tuple(sorted(up for up in above if _overlap(self.streams[up], child)))
+        begun = [epoch for stream in streams.values() for epoch in greatest_epochs(stream, stream.head)]
+        lost = self.lost_uppers.get(generation.space_id, UpperFrontier())
+        self.lost_uppers[generation.space_id] = lost.join(UpperFrontier.from_epochs(begun))
+
     def facts(self, stream_id: int) -> StreamFacts | None:
         """The stream as it is now, None if there is none of that id."""
         stream = self.streams.get(stream_id)
@@ -150,7 +171,8 @@ class MemoryCatalogue:
         """What the blocks behind an offset have of epochs, all of them, as the log would say it now."""
         stream = self.streams[stream_id]
         found = tuple(mark for mark in stream.block_summaries if mark.end > offset)
-        return BlockEpochSummaries(found, stream.head, stream.closed, self.lowers.get(stream.generation.space_id))
+        space_id = stream.generation.space_id
+        return BlockEpochSummaries(found, stream.head, stream.closed, self.lowers.get(space_id), space_id)
 
     def open_streams(self, space_id: int) -> tuple[int, ...]:
         """The appendable streams of a space, in the order of their ids."""
@@ -160,9 +182,14 @@ class MemoryCatalogue:
         """The spaces that are not dropped."""
         return tuple(space for space in self.spaces.values() if space.space_id not in self.dropped)
 
+    def spaces_that_matched(self, filter: TopicFilter) -> set[int]:
+        """The live spaces that may have had messages for the filter at any time."""
+        live = {space.space_id for space in self.live_spaces()}
+        return {space_id for space_id in live if any(one.intersects(filter) for one in self.filters[space_id])}
+
     def generation_filters(self) -> GenerationTopicFilters:
         """What the generations there are were filled under."""
-        generations = self.generations.values()
+        generations = [generation for generation in self.generations.values() if not generation.deleted]
         return GenerationTopicFilters(
             filters=tuple(dict.fromkeys(generation.filter for generation in generations)),
             open=frozenset(generation.filter for generation in generations if not generation.closed),
@@ -203,3 +230,17 @@ class MemoryCatalogue:
             self.streams[stream.stream_id] = stream
             generation.stream_ids.append(stream.stream_id)
         return generation.stream_ids
+
+
+def greatest_epochs(stream: MemoryStream, position: int) -> list[Epoch]:
+    """The greatest epochs that had begun in a stream before that position."""
+    return [
+        epoch
+        for mark in stream.block_summaries
+        if mark.first < position and mark.epochs
+        for epoch in mark.epochs.greatest
+    ]
+
+
+def _overlap(one: MemoryStream, other: MemoryStream) -> bool:
+    return ranges_overlap((one.hash_from, one.hash_to), (other.hash_from, other.hash_to))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, GroupFrontier, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantKey
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
@@ -66,7 +66,7 @@ from sublet_storage.groups.model.records import (
 )
 from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.node_directory import NodeRef
-from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream
+from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
 
 
 @dataclass(slots=True)
@@ -86,6 +86,8 @@ class _Life:
     after_generation: int
     rows: dict[int, LendingRow] = field(default_factory=dict)
     frontiers: dict[int, LowerFrontier | None] = field(default_factory=dict)
+    spaces: set[int] = field(default_factory=set)
+    """Those of which it has had streams: of others it has a frontier, and nobody is told."""
     deleted: bool = False
 
 
@@ -350,8 +352,8 @@ class MemoryGroupStore:
     ) -> tuple[GroupFrontier, ...]:
         """How far an atomic group has come."""
         found = []
-        for space_id, before in life.frontiers.items():
-            lower = lowers.get(space_id)
+        for space_id in sorted(life.spaces & life.frontiers.keys()):
+            before, lower = life.frontiers[space_id], lowers.get(space_id)
             now = life.frontiers[space_id] = merge_consumed_frontier(before, lower, held_back.get(space_id, ()))
             if now is None or lower is None:
                 continue
@@ -368,17 +370,20 @@ class MemoryGroupStore:
         for stream in self.streams.streams.values():
             generation = stream.generation
             known = stream.stream_id in life.rows or generation.generation_id <= life.after_generation
-            if known or generation.filter not in wanted:
+            if known or generation.deleted or generation.filter not in wanted:
                 continue
             useful = stream.closed or wanted[generation.filter]
             status = LendingStatus.FREE if useful else LendingStatus.FINISHED
             row = LendingRow(life.group.group_id, stream.stream_id, status, 0)
             if life.group.options.atomic:
-                first = life.frontiers.setdefault(generation.space_id, None)
-                row = replace(row, consumed=ConsumedFrontier(0, first))
+                row = replace(row, consumed=ConsumedFrontier(0, life.frontiers.get(generation.space_id)))
+                if useful:
+                    life.frontiers.setdefault(generation.space_id, None)
+                    life.spaces.add(generation.space_id)
             added[stream.stream_id] = row
         added = self._heed_former(life, added)
         life.rows |= added
+        life.after_generation = max(life.after_generation, *self.streams.generations)
         return list(added.values())
 
     # --- small parts --------------------------------------------------------------------------------------------
@@ -415,18 +420,34 @@ class MemoryGroupStore:
 
     def _begin_epochs(self, life: _Life) -> None:
         """Which epochs it is given, by what had begun before its start positions."""
-        streams = self.streams.streams
-        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows}):
-            begun = []
+        start = life.group.options.starting_position
+        streams, filter = self.streams.streams, life.group.subscription.filter
+        life.spaces = self._spaces_of_rows(life)
+        matched = self.streams.spaces_that_matched(filter)
+        wanted = self.streams.generation_filters().matching(filter)
+        for space_id in sorted({streams[stream_id].generation.space_id for stream_id in life.rows} | matched):
+            begun = list(self.streams.lost_uppers.get(space_id, UpperFrontier()).greatest)
             for stream in streams.values():
-                if stream.generation.space_id == space_id:
+                if stream.generation.space_id == space_id and not stream.generation.deleted:
                     row = life.rows.get(stream.stream_id)
-                    begun += _greatest(stream, stream.head if row is None else row.position)
-            lower, start = self.streams.lowers.get(space_id), life.group.options.starting_position
+                    is_other = not stream.closed or stream.generation.filter not in wanted  # has nothing for it
+                    before = stream.head if row is None else row.position
+                    if start.policy == "latest" or row is not None or not is_other:
+                        begun += greatest_epochs(stream, before)
+            lower = self.streams.lowers.get(space_id)
             life.frontiers[space_id] = initial_frontier(start, lower, UpperFrontier.from_epochs(begun))
         for stream_id, row in life.rows.items():
             first = life.frontiers[streams[stream_id].generation.space_id]
             life.rows[stream_id] = replace(row, consumed=ConsumedFrontier(row.position, first))
+
+    def _spaces_of_rows(self, life: _Life) -> set[int]:
+        """Those of which the group has streams that are not in a shadow."""
+        found = [(row, self.streams.streams[stream_id]) for stream_id, row in life.rows.items()]
+        return {
+            stream.generation.space_id
+            for row, stream in found
+            if stream.closed or row.status is not LendingStatus.FINISHED
+        }
 
     def _first_streams(self, subscription: Subscription, start: StartingPosition) -> list[MemoryStream]:
         """The open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
@@ -502,6 +523,33 @@ class MemoryGroupStore:
             for stream_id in generation.stream_ids
         )
 
+    def delete_past(self, generation_id: int) -> bool:
+        """Delete the rows of a generation without messages, once every group is past it, as
+        `sublet_storage.spaces.generation_cleanup`; False while one is not."""
+        generation = self.streams.generations[generation_id]
+        streams = [self.streams.streams[stream_id] for stream_id in generation.stream_ids]
+        lives = [life for life in self._lives.values() if not life.deleted]
+        for life in lives if any(stream.head for stream in streams) else ():
+            is_behind = life.after_generation < generation_id
+            if is_behind and life.group.subscription.filter.intersects(generation.filter):
+                return False
+        rows = [row for life in lives for stream in streams if (row := life.rows.get(stream.stream_id)) is not None]
+        if any((row.group_id, row.stream_id) in self.locked or not self._is_over(row) for row in rows):
+            return False
+        for row in rows:
+            del self._lives[row.group_id].rows[row.stream_id]
+        self.streams.delete_generation(generation_id)
+        return True
+
+    def delete_all_past(self) -> list[int]:
+        """The same for all that retention has taken; the generations."""
+        gone = [each.generation_id for each in self.streams.generations.values() if each.gone and not each.deleted]
+        return [generation_id for generation_id in gone if self.delete_past(generation_id)]
+
+    def _is_over(self, row: LendingRow) -> bool:
+        at_the_end = row.status is LendingStatus.FREE and row.position == self.streams.streams[row.stream_id].head
+        return row.status is LendingStatus.FINISHED or at_the_end
+
     @staticmethod
     def _is_unread(life: _Life, stream: MemoryStream) -> bool:
         """One without a row that is younger than the group was not noticed yet: all of it is wanted."""
@@ -516,16 +564,6 @@ class MemoryGroupStore:
         """The group's rows as they are, by stream: for tests to look at."""
         life = self._lives.get(group_id)
         return dict(life.rows) if life else {}
-
-
-def _greatest(stream: MemoryStream, position: int) -> list[Epoch]:
-    """The greatest epochs that had begun in a stream before that position."""
-    return [
-        epoch
-        for mark in stream.block_summaries
-        if mark.first < position and mark.epochs
-        for epoch in mark.epochs.greatest
-    ]
 
 
 def _only_moves(change: AdvancePosition, row: LendingRow, ruling: LendingTransition, stream: StreamFacts) -> bool:

@@ -20,7 +20,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, timeline_of
 from sublet_storage.db.clock import NOW, in_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import group_lifecycle, lending_rows
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
@@ -57,11 +57,6 @@ insert into lending (group_id, stream_id, status, position, consumed, updated_at
 select %(group)s, u.stream_id, u.status, u.position, u.consumed, {NOW}
   from unnest(%(streams)s::bigint[], %(statuses)s::text[], %(positions)s::bigint[], %(consumed)s::jsonb[])
        as u (stream_id, status, position, consumed)"""
-
-_FRONTIERS = f"""
-insert into consumed_frontier (group_id, space_id, least, updated_at)
-select %(group)s, u.space_id, u.least, {NOW}
-  from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least)"""
 
 _NOW = f"select {in_microseconds(NOW)}"
 
@@ -149,8 +144,10 @@ def create_from_progress(
     _check(connection, subscription, options, there)
     _lend(connection, group_id, there.positions)
     group_lifecycle.heed_former(connection, [group_id], None)
-    spaces, least = [space_id for space_id, _ in progress.frontiers], [_json(each) for _, each in progress.frontiers]
-    connection.execute(_FRONTIERS, {"now_us": None, "group": group_id, "spaces": spaces, "least": least})
+    if options.atomic:
+        consumed_frontiers.insert_exported_frontiers(
+            connection, group_id, subscription.filter, dict(progress.frontiers)
+        )
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
     line = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
     lending_rows.write_history(connection, [line], now_us)
@@ -280,7 +277,3 @@ def _integer(stored: Any) -> int:
 
 def _frontier(stored: Any) -> tuple[int, LowerFrontier | None]:
     return _integer(stored["space_id"]), lower_frontier_from_json(stored["least"])
-
-
-def _json(least: LowerFrontier | None) -> str:
-    return json.dumps(None if least is None else least.least)

@@ -233,7 +233,7 @@ def execute_reset(
     buffer.flush(connection)
     _take_back(connection, group, buffer, leader.term, reason=reason, force=force)
     if group.options.atomic:
-        _begin_epochs(connection, group.group_id, target)
+        _begin_epochs(connection, group, target)
     leadership.expire(connection, (group.group_id,))
     return moves
 
@@ -275,10 +275,15 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
     return known
 
 
-def _begin_epochs(connection: Connection, group_id: int, target: ResetTarget) -> None:
+def _begin_epochs(connection: Connection, group: Group, target: ResetTarget) -> None:
     """Make an atomic group read entire epochs from its new positions on."""
-    consumed_frontiers.delete_frontiers(connection, group_id)
+    consumed_frontiers.delete_frontiers(connection, group.group_id)
     start = StartingPosition.LATEST if target.kind == "latest" else StartingPosition.EARLIEST
     consumed_frontiers.initialize_frontiers(
-        connection, group_id, start, None, target.epoch if target.kind == "epoch" else None
+        connection,
+        group.group_id,
+        group.subscription.filter,
+        start,
+        None,
+        target.epoch if target.kind == "epoch" else None,
     )

@@ -1,5 +1,8 @@
 """Consumed frontiers of atomic groups: the first ones, and how they advance.
 
+A frontier begins with the group for each space that has had messages for it, also where others take them now: what has
+begun there stays begun when its topics come back. A space without a frontier came after the group, which gets all.
+
 What is completed in a space is read before the rows and heads that it is compared with. So whatever was published in a
 completed epoch has a stream with a row by then, and lies below that stream's head.
 """
@@ -16,9 +19,11 @@ from sublet_protocol.domain.epochs import (
     GroupFrontier,
     LowerFrontier,
     UpperFrontier,
+    have_same_dimensions,
     lower_frontier_from_json,
     upper_frontier_from_json,
 )
+from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.lending_rows import Key
@@ -26,6 +31,7 @@ from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import consumption_record
 from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier
 from sublet_storage.groups.model.records import StartingPosition
+from sublet_storage.spaces.space_queries import find_spaces_that_matched, read_generation_filters
 
 # Those that the groups may get rows in are of generations that came after them. A day after a space was dropped every
 # leader has read how its epochs ended.
@@ -34,36 +40,48 @@ select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1
  where space_id in (select f.space_id from consumed_frontier f where f.group_id = any(%(groups)s::bigint[])
                     union select g.space_id from generation g where g.generation_id > %(oldest)s)"""
 
-# What had begun before the start positions; of streams without a row, which are consumed, gone or deleted, all
-# that had. A group at the end starts behind all that has begun by now: to leave out what began while its rows were
-# written, all blocks would have to be looked at.
+_SPACES_OF_ROWS = """
+select distinct s.space_id from lending l join stream s using (stream_id) where l.group_id = %(group)s"""
+
+# What had begun before the start positions; of streams without a row, which are consumed, gone, deleted or not the
+# group's, all that had, unless they have nothing for it. A group at the end starts behind all that has begun by now: to
+# leave out what began while its rows were written, all blocks would have to be looked at.
 _BEGUN = """
 select u.space_id, space.lower_frontier, before.greatest
-  from stream_upper_frontier u join space using (space_id) left join stream s using (stream_id)
+  from stream_upper_frontier u join space using (space_id) join consumer_group g on g.group_id = %(group)s
+  left join stream s using (stream_id) left join generation n using (generation_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
   cross join lateral (
-    select case when %(at_the_end)s or l.stream_id is null or l.position >= s.head then u.upper_frontier else (
+    select case when %(at_the_end)s or s.stream_id is null or l.position >= s.head then u.upper_frontier
+      when l.stream_id is null then case when n.generation_id <= g.after_generation
+        and n.filter = any(case when s.state = 'open' then %(open)s::text[] else %(filters)s::text[] end)
+        then u.upper_frontier end
+      else (
       select jsonb_agg(epoch) from block b, jsonb_array_elements(b.epoch_bounds -> 'greatest') as greatest(epoch)
        where b.generation_id = s.generation_id and b.stream_id = s.stream_id and b.end_offset - b.count < l.position
     ) end as greatest) as before
- where u.space_id in (select k.space_id from lending r join stream k using (stream_id) where r.group_id = %(group)s)"""
+ where u.space_id = any(%(spaces)s::bigint[])"""
 
-_BEGIN = f"""
-with first as (
-  insert into consumed_frontier (group_id, space_id, least, updated_at)
-  select %(group)s, u.space_id, u.least, {NOW}
-    from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least) returning space_id, least
-)
-update lending l set consumed = jsonb_build_object('upto', l.position, 'least', first.least)
-  from stream s, first where s.stream_id = l.stream_id and s.space_id = first.space_id and l.group_id = %(group)s"""
+_INSERT = f"""
+insert into consumed_frontier (group_id, space_id, least, updated_at, has_streams)
+select %(group)s, u.space_id, u.least, {NOW}, exists (
+         select from lending l join stream s using (stream_id)
+          where l.group_id = %(group)s and s.space_id = u.space_id and not (l.status = 'finished' and s.state = 'open'))
+  from unnest(%(spaces)s::bigint[], %(least)s::jsonb[]) as u (space_id, least)"""
+
+_BEGIN = """
+update lending l set consumed = jsonb_build_object('upto', l.position, 'least', f.least)
+  from stream s, consumed_frontier f
+ where s.stream_id = l.stream_id and f.group_id = l.group_id and f.space_id = s.space_id and l.group_id = %(group)s"""
 
 _ADD = f"""
 insert into consumed_frontier (group_id, space_id, least, updated_at)
 select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
   from unnest(%(groups)s::bigint[], %(streams)s::bigint[]) as u (group_id, stream_id) join stream s using (stream_id)
-    on conflict do nothing"""
+    on conflict (group_id, space_id) do update set has_streams = true where not consumed_frontier.has_streams"""
 
-_KNOWN = "select group_id, space_id, least from consumed_frontier where group_id = any(%(groups)s::bigint[])"
+_KNOWN = """
+select group_id, space_id, least, has_streams from consumed_frontier where group_id = any(%(groups)s::bigint[])"""
 
 # Where epochs have one number the least of all streams is enough; else each distinct one.
 _HELD_BACK = """
@@ -121,24 +139,30 @@ def delete_frontiers(connection: Connection, group_id: int) -> None:
 
 
 def initialize_frontiers(
-    connection: Connection, group_id: int, start: StartingPosition, now_us: int | None, epoch: Epoch | None = None
+    connection: Connection,
+    group_id: int,
+    filter: TopicFilter,
+    start: StartingPosition,
+    now_us: int | None,
+    epoch: Epoch | None = None,
 ) -> None:
     """Set, for a group that has no frontiers, which epochs it gets, in its rows and as its first frontiers. `epoch`:
     the group gets none before that."""
-    lowers: dict[int, LowerFrontier | None] = {}
-    begun: dict[int, UpperFrontier] = {}
-    at_the_end = start.policy == "latest"
-    for space_id, lower, greatest in connection.execute(_BEGUN, {"group": group_id, "at_the_end": at_the_end}):
-        lowers[space_id] = lower_frontier_from_json(lower)
-        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_frontier_from_json(greatest))
-    first = {space_id: initial_frontier(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
-    if epoch is not None:
-        wanted = LowerFrontier((epoch,))
-        for space_id in (space_id for space_id, lower in lowers.items() if lower is not None):
-            before = first[space_id]
-            first[space_id] = wanted if before is None else before.intersect(wanted)
-    parameters = {"group": group_id, "spaces": list(first), "least": _least(first.values()), "now_us": now_us}
-    connection.execute(_BEGIN, parameters)
+    spaces = {space_id for (space_id,) in connection.execute(_SPACES_OF_ROWS, {"group": group_id}).fetchall()}
+    spaces.update(find_spaces_that_matched(connection, filter))
+    _insert(connection, group_id, _first_frontiers(connection, group_id, filter, start, spaces, epoch), now_us)
+    connection.execute(_BEGIN, {"group": group_id})
+
+
+def insert_exported_frontiers(
+    connection: Connection, group_id: int, filter: TopicFilter, exported: Mapping[int, LowerFrontier | None]
+) -> None:
+    """Insert the frontiers of a group that goes on from where another was. Where that had none, which may be as its
+    filter was another, the group gets no epoch that had begun in streams of before."""
+    others = set(find_spaces_that_matched(connection, filter)) - exported.keys()
+    first = _first_frontiers(connection, group_id, filter, StartingPosition.EARLIEST, others)
+    first = {space_id: least for space_id, least in first.items() if least is not None}
+    _insert(connection, group_id, {**exported, **first}, None)
 
 
 def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> None:
@@ -160,12 +184,12 @@ def advance_frontiers(
     moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
     found: dict[int, list[GroupFrontier]] = {}
     past: list[tuple[int, int]] = []
-    for group_id, space_id, least in known:
+    for group_id, space_id, least, has_streams in known:
         before, space = lower_frontier_from_json(least), spaces.get(space_id)
-        if space is not None and space.is_dropped and before == space.lower:
+        if space is not None and space.is_dropped and (before == space.lower or not has_streams):
             past.append((group_id, space_id))
             continue
-        if space is None or space.lower is None:
+        if space is None or space.lower is None or not has_streams:
             continue
         now = merge_consumed_frontier(before, space.lower, held_back.get((group_id, space_id), ()))
         if now is None:
@@ -187,6 +211,44 @@ def advance_frontiers(
     return {
         group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
     }
+
+
+def _first_frontiers(
+    connection: Connection,
+    group_id: int,
+    filter: TopicFilter,
+    start: StartingPosition,
+    spaces: Collection[int],
+    epoch: Epoch | None = None,
+) -> dict[int, LowerFrontier | None]:
+    matching = read_generation_filters(connection).matching(filter)
+    parameters = {
+        "group": group_id,
+        "at_the_end": start.policy == "latest",
+        "spaces": list(spaces),
+        "filters": [one.text for one in matching],
+        "open": [one.text for one, now in matching.items() if now],
+    }
+    lowers: dict[int, LowerFrontier | None] = {}
+    begun: dict[int, UpperFrontier] = {}
+    for space_id, lower, greatest in connection.execute(_BEGUN, parameters):
+        lowers[space_id] = lower_frontier_from_json(lower)
+        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_frontier_from_json(greatest))
+    first = {space_id: initial_frontier(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
+    if epoch is not None:
+        wanted = LowerFrontier((epoch,))
+        for space_id, lower in lowers.items():
+            if lower is not None and have_same_dimensions(lower, wanted):
+                before = first[space_id]
+                first[space_id] = wanted if before is None else before.intersect(wanted)
+    return first
+
+
+def _insert(
+    connection: Connection, group_id: int, frontiers: Mapping[int, LowerFrontier | None], now_us: int | None
+) -> None:
+    parameters = {"group": group_id, "spaces": list(frontiers), "least": _least(frontiers.values()), "now_us": now_us}
+    connection.execute(_INSERT, parameters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -121,7 +121,7 @@ def create(
     connection.execute(_BEGIN, {**parameters, **filters_at_start(connection, subscription.filter, start)})
     heed_former(connection, [group_id], now_us)
     if options.atomic:
-        consumed_frontiers.initialize_frontiers(connection, group_id, start, now_us)
+        consumed_frontiers.initialize_frontiers(connection, group_id, subscription.filter, start, now_us)
     return Group(group_id, subscription, options)
 
 

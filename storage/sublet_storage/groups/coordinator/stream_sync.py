@@ -149,9 +149,10 @@ def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -
     if added:
         group_lifecycle.heed_former(connection, [one.group_id for one in groups], now_us)
     atomic = {one.group_id for one in groups if one.atomic}
-    if keys := [(group, stream) for group, stream, _ in added if group in atomic]:
+    wanted = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
+    if keys := [key for key in wanted if key[0] in atomic]:
         consumed_frontiers.add_spaces(connection, keys, now_us)
-    return {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
+    return wanted
 
 
 def _tidy_up(

@@ -162,7 +162,8 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
 
 _EPOCHS = """
 select p.name as space, f.least as consumed, p.lower_frontier as completed, f.updated_at as moved_at
-  from consumed_frontier f join space p using (space_id) where f.group_id = %(group)s order by p.name"""
+  from consumed_frontier f join space p using (space_id) where f.group_id = %(group)s and f.has_streams
+ order by p.name"""
 
 
 def list_groups(connection: Connection) -> tuple[GroupOverview, ...]:
