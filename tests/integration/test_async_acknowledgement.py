@@ -134,7 +134,7 @@ async def test_an_ack_waits_for_an_unknown_outcome(scene: Scene, auto_ack: bool)
             cutter.resume()
             cutter.go_away()
             batch.ack()
-            await until(lambda: session._refused, WAIT_S)
+            await session.wait(0.0)  # what was acknowledged before is refused by then
             cutter.resume()
             for first in (1, 2):
                 batch = await polled(session)
@@ -159,12 +159,12 @@ async def test_an_ack_while_postgres_is_away_is_raised(scene: Scene) -> None:
             with pytest.raises(UnknownOutcome):
                 await session.poll(WAIT_S)
             batch.ack()
-            await until(lambda: session._refused, WAIT_S)
+            await session.wait(0.0)  # what was acknowledged before is refused by then
             with pytest.raises(UnknownOutcome):
                 batch.ack()
             cutter.resume()
             batch.ack()
-            await until(lambda: session._refused, WAIT_S)
+            await session.wait(0.0)  # what was acknowledged before is refused by then
             with pytest.raises(UsageError, match=NOT_COMMITTED):
                 batch.ack()
             await commit(session, batch)
