@@ -77,8 +77,8 @@ class WatchedGroups(MemoryGroupStore):
     ) -> Group:
         return self._opened(super().declare_group(subscription, options, principal))
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
-        group_id = super().delete_group(subscription, who)
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
+        group_id = super().delete_group(subscription, user)
         if group_id is not None and self.checkers is not None:
             self.checkers.deleted(group_id)
         return group_id

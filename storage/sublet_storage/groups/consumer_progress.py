@@ -135,12 +135,12 @@ def advance(
     which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not.
     The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
-    stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
+    documents = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
         row = conn.execute(
             _ADVANCE.format(sql.Identifier(schema_name(schema))),
-            (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *stored),
+            (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *documents),
         ).fetchone()
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
@@ -245,14 +245,14 @@ def read_last_planned_ranges(
     call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
         sql.Identifier(schema_name(schema))
     )
-    found = {}
+    planned_ranges = {}
     rows = conn.execute(call, (group_id, session.name, session.epoch, list(stream_ids))).fetchall()
     for stream_id, is_ours, grant_id, reached, frontier, doubt in rows:
         in_doubt = InDoubtRange.from_json(doubt)
         done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
         is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
-        found[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
-    return found
+        planned_ranges[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
+    return planned_ranges
 
 
 def read_ended_grants(
@@ -284,9 +284,12 @@ def ahead(
     """Return {stream: what the session's group has before it}, of those that it has something before it in, also where
     no leader has made a row yet. What a session is to have read that ends when it has had all there was is known by
     this."""
-    wanted = read_generation_filters(conn).matching(filter)
+    matching = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text, %s::bigint, %s::text[], %s::text[])")
-    filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
-    whose = (group_id, session.name, session.epoch)
-    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (*whose, *filters))
+    filters = (
+        [filter.text for filter, is_current in matching.items() if is_current],
+        [filter.text for filter in matching],
+    )
+    identity = (group_id, session.name, session.epoch)
+    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (*identity, *filters))
     return {row[0]: LaggingStream(*row) for row in rows}

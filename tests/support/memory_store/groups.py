@@ -140,19 +140,19 @@ class MemoryGroupStore:
         life = self._live(subscription)
         return life.group if life else None
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
-            self._history += deletion_records(life.rows.values(), leadership.term, now, who)
+            self._history += deletion_records(life.rows.values(), leadership.term, now, user)
             leadership.expires_us = 0
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
 
-    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, order: GroupCommand, user: str = "") -> Group | None:
         life = self._live(subscription)
         if life is None:
             return None
@@ -162,7 +162,7 @@ class MemoryGroupStore:
             life.group = replace(before, desired_state=after, revision=before.revision + 1)
             leadership = self._leaderships.get(before.group_id)
             term = leadership.term if leadership is not None else 0
-            self._history.append(command_record(before.group_id, order, term, self._clock(), who))
+            self._history.append(command_record(before.group_id, order, term, self._clock(), user))
         return life.group
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:

@@ -41,15 +41,15 @@ def make_token(
 ) -> tuple[NewToken, datetime]:
     """Return a new token and when it expires. Raises `Conflict` if the principal has two."""
     check_room(conn, "token")
-    new = NewToken.draw()
-    (expires_at,) = give(conn, _STORE, (new.token_id, new.digest, principal, lifetime_s, note)) or (None,)
+    token = NewToken.draw()
+    (expires_at,) = give(conn, _STORE, (token.token_id, token.digest, principal, lifetime_s, note)) or (None,)
     if expires_at is None:
         valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
         raise Conflict(
             f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and that is the limit: one in use and "
             f"one to replace it. Revoke the older one first: `sublet access revoke-token {next(iter(valid), 'ID')}`."
         )
-    return new, expires_at
+    return token, expires_at
 
 
 def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:

@@ -82,14 +82,14 @@ class ResetTarget:
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
-    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
+    def offsets(cls, offsets: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
         """Return the target of these offsets of these streams, and no others. Raises `UsageError`."""
-        for stream_id, offset in given.items():
+        for stream_id, offset in offsets.items():
             if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")
-        if not given:
+        if not offsets:
             raise UsageError("no stream is given. Give at least one, with its offset.")
-        return cls("given", offsets_by_stream=tuple(sorted(given.items())), timeline=timeline)
+        return cls("given", offsets_by_stream=tuple(sorted(offsets.items())), timeline=timeline)
 
     def __str__(self) -> str:
         match self.kind:

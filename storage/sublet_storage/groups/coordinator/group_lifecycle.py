@@ -160,7 +160,7 @@ def insert(
     return None if created is None else int(created[0])
 
 
-def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
+def delete(connection: Connection, group_id: int, now_us: int | None, user: str = "") -> bool:
     """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
     The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
@@ -173,34 +173,34 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
     leadership.expire(connection, (group_id,))
     leader = leadership.fetch_locked(locking).get(group_id)
     if leader is not None:
-        lines = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, who)
-        lending_rows.write_history(connection, lines, leader.now_us)
+        records = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, user)
+        lending_rows.write_history(connection, records, leader.now_us)
     return deleted.fetchone() is not None
 
 
 def apply_command(
-    connection: Connection, group: Group, command: GroupCommand, now_us: int | None, who: str = ""
+    connection: Connection, group: Group, command: GroupCommand, now_us: int | None, user: str = ""
 ) -> Group | None:
     """Change its desired state; return None if it was deleted meanwhile."""
-    known = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
-    if known is None:
+    row = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
+    if row is None:
         return None
-    stored, revision, term, at_us = known
-    before = GroupDesiredState.from_json(stored)
-    after = before.apply(command)
-    if after == before:
-        return replace(group, desired_state=before, revision=revision)
-    connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(after.to_json())})
-    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, who)], at_us)
-    return replace(group, desired_state=after, revision=revision + 1)
+    document, revision, term, at_us = row
+    former_state = GroupDesiredState.from_json(document)
+    state = former_state.apply(command)
+    if state == former_state:
+        return replace(group, desired_state=former_state, revision=revision)
+    connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(state.to_json())})
+    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, user)], at_us)
+    return replace(group, desired_state=state, revision=revision + 1)
 
 
 def filters_at_start(connection: Connection, filter: TopicFilter, start: StartingPosition) -> dict[str, list[str]]:
     """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
-    wanted = read_generation_filters(connection).matching(filter)
+    matching = read_generation_filters(connection).matching(filter)
     return {
-        "open": [one.text for one, now in wanted.items() if now],
-        "closed": [one.text for one in wanted] if start.policy in ("earliest", "time") else [],
+        "open": [filter.text for filter, is_current in matching.items() if is_current],
+        "closed": [filter.text for filter in matching] if start.policy in ("earliest", "time") else [],
     }
 
 
@@ -211,8 +211,12 @@ def _names(subscription: Subscription) -> dict[str, Any]:
 def _group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
-    group_id, kind, name, filter, start, options, stored, revision = record
+    group_id, kind, name, filter, start, options, desired_state, revision = record
     options = GroupOptions.from_row(start, options)
     return Group(
-        group_id, Subscription(kind, name, TopicFilter(filter)), options, GroupDesiredState.from_json(stored), revision
+        group_id,
+        Subscription(kind, name, TopicFilter(filter)),
+        options,
+        GroupDesiredState.from_json(desired_state),
+        revision,
     )

@@ -62,9 +62,11 @@ def commit_batch(
     moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
     left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
     moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
-    rest = [(w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved]
+    other_changes = [
+        (w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved
+    ]
     terms = leadership.fetch_locked(leaders)
-    findings = _find(connection, rest, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
+    findings = _find(connection, other_changes, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
     valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
     buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
@@ -91,22 +93,27 @@ def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
 
 def _find(
     connection: Connection,
-    rest: Sequence[tuple[int, LendingChange]],
+    changes: Sequence[tuple[int, LendingChange]],
     moved: Set[Key],
     on_data_loss: Mapping[int, OnDataLoss],
 ) -> _Findings:
     """Lock the rows of these changes and read what they are judged by."""
-    keys = [(group_id, change.stream_id) for group_id, change in rest if 0 < change.stream_id <= MAX_ID]
+    keys = [(group_id, change.stream_id) for group_id, change in changes if 0 < change.stream_id <= MAX_ID]
     if not keys:
         return _Findings({}, {}, {}, frozenset(), on_data_loss, moved)
-    at_rest = {(group_id, e.stream_id) for group_id, e in rest if not isinstance(e, HOLDING)}.intersection(keys)
-    ours = lending_rows.lock_rows(connection, keys)
+    at_rest = {
+        (group_id, change.stream_id) for group_id, change in changes if not isinstance(change, HOLDING)
+    }.intersection(keys)
+    locking = lending_rows.lock_rows(connection, keys)
     streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
-    waiting = lending_rows.ancestors(connection, at_rest) if at_rest else None
-    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(ours)}
-    facts, ancestors = lending_rows.read_facts(streams), lending_rows.read_ancestors(waiting) if waiting else {}
-    missing = set(keys) - rows.keys()
-    busy = frozenset(lending_rows.find_existing(connection, missing)) if missing else frozenset[Key]()
+    ancestor_query = lending_rows.ancestors(connection, at_rest) if at_rest else None
+    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(locking)}
+    facts, ancestors = (
+        lending_rows.read_facts(streams),
+        lending_rows.read_ancestors(ancestor_query) if ancestor_query else {},
+    )
+    unlocked = set(keys) - rows.keys()
+    busy = frozenset(lending_rows.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
     return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
 
 
@@ -138,21 +145,21 @@ def elect(
 
 
 def _announce_redelivery(
-    connection: Connection, claim: Leadership, ended: Sequence[LendingChangeResult], now_us: int | None
+    connection: Connection, claim: Leadership, expiry_results: Sequence[LendingChangeResult], now_us: int | None
 ) -> None:
     """Record possible redelivery for all rows except those whose end of a grant records it."""
     announced = {
-        each.change.stream_id
-        for each in ended
-        if each.lending is not None and each.lending.status is not LendingStatus.RESERVED
+        result.change.stream_id
+        for result in expiry_results
+        if result.lending is not None and result.lending.status is not LendingStatus.RESERVED
     }
-    lines = [
+    records = [
         to_history_record(row, event, claim.term, at_us)
         for row, stream, at_us in lending_rows.read_unfinished(connection, claim.leadership_id, now_us)
         if row.stream_id not in announced and (event := failover_event(row, stream)) is not None
     ]
-    if lines:
-        lending_rows.write_history(connection, lines, lines[0].at_us)
+    if records:
+        lending_rows.write_history(connection, records, records[0].at_us)
 
 
 def _result(

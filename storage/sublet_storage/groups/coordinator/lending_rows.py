@@ -167,8 +167,8 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
 
 def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
     """Return the oldest transaction that has a row of the group locked; None if that is not visible."""
-    found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
-    return None if found is None else BlockingTransaction(*found)
+    row = connection.execute(_LOCKER, {"group": group_id}).fetchone()
+    return None if row is None else BlockingTransaction(*row)
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
@@ -198,10 +198,10 @@ def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
 
 def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
     """Return {key: these ancestors} of a result of `ancestors`; keys without any are absent."""
-    found: dict[Key, tuple[int, ...]] = {}
+    ancestors: dict[Key, tuple[int, ...]] = {}
     for group_id, stream_id, ancestor in cursor.fetchall():
-        found[group_id, stream_id] = (*found.get((group_id, stream_id), ()), ancestor)
-    return found
+        ancestors[group_id, stream_id] = (*ancestors.get((group_id, stream_id), ()), ancestor)
+    return ancestors
 
 
 def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
@@ -219,8 +219,8 @@ def read_unfinished(
     connection: Connection, group_id: int, now_us: int | None
 ) -> list[tuple[LendingRow, StreamFacts, int]]:
     """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
-    found = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
-    return [(*_both(record), record[-1]) for record in found]
+    records = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
+    return [(*_both(record), record[-1]) for record in records]
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
@@ -251,24 +251,24 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
     connection.execute(_CHANGE, parameters)
 
 
-def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us: int) -> None:
+def write_history(connection: Connection, records: Sequence[HistoryRecord], now_us: int) -> None:
     """Append lines in their order."""
-    if not lines:
+    if not records:
         return
     parameters = {
-        "groups": [line.group_id for line in lines],
-        "streams": [line.stream_id for line in lines],
-        "events": [line.event for line in lines],
-        "reasons": [line.reason for line in lines],
-        "grants": [line.grant_id for line in lines],
-        "borrowers": [line.borrower_id for line in lines],
-        "agents": [line.agent for line in lines],
-        "sessions": [line.session for line in lines],
-        "positions": [line.position for line in lines],
-        "terms": [line.term for line in lines],
-        "forced": [line.is_forced for line in lines],
-        "redelivery_end": [line.redelivery_end for line in lines],
-        "key_digests": [line.key_digest for line in lines],
+        "groups": [record.group_id for record in records],
+        "streams": [record.stream_id for record in records],
+        "events": [record.event for record in records],
+        "reasons": [record.reason for record in records],
+        "grants": [record.grant_id for record in records],
+        "borrowers": [record.borrower_id for record in records],
+        "agents": [record.agent for record in records],
+        "sessions": [record.session for record in records],
+        "positions": [record.position for record in records],
+        "terms": [record.term for record in records],
+        "forced": [record.is_forced for record in records],
+        "redelivery_end": [record.redelivery_end for record in records],
+        "key_digests": [record.key_digest for record in records],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
@@ -292,12 +292,12 @@ def _row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
     grant_key = None if record[-3] is None else GrantKey(record[-3])
-    rest = (*record[3:-3], consumed, in_doubt, grant_key)
-    return LendingRow(record[0], record[1], LendingStatus(record[2]), *rest)
+    fields = (*record[3:-3], consumed, in_doubt, grant_key)
+    return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 
 
 def _stream(record: Sequence[Any]) -> StreamFacts:
-    stream_id, generation_id, low, high, head, closed, gone, lower = record
+    stream_id, generation_id, low, high, head, is_closed, is_gone, lower = record
     return StreamFacts(
-        stream_id, generation_id, int(low), int(high), head, closed, gone, lower_frontier_from_text(lower)
+        stream_id, generation_id, int(low), int(high), head, is_closed, is_gone, lower_frontier_from_text(lower)
     )

@@ -115,9 +115,9 @@ class GroupAtTime:
     streams: tuple[HistoryRecord, ...]
 
 
-def has_owner(line: HistoryRecord) -> bool:
+def has_owner(record: HistoryRecord) -> bool:
     """Return whether the stream is held after this record: by its session, or agent."""
-    return line.event in _HOLDING
+    return record.event in _HOLDING
 
 
 def read_group_at(
@@ -125,9 +125,10 @@ def read_group_at(
 ) -> GroupAtTime:
     """Return how it was at that time, of all streams that had been granted or touched by then, or of this one."""
     rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
-    lines = [HistoryRecord(*row) for row in rows]
+    records = [HistoryRecord(*row) for row in rows]
     return GroupAtTime(
-        next((line for line in lines if not line.stream_id), None), tuple(line for line in lines if line.stream_id)
+        next((record for record in records if not record.stream_id), None),
+        tuple(record for record in records if record.stream_id),
     )
 
 
@@ -142,13 +143,13 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
     once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
     `next`."""
-    asked = {"group": group_id, "behind": behind, "limit": limit}
+    parameters = {"group": group_id, "behind": behind, "limit": limit}
     try:
-        rows = conn.execute(_FIRST if behind is None else _BEHIND, asked).fetchall()
+        rows = conn.execute(_FIRST if behind is None else _BEHIND, parameters).fetchall()
     except psycopg.DataError:
         raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
-    lines = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
-    return GroupHistoryBatch(lines, rows[0][0])
+    records = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
+    return GroupHistoryBatch(records, rows[0][0])
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:

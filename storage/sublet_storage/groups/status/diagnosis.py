@@ -56,12 +56,12 @@ def _quoted(group: GroupDiagnosisFacts) -> str:
 
 def lower_head(blocked_reason: str | None) -> str | None:
     """Return where the stream ended that is blocked since the group was further; None where that is not why."""
-    found = _LOWER_HEAD.search(blocked_reason or "")
-    return None if found is None else found[1]
+    match = _LOWER_HEAD.search(blocked_reason or "")
+    return None if match is None else match[1]
 
 
-def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, how: str) -> str:
-    return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
+def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, option: str) -> str:
+    return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {option}"
 
 
 def _reset_group(group: GroupDiagnosisFacts) -> str:
@@ -97,8 +97,10 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if _went_with_its_space(stream):
         return _go_on_without_space(group)
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
-        again = f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
-        return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
+        reset_command = (
+            f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
+        )
+        return f"Put it right, and try once more: {reset_command}. {_past(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
     if head := lower_head(stream.blocked_reason):
@@ -106,18 +108,18 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
         return f"From offset {head} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
     if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
-    again = _reset(group, stream, "--to-current")
-    return f"Remove the cause. Then try once more: {again}, or leave the message there out, with --shift-by 1."
+    reset_command = _reset(group, stream, "--to-current")
+    return f"Remove the cause. Then try once more: {reset_command}, or leave the message there out, with --shift-by 1."
 
 
 def _gone_next(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    lost = (
+    loss = (
         _dropped(stream)
         if _went_with_its_space(stream)
         else f"retention has taken its messages from offset {stream.position} on"
     )
     return (
-        f"{lost}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
+        f"{loss}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
     )
 
 
@@ -152,8 +154,8 @@ def _start_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str
 def _epochs(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     front = stream.waits_for
     assert front is not None, "the rule has looked"
-    held = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
-    return f"the epochs of space {front.space} from {front.least} on are not completed: {held}"
+    holders = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
+    return f"the epochs of space {front.space} from {front.least} on are not completed: {holders}"
 
 
 def _complete(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
@@ -163,8 +165,8 @@ def _complete(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str |
 
 
 def _stalled(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    where = f"stands at offset {stream.position}, {stream.lag} behind"
-    return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {where}"
+    progress = f"stands at offset {stream.position}, {stream.lag} behind"
+    return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {progress}"
 
 
 def _unreadable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
@@ -173,15 +175,17 @@ def _unreadable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str
 
 
 def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
+    hint = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
     end = _END_OF_BLOCK.search(stream.unreadable_reason or "")
-    return again if end is None else f"{again} {_past(group, stream, end[1])}"
+    return hint if end is None else f"{hint} {_past(group, stream, end[1])}"
 
 
 def _past(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
     """Return the remedy for a block that ends before that offset."""
-    how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
-    return f"To go past what is lost for good: {how}"
+    reset_command = (
+        f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
+    )
+    return f"To go past what is lost for good: {reset_command}"
 
 
 def _reserved(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
@@ -193,15 +197,15 @@ def _reserved(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
 
 
 def _release(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    entire = f"sublet groups reset {_quoted(group)} --to-earliest --force"
-    how = entire if group.atomic else _reset(group, stream, "--to-current --force")
-    return f"Start {stream.owner} again. To give it up, and see messages twice: {how}"
+    group_reset = f"sublet groups reset {_quoted(group)} --to-earliest --force"
+    reset_command = group_reset if group.atomic else _reset(group, stream, "--to-current --force")
+    return f"Start {stream.owner} again. To give it up, and see messages twice: {reset_command}"
 
 
 def _parents(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    reported = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
+    parents = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
     more = f" and {len(stream.parents) - 3} more" if len(stream.parents) > 3 else ""
-    return f"it came from streams that are to be consumed first: {reported}{more}"
+    return f"it came from streams that are to be consumed first: {parents}{more}"
 
 
 def _ask_parent(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:

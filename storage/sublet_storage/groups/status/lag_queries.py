@@ -83,18 +83,20 @@ def all_lags(connection: Connection) -> dict[int, int | None]:
 def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
     """Return (subscription, lag) of groups that are not paused, have messages and hold no stream, the furthest behind
     first. Streams that no leader has noticed yet count, as such a group may have no leader."""
-    found = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
-    return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
+    lags = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
+    return sorted((each for each in lags if each[1]), key=lambda each: (-each[1], each[0]))
 
 
-def sum_by_status(lines: Sequence[StreamLag]) -> list[LagByStatus]:
+def sum_by_status(streams: Sequence[StreamLag]) -> list[LagByStatus]:
     """Return the sums of these streams, as `status_lags` has them."""
-    found: dict[tuple[int, str], list[StreamLag]] = {}
-    for line in lines:
-        found.setdefault((line.group_id, line.status), []).append(line)
-    return [_sum(group_id, status, each) for (group_id, status), each in sorted(found.items())]
+    lags_by_status: dict[tuple[int, str], list[StreamLag]] = {}
+    for stream in streams:
+        lags_by_status.setdefault((stream.group_id, stream.status), []).append(stream)
+    return [_sum(group_id, status, group_lags) for (group_id, status), group_lags in sorted(lags_by_status.items())]
 
 
-def _sum(group_id: int, status: str, lines: Sequence[StreamLag]) -> LagByStatus:
-    known = [line.lag for line in lines if line.lag is not None]
-    return LagByStatus(group_id, status, len(lines), sum(known), max(known, default=None), len(lines) - len(known))
+def _sum(group_id: int, status: str, streams: Sequence[StreamLag]) -> LagByStatus:
+    known_lags = [stream.lag for stream in streams if stream.lag is not None]
+    return LagByStatus(
+        group_id, status, len(streams), sum(known_lags), max(known_lags, default=None), len(streams) - len(known_lags)
+    )

@@ -80,7 +80,7 @@ select {COLUMNS} from {TABLES}
 _LEADERLESS = f"""
 select {COLUMNS}, count(*) over () from {TABLES}
  where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
- order by g.group_id limit %(most)s"""
+ order by g.group_id limit %(limit)s"""
 
 _UNHELD = f"""
 select {COLUMNS} from {TABLES}
@@ -178,11 +178,11 @@ def list_groups_without_holder(connection: Connection) -> tuple[GroupOverview, .
         return build_overviews(connection, connection.execute(_UNHELD).fetchall(), finished=False)
 
 
-def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[GroupOverview, ...], int]:
+def list_leaderless_groups(connection: Connection, limit: int) -> tuple[tuple[GroupOverview, ...], int]:
     """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
-        rows = connection.execute(_LEADERLESS, {"most": most}).fetchall()
+        rows = connection.execute(_LEADERLESS, {"limit": limit}).fetchall()
         return build_overviews(connection, [row[:-1] for row in rows], finished=False), rows[0][-1] if rows else 0
 
 
