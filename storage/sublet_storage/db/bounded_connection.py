@@ -51,9 +51,9 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **keywords: Any) -> _T:
         """Run the base class's wait, resuming the generator at intervals while nothing is received."""
-        return super().wait(self._bounded(gen), *arguments, **keywords)
+        return super().wait(self._wait_bounded(gen), *arguments, **keywords)
 
-    def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
+    def _wait_bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
             state, received = next(gen), time.monotonic()
             while True:
@@ -79,7 +79,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 _connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _close_after_fork() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in tuple(_connections):
         with contextlib.suppress(psycopg.OperationalError):  # closed meanwhile
@@ -88,7 +88,7 @@ def _after_fork() -> None:
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:

@@ -52,9 +52,9 @@ class ReconnectingConnection:
             self.close()  # it may be this that leads to a server of the past, which is still there
         elif error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
             if self._away:
-                self._back()
+                self._on_return()
         elif isinstance(error, _LOST):
-            self._failed(error)
+            self._on_failure(error)
         else:
             self.close()
         self._in_use = False
@@ -71,7 +71,7 @@ class ReconnectingConnection:
             try:
                 self.current = self._connect()
             except _LOST as error:
-                self._failed(error)
+                self._on_failure(error)
                 raise
         return self.current
 
@@ -104,14 +104,14 @@ class ReconnectingConnection:
         if (connection := self.current) is not None:
             connection.receive_timeout_s = 0.0
 
-    def _failed(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         self._backoff.failed()
         if not self._away and self._log is not None:
             self._log.warning("database unavailable, retrying: %s", error)
         self._away = True
         self.close()
 
-    def _back(self) -> None:
+    def _on_return(self) -> None:
         self._away = False
         self._backoff.succeeded()
         if self._log is not None:

@@ -288,7 +288,7 @@ def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> It
     for role in requested_roles:
         objects = defaultdict(list)
         for schema_object in schema_objects:
-            if privileges := ", ".join(_phrases(schema_object, role)):
+            if privileges := ", ".join(_format_privileges(schema_object, role)):
                 objects[privileges].append(f'  "{schema}".{schema_object.name}')
         for privileges, names in objects.items():
             kind = " function" if privileges == "execute" else ""
@@ -307,18 +307,18 @@ def _find(conn: Connection, schema: str) -> list[_SchemaObject]:
 
 
 def _of(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
-    for privilege, columns in _columns(schema_object, role):
+    for privilege, columns in _list_columns(schema_object, role):
         for column in columns or (None,):
             yield DatabasePrivilege(privilege, schema_object.name, column)
 
 
-def _phrases(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
+def _format_privileges(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
     """Yield the privileges as GRANT has them."""
-    for privilege, columns in _columns(schema_object, role):
+    for privilege, columns in _list_columns(schema_object, role):
         yield f"{privilege} ({', '.join(columns)})" if columns else privilege
 
 
-def _columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each privilege, and on which columns it is; on none: on all."""
     for letter in RIGHTS.get(schema_object.listed, {}).get(role, "-").strip("-"):
         hidden = _HIDDEN[schema_object.listed] if letter == "s" else frozenset()

@@ -76,7 +76,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
-    epochs = _one_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
+    epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 
 
@@ -102,12 +102,12 @@ def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: in
         added = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=DELIVERED_SCHEMA)
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
-    offsets = pc.add(_counting(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
+    offsets = pc.add(_count_up_to(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
     return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
 
 
 @lru_cache
-def _counting(count: int) -> pa.Array:
+def _count_up_to(count: int) -> pa.Array:
     """Return 0, 1, 2 and so on: cached, as to count takes longer than to add."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)
 
@@ -141,7 +141,7 @@ def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
     return EpochBounds(LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed)
 
 
-def _one_epoch(batch: pa.RecordBatch) -> EpochBounds:
+def _get_only_epoch(batch: pa.RecordBatch) -> EpochBounds:
     epoch = tuple(batch.column("epoch")[0].as_py())
     return EpochBounds((epoch,), (epoch,))
 

@@ -164,8 +164,10 @@ def fetch(
     read.
     """
     if generation_id is None:
-        generation_id = _generation_of(conn, stream_id, offset)
-    statement = _statement(_is_for_postgres(filter), left_out is not None, predicate is not None, end is not None)
+        generation_id = _read_generation_id(conn, stream_id, offset)
+    statement = _format_statement(
+        _is_for_postgres(filter), left_out is not None, predicate is not None, end is not None
+    )
     parameters = {
         "generation": Int8(generation_id),
         "stream": Int8(stream_id),
@@ -185,10 +187,10 @@ def fetch(
         head, closed, blocks = find()
     if not blocks:
         return LogPage((), offset, offset, head, closed)
-    blocks = _decoded(stream_id, blocks)
+    blocks = _decode_blocks(stream_id, blocks)
     takes_all = filter == MATCH_ALL and left_out is None and predicate is None
-    parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
-    read = (_batch(stream_id, offset, filter, left_out, predicate, part) for part in parts)
+    parts = _group_small_blocks(blocks, few) if takes_all else [[block] for block in blocks]
+    read = (_select_messages(stream_id, offset, filter, left_out, predicate, part) for part in parts)
     page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
 
@@ -206,8 +208,8 @@ def fetch_next(
     spans = [(offset, offset), *((row[0] - row[1], row[0]) for row in rows)]
     if not 0 < len(rows) < NEXT_BLOCKS or count_contiguous(spans) < len(spans) or any(row[4] is None for row in rows):
         return None
-    blocks = _decoded(stream_id, rows)
-    read = (_batch(stream_id, offset, filter, None, None, [block]) for block in blocks)
+    blocks = _decode_blocks(stream_id, rows)
+    read = (_select_messages(stream_id, offset, filter, None, None, [block]) for block in blocks)
     batches = tuple(batch for batch in read if batch is not None)
     return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
 
@@ -281,7 +283,7 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
     return int(row[0])
 
 
-def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
+def _read_generation_id(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     if row is None:
         raise stream_not_found_error(conn, stream_id, offset)
@@ -336,7 +338,7 @@ def _read_stream(
     return head, closed, attach_payloads(generation_id, stream_id, blocks)
 
 
-def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
     make a page too large. Raises `PoisonBlock` if that is the very first."""
     decoded_blocks: list[tuple[Any, ...]] = []
@@ -363,14 +365,14 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 
 
 @lru_cache
-def _statement(*selected: bool) -> str:
+def _format_statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
     conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
     return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 
 
-def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
+def _group_small_blocks(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
     """Return groups of consecutive blocks with the same layout, if they have fewer messages than `few` on average; the
     others one by one."""
     parts = []
@@ -383,7 +385,7 @@ def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tupl
     return parts
 
 
-def _batch(
+def _select_messages(
     stream_id: int,
     offset: int,
     filter: TopicFilter,

@@ -30,7 +30,7 @@ def read_blocks(
     conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any] | Sequence[Any], generation_id: int
 ) -> list[tuple[Any, ...]]:
     """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
-    if _names_partition(conn, generation_id):
+    if _is_read_by_name(conn, generation_id):
         try:
             partition = statement.replace("{block}", partition_name(generation_id))
             return conn.execute(partition, parameters, binary=True).fetchall()
@@ -39,7 +39,7 @@ def read_blocks(
     return conn.execute(statement.replace("{block}", "block"), parameters, prepare=False, binary=True).fetchall()
 
 
-def _names_partition(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+def _is_read_by_name(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     """Return whether the partition is read by its name: from the second read on, unless that has failed.
 
     Not within a transaction, which would end if the partition were dropped meanwhile.

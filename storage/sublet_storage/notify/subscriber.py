@@ -206,7 +206,7 @@ class NotificationSubscriber:
 
     def _take_in(self, event: bytes | Event | _Read) -> float | None:
         if isinstance(event, bytes):
-            event = self._decoded(event)
+            event = self._decode_event(event)
         if isinstance(event, _Read):
             return self._merge(event)
         with self._lock:
@@ -215,10 +215,10 @@ class NotificationSubscriber:
             begun = self._cache.begin_snapshot()
         for catch_up in outcome.catch_ups:
             self._reader.read(catch_up, begun)
-        self._hand_on(changes)
+        self._deliver(changes)
         return outcome.wake_at
 
-    def _decoded(self, raw: bytes) -> Event:
+    def _decode_event(self, raw: bytes) -> Event:
         try:
             return NotificationReceived(decode(raw))
         except MalformedNotification as error:
@@ -237,14 +237,14 @@ class NotificationSubscriber:
         if read.snapshot is not None:
             with self._lock:
                 changes = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
-        self._hand_on(changes)
+        self._deliver(changes)
         if read.snapshot is not None:
             self._uncaught.discard(read.channel)
             if not self._uncaught:
                 self._caught_up.set()
         return self._take_in(CatchUpCompleted(read.channel, read.snapshot is not None))
 
-    def _hand_on(self, changes: list[ObjectChange]) -> None:
+    def _deliver(self, changes: list[ObjectChange]) -> None:
         for change in changes:
             try:
                 self._on_change(change)
@@ -281,10 +281,10 @@ class _SnapshotReader(threading.Thread):
     def run(self) -> None:
         while (request := self._requests.get()) is not None and not self._ending:
             channel, begun = request
-            self._put(_Read(channel, self._attempt(channel), begun))
+            self._put(_Read(channel, self._try_read(channel), begun))
         self._reconnecting.close()
 
-    def _attempt(self, channel: str) -> CatchUpSnapshot | None:
+    def _try_read(self, channel: str) -> CatchUpSnapshot | None:
         try:
             with self._reconnecting as connection:
                 snapshot = self._read_snapshot(connection, channel)

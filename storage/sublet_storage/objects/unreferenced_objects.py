@@ -134,7 +134,7 @@ def delete_expired_objects(
         for (text,) in conn.execute(_LOCATIONS, parameters).fetchall():
             location = parse_stored_location(text)
             try:
-                uris = _picked(conn, {**parameters, "prefix": f"{location.prefix}/"})
+                uris = _pick_objects(conn, {**parameters, "prefix": f"{location.prefix}/"})
                 deleted += _delete(conn, location, uris, deadline, problems)
             except PayloadUnavailable as error:
                 problems.append(error)
@@ -143,7 +143,7 @@ def delete_expired_objects(
     return deleted
 
 
-def _picked(conn: Connection, parameters: dict[str, object]) -> list[str]:
+def _pick_objects(conn: Connection, parameters: dict[str, object]) -> list[str]:
     """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
     that cannot be deleted."""
     rows = conn.execute(_PICKED, parameters).fetchall()

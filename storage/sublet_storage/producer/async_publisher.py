@@ -37,7 +37,7 @@ class AsyncPublisher:
 
     async def open(self) -> AsyncPublisher:
         """Connect, as `async with` does. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
-        await self._opened()
+        await self._get_publisher()
         return self
 
     async def publish(
@@ -53,23 +53,23 @@ class AsyncPublisher:
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:
         """Queue a batch, in a thread of its own where it has to wait."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         return await asyncio.to_thread(publisher.publish_batch, data)
 
     async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncSingleEpochPublisher:
         """Publish in an epoch: `await (await publisher.in_epoch(7)).publish(...)`. See `Publisher.in_epoch`."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         return AsyncSingleEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
 
     async def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """See `Publisher.advance`. It goes on when the waiting is cancelled."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         await asyncio.to_thread(publisher.advance, *epochs, wait=wait)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
         if self._opening is not None and not self._opening.failed:
-            publisher = await self._opened()
+            publisher = await self._get_publisher()
             await asyncio.to_thread(publisher.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -102,12 +102,12 @@ class AsyncPublisher:
         timestamp: datetime | int | None,
         epoch: Epoch | None = None,
     ) -> Delivery:
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         while (delivery := publisher._offer(topic, value, key, headers, timestamp, epoch, wait=False)) is None:
-            await self._room(publisher)
+            await self._wait_for_room(publisher)
         return delivery
 
-    async def _opened(self) -> Publisher:
+    async def _get_publisher(self) -> Publisher:
         """Return the one publisher of all callers."""
         check_not_forked(self._process, "this publisher")
         while True:
@@ -124,7 +124,7 @@ class AsyncPublisher:
             await asyncio.to_thread(self._opening.end, close)
 
     @staticmethod
-    async def _room(publisher: Publisher) -> None:
+    async def _wait_for_room(publisher: Publisher) -> None:
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
 

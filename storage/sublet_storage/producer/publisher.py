@@ -163,7 +163,7 @@ class Publisher:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
             if epoch is None and (bounds := compute_epoch_bounds(batch)) is not None:
-                self._epochs().check(bounds.least)
+                self._get_capability().check(bounds.least)
                 for greatest in bounds.greatest:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
@@ -178,7 +178,7 @@ class Publisher:
         """
         check_not_forked(self._process, "this publisher")
         checked_epoch = check_epoch(epoch)
-        self._epochs().check([checked_epoch])
+        self._get_capability().check([checked_epoch])
         return SingleEpochPublisher(self, checked_epoch)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
@@ -193,7 +193,7 @@ class Publisher:
         checked_epochs = [check_epoch(epoch) for epoch in epochs]
         if not checked_epochs:
             raise UsageError("advance() without an epoch: give the one that is next.")
-        capability = self._epochs()
+        capability = self._get_capability()
         with self._advancing:
             capability.reserve(checked_epochs)
             try:
@@ -273,7 +273,7 @@ class Publisher:
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
 
-    def _epochs(self) -> EpochCapability:
+    def _get_capability(self) -> EpochCapability:
         if self._capability is None:
             raise UsageError(
                 "epochs are a space's own, and this publisher is for all spaces. Name one: Publisher(space='default')."
@@ -304,7 +304,7 @@ class SingleEpochPublisher:
 
     def check(self) -> None:
         """Raise `EpochAlreadyCompleted` if it may be published no more."""
-        self._publisher._epochs().check([self.epoch])
+        self._publisher._get_capability().check([self.epoch])
 
     def publish(
         self,

@@ -126,7 +126,7 @@ class MultiStreamReader:
             )
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
-            cursor.initial_head, cursor.position = cursor.head, _first_position(conn, cursor, begin)
+            cursor.initial_head, cursor.position = cursor.head, _find_first_position(conn, cursor, begin)
             self._add(cursor)
         self._forget()
 
@@ -158,8 +158,8 @@ class MultiStreamReader:
 
     def readable_cursors(self) -> list[StreamCursor]:
         """Return the streams of which there is something to read now, each for a step or more."""
-        waiting = self._waiting()
-        return [each for each in self._cursors.values() if self._unread(each) and each.stream_id not in waiting]
+        waiting = self._find_waiting()
+        return [each for each in self._cursors.values() if self._is_unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
         """Raise the error of a stream whose payloads could not be read, if there is one: `PoisonBlock`,
@@ -215,7 +215,7 @@ class MultiStreamReader:
 
     def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Set the heads of streams as read from the log. Raises `PositionBeyondHead` if more was read than there is."""
-        for stream_id in self._beyond(heads):
+        for stream_id in self._find_beyond_head(heads):
             raise message_log.beyond_head_error(stream_id, self._cursors[stream_id].position, heads[stream_id].head)
         self.update_heads(heads)
 
@@ -225,9 +225,9 @@ class MultiStreamReader:
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
         """Return whether more was read of a stream than it has by these heads."""
-        return bool(self._beyond(heads))
+        return bool(self._find_beyond_head(heads))
 
-    def _beyond(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
+    def _find_beyond_head(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
         return [
             stream_id
             for stream_id, head in heads.items()
@@ -278,7 +278,7 @@ class MultiStreamReader:
 
     def _forget(self) -> None:
         """Remove the cursors that are done, except those that others wait for."""
-        waiting = self._waiting()
+        waiting = self._find_waiting()
         self._cursors = {
             stream_id: cursor
             for stream_id, cursor in self._cursors.items()
@@ -286,10 +286,10 @@ class MultiStreamReader:
         }
 
     @staticmethod
-    def _unread(cursor: StreamCursor) -> bool:
+    def _is_unread(cursor: StreamCursor) -> bool:
         return not cursor.is_done and cursor.position < cursor.head and cursor.read_error is None
 
-    def _waiting(self) -> set[int]:
+    def _find_waiting(self) -> set[int]:
         """Return those with an ancestor that was not read to its end; parents come before their children here. Such as
         are unknown here hold nothing that matches."""
         waiting: set[int] = set()
@@ -373,10 +373,10 @@ def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -
     return [each for text, each in rows if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
 
 
-def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
+def _find_first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
     """Return where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
-        return _marked_position(cursor, begin)
+        return _find_marked_position(cursor, begin)
     if begin == "latest" or cursor.is_gone:
         return cursor.head
     if isinstance(begin, datetime):
@@ -387,7 +387,7 @@ def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: 
     return min(begin, cursor.head) if isinstance(begin, int) else 0
 
 
-def _marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
+def _find_marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
     """Return the position of a stream by the bookmark; known streams that it does not name were read to their ends."""
     position = begin.offsets.get(cursor.stream_id, cursor.head if cursor.stream_id <= begin.known else 0)
     if position > cursor.head:

@@ -66,7 +66,7 @@ def roll_over_spaces(
     parents = _close(conn, closing_spaces)
     for space in opening_spaces:
         streams = [
-            (space.space_id, opened[space.space_id], *hash_range, _parents(parents, space, hash_range, changed))
+            (space.space_id, opened[space.space_id], *hash_range, _find_parents(parents, space, hash_range, changed))
             for hash_range in split_ring(space.shards)
         ]
         with conn.cursor() as cursor:
@@ -77,7 +77,7 @@ def roll_over_spaces(
     return opened
 
 
-def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: int) -> list[int]:
+def _find_parents(closed: list[_Parent], space: Space, range_: HashRange, changed: int) -> list[int]:
     return [
         parent.stream_id
         for parent in closed

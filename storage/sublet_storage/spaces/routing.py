@@ -144,7 +144,7 @@ class HashRing:
         ends = [stream.hash_to for stream in self.streams]
         if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
             raise ValueError(f"the open streams do not tile the ring: {self.streams}")
-        self._by_arc = self._arcs()
+        self._by_arc = self._compute_arcs()
 
     def index(self, hashed: int) -> int:
         """Return the index in `streams` of the one whose range contains the hash."""
@@ -162,7 +162,7 @@ class HashRing:
         ids, starts = self._ids, self._starts
         return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
 
-    def _arcs(self) -> list[int]:
+    def _compute_arcs(self) -> list[int]:
         """Return the stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no
         search."""
         if any(start % _ARC for start in self._starts):

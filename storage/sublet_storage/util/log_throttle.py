@@ -33,7 +33,7 @@ class LogThrottle:
         """Return how often this was suppressed since it was last logged, if it may be logged now; None if it is
         suppressed. Another `cause` is another line of the subject."""
         now, reported = self._clock(), self._reported.get(subject, {})
-        known = self._known(reported, cause, now)
+        known = self._find_cause(reported, cause, now)
         at, retained = reported.get(known, (float("-inf"), 0))
         if now < at + self._every_s:
             reported[known] = at, retained + 1
@@ -48,7 +48,7 @@ class LogThrottle:
         """End the subject: return whether a line of it was logged; the next is logged at once."""
         return self._reported.pop(subject, None) is not None
 
-    def _known(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
+    def _find_cause(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
         """Return the cause under which it is counted. If there are too many, those are removed that may be logged
         again."""
         if cause not in reported and len(reported) >= CAUSES:

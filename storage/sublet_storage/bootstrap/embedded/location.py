@@ -77,7 +77,7 @@ def usable_data_dir() -> Path:
 
 def has_cluster(data_dir: Path) -> bool:
     """Return whether a cluster was ever created in the directory."""
-    return _cluster_owner(data_dir) is not None
+    return _read_cluster_owner(data_dir) is not None
 
 
 def server_user(data_dir: Path) -> PostgresOsUser | None:
@@ -89,7 +89,7 @@ def server_user(data_dir: Path) -> PostgresOsUser | None:
     with naming(data_dir):
         if (data_dir / "pg").is_symlink():
             raise PermissionError(f"{data_dir / 'pg'} is a symbolic link. Name the directory it leads to, or remove it")
-    owner = _cluster_owner(data_dir)
+    owner = _read_cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
             raise EmbeddedDirectoryUnusable(
@@ -98,12 +98,12 @@ def server_user(data_dir: Path) -> PostgresOsUser | None:
             )
         check_trusted(data_dir, None)
         return None
-    users = list(_candidates(data_dir, owner))
+    users = list(_list_candidates(data_dir, owner))
     for user in users:
         if find_inaccessible(user, data_dir) is None:
             check_trusted(data_dir, user)
             return user
-    raise _unusable(data_dir, users)
+    raise _unusable_error(data_dir, users)
 
 
 def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
@@ -154,13 +154,13 @@ def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
     """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
     uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.uid, user.gid)
     directory = data_dir / "socket"
-    if _fits(directory):
+    if _is_usable_socket_path(directory):
         with naming(data_dir):
             make_private_directory(directory, uid, gid)
         return directory
     parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp").resolve()
     name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    if not _fits(parent / name) or not parent.is_dir():
+    if not _is_usable_socket_path(parent / name) or not parent.is_dir():
         parent = Path("/tmp").resolve()
     try:
         make_private_directory(parent / name, uid, gid)
@@ -177,7 +177,7 @@ def chown_to(path: Path, user: PostgresOsUser | None) -> None:
         give_to(path, user.uid, user.gid)
 
 
-def _fits(directory: Path) -> bool:
+def _is_usable_socket_path(directory: Path) -> bool:
     """Return whether the path is short enough, and has no comma, which separates hosts in libpq."""
     return "," not in str(directory) and len(os.fsencode(directory / f".s.PGSQL.{PORT}")) < SOCKET_PATH_LIMIT
 
@@ -190,34 +190,34 @@ def _search_bit(user: PostgresOsUser, status: os.stat_result) -> int:
     return stat.S_IXOTH
 
 
-def _cluster_owner(data_dir: Path) -> int | None:
+def _read_cluster_owner(data_dir: Path) -> int | None:
     try:
         return (data_dir / "pg").lstat().st_uid
     except OSError:
         return None
 
 
-def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
+def _list_candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
     """Yield the owner of the cluster; without one, the owner of the directory, `postgres`, and `nobody`."""
     if cluster_owner is not None:
-        entries = [_entry(cluster_owner)]
+        entries = [_find_account(cluster_owner)]
     else:
         nearest = next(path for path in (data_dir, *data_dir.parents) if path.exists())
-        entries = [_entry(nearest.stat().st_uid), _entry("postgres"), _entry("nobody")]
+        entries = [_find_account(nearest.stat().st_uid), _find_account("postgres"), _find_account("nobody")]
     for entry in entries:
         if entry is not None and entry.pw_uid != 0:
             groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
             yield PostgresOsUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
 
 
-def _entry(user: int | str) -> pwd.struct_passwd | None:
+def _find_account(user: int | str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except KeyError:
         return None
 
 
-def _unusable(data_dir: Path, users: list[PostgresOsUser]) -> EmbeddedDirectoryUnusable:
+def _unusable_error(data_dir: Path, users: list[PostgresOsUser]) -> EmbeddedDirectoryUnusable:
     if not users:
         return EmbeddedDirectoryUnusable(
             f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "

@@ -72,7 +72,7 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """Return the URL to connect to while the server is in use."""
-        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_directory()))}&port={PORT}"
+        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._find_socket_directory()))}&port={PORT}"
 
     def start(self) -> str:
         """Join the server, starting it (and making its cluster) if it does not run; return its URL. Harmless when
@@ -82,7 +82,7 @@ class EmbeddedPostgres:
         """
         self._user = server_user(self.data_dir)
         _make(self.data_dir, self._user)
-        with self._server_lock():
+        with self._hold_server_lock():
             self._join()
             try:
                 self._binaries = find_binaries(self.data_dir, self._user)
@@ -98,11 +98,11 @@ class EmbeddedPostgres:
         """Release the server; the last user stops it, and returns when it has stopped."""
         if self._users is None:
             return
-        with self._server_lock():
+        with self._hold_server_lock():
             self._leave()
-            if self._alone() and not is_zombie(str(self._postmaster)):
-                directory = self._socket_directory()
-                self._command(self._stop_command())
+            if self._is_only_user() and not is_zombie(str(self._postmaster)):
+                directory = self._find_socket_directory()
+                self._run_program(self._stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
                     if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
                         directory.rmdir()
@@ -123,7 +123,7 @@ class EmbeddedPostgres:
             os.close(self._users)
             self._users = None
 
-    def _alone(self) -> bool:
+    def _is_only_user(self) -> bool:
         """Return whether no other process uses the server. Retries, as the watchdog may hold the lock for a moment."""
         users = self._open("users.lock", os.O_RDWR)
         try:
@@ -137,7 +137,7 @@ class EmbeddedPostgres:
             os.close(users)
 
     @contextlib.contextmanager
-    def _server_lock(self) -> Iterator[None]:
+    def _hold_server_lock(self) -> Iterator[None]:
         lock = self._open("server.lock", os.O_RDWR | os.O_CREAT)
         try:
             _lock_within(lock, self.data_dir, LOCK_TIMEOUT_S)
@@ -155,7 +155,7 @@ class EmbeddedPostgres:
         chown_to(making, self._user)
         options: list[str | Path] = ["--encoding=UTF8", "--locale=C", "--data-checksums", f"--username={SUPERUSER}"]
         options += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
-        code, output = self._command([self._binaries / "initdb", "-D", making, *options])
+        code, output = self._run_program([self._binaries / "initdb", "-D", making, *options])
         if code != 0:
             shutil.rmtree(making, ignore_errors=True)
             raise EmbeddedDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
@@ -164,7 +164,7 @@ class EmbeddedPostgres:
             settings.flush()
             os.fsync(settings.fileno())
         making.rename(self._cluster)
-        _fsync_directory(self.data_dir)
+        _sync_directory(self.data_dir)
 
     def _run(self) -> None:
         """Start the server unless it answers; try again while it recovers, or its dead forerunner is being reaped."""
@@ -181,8 +181,8 @@ class EmbeddedPostgres:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_TIMEOUT_S:
-                remove_stale_lock_files([*self._socket_locks(), str(self._postmaster)])
-            code, output = self._command(self._start_command())
+                remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)])
+            code, output = self._run_program(self._start_command())
             if code != 0:
                 time.sleep(0.1)
 
@@ -194,14 +194,14 @@ class EmbeddedPostgres:
             "-t",
             "3",
             "-h",
-            self._socket_directory(),
+            self._find_socket_directory(),
             "-p",
             str(PORT),
         ]
-        return self._command(command)[0]
+        return self._run_program(command)[0]
 
-    def _socket_locks(self) -> list[str]:
-        return [str(self._socket_directory() / f".s.PGSQL.{PORT}.lock")]
+    def _list_socket_locks(self) -> list[str]:
+        return [str(self._find_socket_directory() / f".s.PGSQL.{PORT}.lock")]
 
     def _watch(self) -> None:
         """Ensure that there is a watchdog: the process that gets its lock starts one, which inherits the lock."""
@@ -209,7 +209,7 @@ class EmbeddedPostgres:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             subprocess.run(
-                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._watchdog_spec(lock)],
+                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._encode_watchdog_spec(lock)],
                 check=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -222,14 +222,14 @@ class EmbeddedPostgres:
         finally:
             os.close(lock)
 
-    def _watchdog_spec(self, lock: int) -> str:
+    def _encode_watchdog_spec(self, lock: int) -> str:
         spec = {
             "users": str(self.data_dir / "users.lock"),
             "server": str(self.data_dir / "server.lock"),
             "lock": lock,
             "cluster": str(self._cluster),
             "log": str(self._log),
-            "sockets": self._socket_locks(),
+            "sockets": self._list_socket_locks(),
             "start": self._as_server_user(self._start_command()),
             "stop": self._as_server_user(self._stop_command()),
         }
@@ -238,14 +238,14 @@ class EmbeddedPostgres:
     def _start_command(self) -> Sequence[str | Path]:
         """Return the start command. pg_ctl runs a shell, so only the socket's path is in it, quoted for the shell and
         Postgres."""
-        directory = '"' + str(self._socket_directory()).replace('"', '""') + '"'
+        directory = '"' + str(self._find_socket_directory()).replace('"', '""') + '"'
         options = f"-k {shlex.quote(directory)} -p {PORT}"
         return [self._binaries / "pg_ctl", "start", "-w", "-t", "30", "-l", LOG, "-o", options]
 
     def _stop_command(self) -> Sequence[str | Path]:
         return [self._binaries / "pg_ctl", "stop", "-w", "-t", "60", "-m", "fast", "-D", self._cluster]
 
-    def _command(self, command: Sequence[str | Path]) -> tuple[int, str]:
+    def _run_program(self, command: Sequence[str | Path]) -> tuple[int, str]:
         """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
@@ -265,7 +265,7 @@ class EmbeddedPostgres:
         parts = [str(part) for part in command]
         return parts if self._user is None else self._user.command(parts)
 
-    def _socket_directory(self) -> Path:
+    def _find_socket_directory(self) -> Path:
         """Return the socket's directory from line 5 of a running server's lock file; else where it shall be."""
         with contextlib.suppress(OSError, IndexError):
             line = self._postmaster.read_text().split("\n")[4]
@@ -319,7 +319,7 @@ def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:
             ) from None
 
 
-def _fsync_directory(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -55,11 +55,11 @@ def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
             guard.execute(f"set local {name} = 0")
         (row,) = guard.execute(_TAKE, lock).fetchall()
         if not row[0]:
-            raise _taken(group, guard.execute(_HOLDER, lock).fetchone())
+            raise _reset_running_error(group, guard.execute(_HOLDER, lock).fetchone())
         yield  # what becomes of the guard meanwhile, or afterwards, does not change what was done
 
 
-def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
+def _reset_running_error(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
     """Return the error for a reset while another one is under way; `holder` is None if that has ended since."""
     user, pid, since_us, reason = holder or (None, None, None, None)
     by = f" by database user {user}, process {pid} of the server" if user else ""
@@ -73,7 +73,7 @@ def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] 
     )
 
 
-def _resumed(group: Group) -> Conflict:
+def _resumed_error(group: Group) -> Conflict:
     name = quote(str(group.subscription))
     return Conflict(
         f"{group.subscription}: it was resumed while its members were to hand over for this reset; nothing was "
@@ -144,7 +144,7 @@ def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting:
     while (held_count := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:
         live_group = group_lifecycle.find_by_id(connection, group.group_id)
         if live_group is not None and live_group.desired_state.pause_reason is None:
-            raise _resumed(group)
+            raise _resumed_error(group)
         if held_count != last_count:
             waiting(held_count)
             last_count = held_count

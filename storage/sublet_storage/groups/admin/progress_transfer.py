@@ -113,7 +113,7 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
     return GroupProgress(
         after_generation,
         tuple(map(_position_from_json, lendings)),
-        tuple(map(_frontier, frontiers)),
+        tuple(map(_frontier_from_json, frontiers)),
         timeline_of(connection),
     )
 
@@ -143,7 +143,7 @@ def create_from_progress(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
             f"`sublet groups delete '{subscription}'` first."
         )
-    existing = _there(connection, subscription, options, progress)
+    existing = _drop_absent_streams(connection, subscription, options, progress)
     _check(connection, subscription, options, existing)
     _lend(connection, group_id, existing.positions)
     group_lifecycle.heed_former(connection, [group_id], None)
@@ -157,7 +157,7 @@ def create_from_progress(
     return Group(group_id, subscription, options)
 
 
-def _there(
+def _drop_absent_streams(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress
 ) -> GroupProgress:
     """Return the progress without the streams that no longer exist. Raises `Conflict` if messages were lost with them
@@ -166,14 +166,14 @@ def _there(
     if options.on_data_loss is OnDataLoss.FAIL:
         for row in progress.positions:
             if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
-                raise _gone(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
+                raise _gone_error(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
         for filter, generation_id in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
             if TopicFilter(filter).intersects(subscription.filter):
-                raise _gone(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
+                raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
     return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
 
 
-def _gone(data: str, subscription: Subscription) -> Conflict:
+def _gone_error(data: str, subscription: Subscription) -> Conflict:
     return Conflict(
         f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
         "it the option on_data_loss skip, or create the group anew with --from earliest."
@@ -240,7 +240,10 @@ def progress_from_json(document: Any) -> GroupProgress:
     if not isinstance(timeline, str | None):
         raise ValueError(f"timeline {timeline!r}")
     return GroupProgress(
-        _integer(document["after_generation"]), tuple(rows), tuple(map(_frontier, document["epochs"])), timeline
+        _check_integer(document["after_generation"]),
+        tuple(rows),
+        tuple(map(_frontier_from_json, document["epochs"])),
+        timeline,
     )
 
 
@@ -249,7 +252,7 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     return {
         "timeline": progress.timeline,
         "after_generation": progress.after_generation,
-        "streams": [_shown(row) for row in progress.positions],
+        "streams": [_position_to_json(row) for row in progress.positions],
         "epochs": [
             {"space_id": space_id, "least": None if frontier is None else frontier.least}
             for space_id, frontier in progress.frontiers
@@ -257,7 +260,7 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     }
 
 
-def _shown(row: ExportedPosition) -> dict[str, Any]:
+def _position_to_json(row: ExportedPosition) -> dict[str, Any]:
     shown = {"stream_id": row.stream_id, "position": row.position, "status": row.status.value}
     return shown if row.consumed is None else {**shown, "consumed": row.consumed.to_json()}
 
@@ -265,19 +268,19 @@ def _shown(row: ExportedPosition) -> dict[str, Any]:
 def _position_from_json(document: Any) -> ExportedPosition:
     consumed = document.get("consumed")
     return ExportedPosition(
-        _integer(document["stream_id"]),
-        _integer(document["position"]),
+        _check_integer(document["stream_id"]),
+        _check_integer(document["position"]),
         LendingStatus(document["status"]),
         None if consumed is None else ConsumedFrontier.from_json(consumed),
     )
 
 
-def _integer(value: Any) -> int:
+def _check_integer(value: Any) -> int:
     """Return the value unchanged; raise if it is no integer."""
     if type(value) is not int or not 0 <= value <= MAX_OFFSET:
         raise ValueError(f"{value!r} is no whole number from 0 to {MAX_OFFSET}")
     return value
 
 
-def _frontier(document: Any) -> tuple[int, LowerFrontier | None]:
-    return _integer(document["space_id"]), lower_frontier_from_json(document["least"])
+def _frontier_from_json(document: Any) -> tuple[int, LowerFrontier | None]:
+    return _check_integer(document["space_id"]), lower_frontier_from_json(document["least"])

@@ -231,7 +231,7 @@ def execute_reset(
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
     group_lifecycle.heed_former(connection, [group.group_id], None)
     buffer = LendingWriteBatch(leader.now_us)
-    rows = _at_rest(connection, group, [move.stream_id for move in moves], force)
+    rows = _lock_rows(connection, group, [move.stream_id for move in moves], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
     for move in moves:
         row = rows[move.stream_id]
@@ -253,7 +253,7 @@ def _take_back(
     ancestors = lending_rows.read_ancestors(
         lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
     )
-    rows = _at_rest(connection, group, [stream_id for _, stream_id in ancestors], force)
+    rows = _lock_rows(connection, group, [stream_id for _, stream_id in ancestors], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
     for stream_id, row in sorted(rows.items()):
         row_reason = (
@@ -263,7 +263,7 @@ def _take_back(
     buffer.flush(connection)
 
 
-def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
+def _lock_rows(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
     """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
     rows = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}

@@ -150,7 +150,7 @@ def initialize_frontiers(
     the group gets none before that."""
     spaces = {space_id for (space_id,) in connection.execute(_SPACES_OF_ROWS, {"group": group_id}).fetchall()}
     spaces.update(find_spaces_that_matched(connection, filter))
-    _insert(connection, group_id, _first_frontiers(connection, group_id, filter, start, spaces, epoch), now_us)
+    _insert(connection, group_id, _read_initial_frontiers(connection, group_id, filter, start, spaces, epoch), now_us)
     connection.execute(_BEGIN, {"group": group_id})
 
 
@@ -160,7 +160,7 @@ def insert_exported_frontiers(
     """Insert the frontiers of a group that goes on from where another was. Where that had none, which may be as its
     filter was another, the group gets no epoch that had begun in streams of before."""
     unexported = set(find_spaces_that_matched(connection, filter)) - exported.keys()
-    initial = _first_frontiers(connection, group_id, filter, StartingPosition.EARLIEST, unexported)
+    initial = _read_initial_frontiers(connection, group_id, filter, StartingPosition.EARLIEST, unexported)
     initial = {space_id: frontier for space_id, frontier in initial.items() if frontier is not None}
     _insert(connection, group_id, {**exported, **initial}, None)
 
@@ -202,7 +202,7 @@ def advance_frontiers(
         connection.execute(_FORGET_SPACES, parameters)
     if moved:
         _write(connection, {key: frontier for key, (_, frontier) in moved.items()}, buffer.now_us)
-        expired = _expired(connection, {space_id for _, space_id in moved})
+        expired = _read_expired_producers(connection, {space_id for _, space_id in moved})
         for (group_id, space_id), (former, frontier) in moved.items():
             unfinished = {
                 producer.producer_id: None
@@ -218,7 +218,7 @@ def advance_frontiers(
     }
 
 
-def _first_frontiers(
+def _read_initial_frontiers(
     connection: Connection,
     group_id: int,
     filter: TopicFilter,
@@ -252,12 +252,17 @@ def _first_frontiers(
 def _insert(
     connection: Connection, group_id: int, frontiers: Mapping[int, LowerFrontier | None], now_us: int | None
 ) -> None:
-    parameters = {"group": group_id, "spaces": list(frontiers), "least": _least(frontiers.values()), "now_us": now_us}
+    parameters = {
+        "group": group_id,
+        "spaces": list(frontiers),
+        "least": _encode_frontiers(frontiers.values()),
+        "now_us": now_us,
+    }
     connection.execute(_INSERT, parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class _Expired:
+class _ExpiredProducer:
     """A producer whose lease has run out: the frontier that it `held`, and which epochs had `begun` by then."""
 
     producer_id: str
@@ -270,12 +275,14 @@ class _Expired:
         return any(self.begun.covers(epoch) and not frontier.admits(epoch) for epoch in unfinished.least)
 
 
-def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
+def _read_expired_producers(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_ExpiredProducer]]:
     """Return the producers whose leases ran out recently, by space."""
-    expired: dict[int, list[_Expired]] = {}
+    expired: dict[int, list[_ExpiredProducer]] = {}
     for space_id, producer_id, held, upper in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
         held_frontier = LowerFrontier.from_epochs(map(tuple, held))
-        expired.setdefault(space_id, []).append(_Expired(producer_id, held_frontier, upper_frontier_from_json(upper)))
+        expired.setdefault(space_id, []).append(
+            _ExpiredProducer(producer_id, held_frontier, upper_frontier_from_json(upper))
+        )
     return expired
 
 
@@ -283,11 +290,11 @@ def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier
     parameters: dict[str, Any] = {
         "groups": [group_id for group_id, _ in moved],
         "spaces": [space_id for _, space_id in moved],
-        "least": _least(moved.values()),
+        "least": _encode_frontiers(moved.values()),
         "now_us": now_us,
     }
     connection.execute(_MOVE, parameters)
 
 
-def _least(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
+def _encode_frontiers(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
     return [json.dumps(None if each is None else each.least) for each in frontiers]

@@ -85,7 +85,7 @@ _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(grou
 
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
     """Return the group of that subscription that is not deleted."""
-    return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
+    return _decode_group(connection.execute(_LIVE, _to_parameters(subscription)).fetchone())
 
 
 def get_live(connection: Connection, subscription: Subscription) -> Group:
@@ -98,7 +98,7 @@ def get_live(connection: Connection, subscription: Subscription) -> Group:
 
 def find_by_id(connection: Connection, group_id: int) -> Group | None:
     """Return the group of that id unless it is deleted."""
-    return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
+    return _decode_group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
 
 def create(
@@ -149,7 +149,7 @@ def insert(
     the last generation of which it has all its rows, by default the newest. `principal`: for whom it is created."""
     keep_generations(connection)
     parameters = {
-        **_names(subscription),
+        **_to_parameters(subscription),
         "start": str(options.starting_position),
         "options": json.dumps(options.to_row()),
         "after": after_generation,
@@ -204,11 +204,11 @@ def filters_at_start(connection: Connection, filter: TopicFilter, start: Startin
     }
 
 
-def _names(subscription: Subscription) -> dict[str, Any]:
+def _to_parameters(subscription: Subscription) -> dict[str, Any]:
     return {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
 
 
-def _group(record: tuple[Any, ...] | None) -> Group | None:
+def _decode_group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
     group_id, kind, name, filter, start, options, desired_state, revision = record

@@ -59,7 +59,7 @@ def commit_batch(
 ) -> tuple[GroupWriteResult, ...]:
     """Execute the batch in the open transaction."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
-    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
+    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _is_plain_advance(change)]
     left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
     moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
     other_changes = [
@@ -68,20 +68,20 @@ def commit_batch(
     terms = leadership.fetch_locked(leaders)
     findings = _find(connection, other_changes, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
-    valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
+    valid = [w for w in batch if w.group_id in terms and _is_current_term(terms[w.group_id], w)]
     buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
     results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
     return tuple(
-        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
+        _make_result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
         else GroupWriteResult(w.group_id, has_stale_term=True)
         for w in batch
     )
 
 
-def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
+def _is_plain_advance(change: LendingChange) -> TypeGuard[AdvancePosition]:
     """Return whether it is progress without more than a position, of which Postgres can take each number."""
     return (
         isinstance(change, AdvancePosition)
@@ -162,7 +162,7 @@ def _announce_redelivery(
         lending_rows.write_history(connection, records, records[0].at_us)
 
 
-def _result(
+def _make_result(
     group_id: int, results: tuple[LendingChangeResult, ...], renewed: SyncResult, buffer: LendingWriteBatch
 ) -> GroupWriteResult:
     lendings, epochs, desired_state = renewed
@@ -181,7 +181,7 @@ def busy_result(writes: GroupWrites) -> GroupWriteResult:
     )
 
 
-def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
+def _is_current_term(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
     return row.is_alive and row.term == writes.term
 
 

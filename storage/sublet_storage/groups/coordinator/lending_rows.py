@@ -141,7 +141,7 @@ select {RECORD} from lending_history where group_id = %(group)s order by history
 
 def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Lock the rows of these keys, in order; those locked by others are left out."""
-    return connection.execute(_LOCK, _arrays(keys))
+    return connection.execute(_LOCK, _encode_keys(keys))
 
 
 def advance_positions(
@@ -162,7 +162,7 @@ def advance_positions(
 
 def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     """Return which of these keys have a row, locked or not."""
-    return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
+    return set(connection.execute(_EXISTING, _encode_keys(keys)).fetchall())
 
 
 def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
@@ -178,7 +178,7 @@ def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cu
 
 def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Return the nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
-    return connection.execute(_ANCESTORS, _arrays(keys))
+    return connection.execute(_ANCESTORS, _encode_keys(keys))
 
 
 def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -188,12 +188,12 @@ def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, 
 
 def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
     """Return the lending rows of a result that begins with the columns ROW."""
-    return (_row(record) for record in cursor.fetchall())
+    return (_decode_row(record) for record in cursor.fetchall())
 
 
 def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
     """Return {stream_id: facts} of a result of the columns FACTS."""
-    return {record[0]: _stream(record) for record in cursor.fetchall()}
+    return {record[0]: _decode_facts(record) for record in cursor.fetchall()}
 
 
 def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
@@ -212,7 +212,7 @@ def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict
 
 def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
     """Yield rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
-    return (_both(record) for record in cursor.fetchall())
+    return (_decode_row_and_facts(record) for record in cursor.fetchall())
 
 
 def read_unfinished(
@@ -220,7 +220,7 @@ def read_unfinished(
 ) -> list[tuple[LendingRow, StreamFacts, int]]:
     """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
     records = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
-    return [(*_both(record), record[-1]) for record in records]
+    return [(*_decode_row_and_facts(record), record[-1]) for record in records]
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
@@ -279,16 +279,16 @@ def _as_text(numbers: list[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
+def _encode_keys(keys: Iterable[Key]) -> dict[str, list[int]]:
     ordered = sorted(keys)
     return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
 
 
-def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
-    return _row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
+def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
+    return _decode_row(record[:_ROW_WIDTH]), _decode_facts(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
 
 
-def _row(record: Sequence[Any]) -> LendingRow:
+def _decode_row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
     grant_key = None if record[-3] is None else GrantKey(record[-3])
@@ -296,7 +296,7 @@ def _row(record: Sequence[Any]) -> LendingRow:
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 
 
-def _stream(record: Sequence[Any]) -> StreamFacts:
+def _decode_facts(record: Sequence[Any]) -> StreamFacts:
     stream_id, generation_id, low, high, head, is_closed, is_gone, lower = record
     return StreamFacts(
         stream_id, generation_id, int(low), int(high), head, is_closed, is_gone, lower_frontier_from_text(lower)

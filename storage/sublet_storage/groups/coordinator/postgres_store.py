@@ -122,7 +122,7 @@ class PostgresGroupStore:
 
     def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         """See `GroupStore`."""
-        group, now_us = self.find_live_group(subscription), self._now_us()
+        group, now_us = self.find_live_group(subscription), self._get_now_us()
         if group is None:
             return None
         try:
@@ -138,7 +138,7 @@ class PostgresGroupStore:
 
     def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:
         """See `GroupStore`."""
-        group, now_us = self.find_live_group(subscription), self._now_us()
+        group, now_us = self.find_live_group(subscription), self._get_now_us()
         if group is None:
             return None
         return self._channel.write(
@@ -165,7 +165,7 @@ class PostgresGroupStore:
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
 
     def claim(
@@ -177,7 +177,7 @@ class PostgresGroupStore:
         rival: LeaderLock | None = None,
     ) -> Leadership:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         current = self.read_leaderships((leadership_id,)).get(leadership_id)
         if current is not None and current.remaining_s > 0 and (rival is None or rival != current.lock):
             return current
@@ -189,7 +189,7 @@ class PostgresGroupStore:
         self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
 
         def attempt(wait: bool) -> frozenset[int]:
             return self._channel.write(
@@ -206,14 +206,14 @@ class PostgresGroupStore:
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         return self._channel.write(lambda connection: leadership.release(connection, node, terms, now_us))
 
     # --- a leader's reads and writes ----------------------------------------------------------------------------
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
 
         def read(connection: Connection) -> tuple[Lending, ...]:
             rows = lending_rows.read_unfinished(connection, group_id, now_us)
@@ -233,7 +233,7 @@ class PostgresGroupStore:
         are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
         tried, for leases are not renewed meanwhile."""
         check_batch(batch)
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         results: dict[int, GroupWriteResult] = {}
         groups, rejected_groups = {writes.group_id: writes for writes in batch}, tuple(self._rejected)
         rejected_writes = tuple(groups.pop(group_id) for group_id in rejected_groups if group_id in groups)
@@ -246,7 +246,7 @@ class PostgresGroupStore:
                 rejected_count += 1
                 self._log_rejection(part, error)
                 if len(part) == 1:
-                    self._rejected = {**self._without(part), part[0].group_id: None}
+                    self._rejected = {**self._list_rejected_outside(part), part[0].group_id: None}
                 middle = len(part) // 2
                 if middle and rejected_count < MAX_REFUSALS:
                     waiting += [part[middle:], part[:middle]]
@@ -257,14 +257,14 @@ class PostgresGroupStore:
                     raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
                 raise
             else:
-                self._rejected = self._without(part)
+                self._rejected = self._list_rejected_outside(part)
             results.update((result.group_id, result) for result in part_results)
             if rejected_count >= MAX_REFUSALS:
                 results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
                 break
         return tuple(results[writes.group_id] for writes in batch)
 
-    def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
+    def _list_rejected_outside(self, part: Sequence[GroupWrites]) -> dict[int, None]:
         """Return the rejected groups that are not in this part; the one that was tried last comes last."""
         tried = {writes.group_id for writes in part}
         return {group_id: None for group_id in self._rejected if group_id not in tried}
@@ -279,13 +279,13 @@ class PostgresGroupStore:
 
     # --- small parts --------------------------------------------------------------------------------------------
 
-    def _now_us(self) -> int | None:
+    def _get_now_us(self) -> int | None:
         return self._clock() if self._clock else None
 
     def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
         """Create it, or find the one that was just created by another process; if that is deleted already, once
         more. Raises `TooManyGroups`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         while True:
             created = self._channel.write(
                 lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)

@@ -76,7 +76,7 @@ NOTHING: SyncResult = (), (), None
 
 
 @dataclass(frozen=True, slots=True)
-class _Renewing:
+class _SyncedGroup:
     group_id: int
     filter: str
     atomic: bool
@@ -89,7 +89,7 @@ def sync_streams(
 ) -> dict[int, SyncResult]:
     """Sync the streams of the groups {group_id: term}, whose leadership is locked; return the result for each
     leader."""
-    groups = _renewing(connection, terms)
+    groups = _read_groups(connection, terms)
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
     spaces = {}
     if atomic:
@@ -123,14 +123,14 @@ def _report(
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
     """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
-    return _add_streams(connection, _renewing(connection, group_ids), now_us)
+    return _add_streams(connection, _read_groups(connection, group_ids), now_us)
 
 
-def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewing]:
-    return [_Renewing(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
+def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_SyncedGroup]:
+    return [_SyncedGroup(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
 
 
-def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
+def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int) -> set[Key]:
     generations = read_generation_filters(connection)
     groups = [group for group in groups if group.after_generation < generations.newest_generation_id]
     if not groups:

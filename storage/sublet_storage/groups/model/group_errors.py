@@ -108,7 +108,7 @@ def row_locked(subscription: Subscription, subject: str, locker: BlockingTransac
 def check_same_options(group: Group, options: GroupOptions) -> Group:
     """Return the group, if it was created with these options; raises `Conflict`, which names what differs, if with
     others."""
-    stored_options, requested_options = _spelled(group.options), _spelled(options)
+    stored_options, requested_options = _format_options(group.options), _format_options(options)
     if stored_options != requested_options:
         differing = "; ".join(
             f"its {name} is {stored_options[name]}, not {requested_options[name]}"
@@ -123,7 +123,7 @@ def check_same_options(group: Group, options: GroupOptions) -> Group:
     return group
 
 
-def _spelled(options: GroupOptions) -> dict[str, str]:
+def _format_options(options: GroupOptions) -> dict[str, str]:
     """Return the options by the names that the command line gives them."""
     return {
         "starting position": str(options.starting_position),

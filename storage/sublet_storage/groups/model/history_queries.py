@@ -136,7 +136,7 @@ def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
 ) -> HistoryPage:
     """Return the newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
-    return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
+    return _decode_page(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
 def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryBatch:
@@ -154,7 +154,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
     """Return the recent moves after which messages in [position, redelivery_end) may have been seen twice."""
-    return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
+    return _decode_page(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 
 def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
@@ -176,6 +176,6 @@ def delete_old_session_epochs(conn: psycopg.Connection[Any], older_than_s: float
     conn.execute(_FORGET_EPOCHS, {"older": older_than_s})
 
 
-def _newest(cursor: psycopg.Cursor[Any]) -> HistoryPage:
+def _decode_page(cursor: psycopg.Cursor[Any]) -> HistoryPage:
     rows = cursor.fetchall()
     return HistoryPage(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

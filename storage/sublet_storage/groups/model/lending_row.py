@@ -150,7 +150,7 @@ def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingT
 
 def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
-    taken_at = _taken_at(row)
+    taken_at = _find_revoked_at(row)
     finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
     return LendingTransition(verdict, finished_row, history_event("finish", finished_row, "nothing left"))
 
@@ -200,11 +200,11 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         agent=None,
         session=None,
         session_epoch=None,
-        held_until_us=_taken_at(row),
+        held_until_us=_find_revoked_at(row),
     )
 
 
-def _taken_at(row: LendingRow) -> int | None:
+def _find_revoked_at(row: LendingRow) -> int | None:
     """Return when the row was taken from a holder that may not have stopped, which the next grant waits for; None if it
     was not."""
     return row.held_until_us if row.session is None else None

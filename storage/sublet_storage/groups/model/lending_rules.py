@@ -162,7 +162,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     if change.is_beyond_head:
         return block(replace(row, position=position), change.reason, now_us, find_redelivery_end(row, stream))
     if change.poison > position:
-        return _poisoned(change, replace(row, position=position), stream, now_us)
+        return _end_at_poison(change, replace(row, position=position), stream, now_us)
     if is_consumed(position, stream):
         return finish(row, position, change.reason, now_us)
     released_row = _free(row, position, now_us, change.reserve_s)
@@ -177,7 +177,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
     former_losses = row.losses if row.lost_position == row.position else 0
-    losses = former_losses + 1 if row.position < stream.head and not _only_waits(row, stream) else 0
+    losses = former_losses + 1 if row.position < stream.head and not _waits_for_epochs(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
     released_row = _free(counted, row.position, now_us, change.reserve_s)
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
@@ -186,7 +186,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     return _end_of_grant("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
-def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.skips:
         redelivery_end = change.delivered_end if change.delivered_end > row.position else None
@@ -201,7 +201,7 @@ def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_u
     return LendingTransition(LendingOutcome.APPLIED, released_row, history_event("skip", row, reason))
 
 
-def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
+def _waits_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
     """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 

@@ -94,7 +94,7 @@ def find_impossible(
 ) -> LendingTransition | None:
     """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
     the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
-    furthest = _furthest_offset(change)
+    furthest = _find_furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:
         problem = beyond_head_reason(furthest, stream)
@@ -108,7 +108,7 @@ def find_impossible(
     return LendingTransition(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
 
 
-def _furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
+def _find_furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
     furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
     if isinstance(change, ReleaseStream):
         return max(furthest, change.poison, change.delivered_end)

@@ -62,7 +62,7 @@ class StreamDiagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class _More:
+class _StreamDetails:
     stream_id: int
     space_id: int
     revoked_because: str | None
@@ -87,16 +87,16 @@ def diagnose_group(
     """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)
-        group = _group_state(connection, overview)
+        group = _build_group_facts(connection, overview)
         streams = [stream for stream in overview.streams if stream_id in (None, stream.stream_id)]
         if stream_id is not None and not streams:
             raise stream_not_found_error(subscription, stream_id)
-        states = _stream_states(connection, overview, streams)
+        states = _read_stream_facts(connection, overview, streams)
     answers = (StreamDiagnosis(stream, diagnose(group, state)) for stream, state in zip(streams, states, strict=True))
     return overview.group, tuple(answers)
 
 
-def _group_state(connection: Connection, overview: GroupOverview) -> GroupDiagnosisFacts:
+def _build_group_facts(connection: Connection, overview: GroupOverview) -> GroupDiagnosisFacts:
     leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
     draining = tuple(each.node.name for each in live if each.is_draining)
     return GroupDiagnosisFacts(
@@ -112,15 +112,17 @@ def _group_state(connection: Connection, overview: GroupOverview) -> GroupDiagno
     )
 
 
-def _stream_states(
+def _read_stream_facts(
     connection: Connection, overview: GroupOverview, streams: Sequence[StreamView]
 ) -> list[StreamDiagnosisFacts]:
     parameters = {"group": overview.group.group_id, "streams": [stream.stream_id for stream in streams]}
-    with connection.cursor(row_factory=class_row(_More)) as cursor:
+    with connection.cursor(row_factory=class_row(_StreamDetails)) as cursor:
         details = {row.stream_id: row for row in cursor.execute(_MORE, parameters)}
     spaces = {row.space_id for row in details.values() if row.waits}
     with connection.cursor(row_factory=class_row(_Space)) as cursor:
-        frontiers = {row.space_id: _frontier(row) for row in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})}
+        frontiers = {
+            row.space_id: _decode_frontier(row) for row in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})
+        }
     parent_streams = {
         row.stream_id: ParentStream(row.stream_id, row.status, row.position, row.head) for row in overview.streams
     }
@@ -131,17 +133,21 @@ def _stream_states(
         for (_, stream_id), ancestor_ids in ancestors.items()
     }
     return [
-        _state(stream, details[stream.stream_id], frontiers, parents.get(stream.stream_id, ())) for stream in streams
+        _build_stream_facts(stream, details[stream.stream_id], frontiers, parents.get(stream.stream_id, ()))
+        for stream in streams
     ]
 
 
-def _frontier(space: _Space) -> UnfinishedEpochs:
+def _decode_frontier(space: _Space) -> UnfinishedEpochs:
     frontier = lower_frontier_from_json(space.least)
     return UnfinishedEpochs(space.name, "none" if frontier is None else format_frontier(frontier), tuple(space.holders))
 
 
-def _state(
-    stream: StreamView, details: _More, frontiers: Mapping[int, UnfinishedEpochs], parents: tuple[ParentStream, ...]
+def _build_stream_facts(
+    stream: StreamView,
+    details: _StreamDetails,
+    frontiers: Mapping[int, UnfinishedEpochs],
+    parents: tuple[ParentStream, ...],
 ) -> StreamDiagnosisFacts:
     reserved_s = stream.reserved_s if details.reserved_s is None else details.reserved_s
     return StreamDiagnosisFacts(

@@ -201,7 +201,7 @@ def read_overview(connection: Connection, subscription: Subscription) -> GroupOv
     (overview,) = build_overviews(connection, rows)
     group = overview.group
     with connection.cursor(row_factory=class_row(StreamView)) as cursor:
-        streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
+        streams = cursor.execute(_STREAMS, _make_parameters(connection, [group]), prepare=False).fetchall()
     forced = read_recent_forced_moves(connection, group.group_id)
     with connection.cursor(row_factory=class_row(GroupFrontierRow)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
@@ -228,7 +228,7 @@ def build_overviews(
     """
     groups = [StoredGroup(*row[:_OF_GROUP]) for row in rows]
     leaders = (None if row[_OF_GROUP] is None else LeaderRow(*row[_OF_GROUP:]) for row in rows)
-    parameters = _parameters(connection, groups) | {"finished": finished}
+    parameters = _make_parameters(connection, groups) | {"finished": finished}
     if are_all:
         parameters["groups"] = None
     counts = {
@@ -243,7 +243,7 @@ def build_overviews(
     )
 
 
-def _parameters(connection: psycopg.Connection[Any], groups: Sequence[StoredGroup]) -> dict[str, Any]:
+def _make_parameters(connection: psycopg.Connection[Any], groups: Sequence[StoredGroup]) -> dict[str, Any]:
     """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
     group that no generation has come after has none."""
     generations = read_generation_filters(connection)

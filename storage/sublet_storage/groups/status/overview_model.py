@@ -119,12 +119,12 @@ class StoredGroup:
     @property
     def options(self) -> GroupOptions:
         """Return the options with which it was created."""
-        return _options(self.starting_position, self.options_json)
+        return _decode_options(self.starting_position, self.options_json)
 
     @property
     def desired_state(self) -> GroupDesiredState:
         """Return its desired state."""
-        return _desired_state(self.desired_state_json)
+        return _decode_desired_state(self.desired_state_json)
 
     @property
     def subscription(self) -> str:
@@ -133,13 +133,13 @@ class StoredGroup:
 
 
 @lru_cache(maxsize=1024)
-def _options(start: str, document: str) -> GroupOptions:
+def _decode_options(start: str, document: str) -> GroupOptions:
     """Return the options, cached since most groups have the same."""
     return GroupOptions.from_row(start, json.loads(document))
 
 
 @lru_cache(maxsize=1024)
-def _desired_state(document: str) -> GroupDesiredState:
+def _decode_desired_state(document: str) -> GroupDesiredState:
     return GroupDesiredState.from_json(json.loads(document))
 
 

@@ -66,7 +66,7 @@ class ZmqSender:
         if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
             self.dropped += 1
         else:
-            self.dropped += False in [_takes(each, message) for each in self._sockets]
+            self.dropped += False in [_try_send(each, message) for each in self._sockets]
 
     def close(self) -> None:
         """Wait a moment for sent messages, then close."""
@@ -148,19 +148,19 @@ class ZmqReceiver(StoppableThread):
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == _FOUND:
-                self._back()
+                self._handle_return()
             elif event == _LOST and not self._stranger:
-                self._lost()
+                self._handle_loss()
             self._stranger = bool(event & _STRANGER)
         if self._lost_at is not None and time.monotonic() >= self._lost_at + BACK_MS / 1000:
-            self._back()
+            self._handle_return()
 
-    def _lost(self) -> None:
+    def _handle_loss(self) -> None:
         if self._lost_at is None:
             self.call_handler(self._on_lost)
         self._lost_at = time.monotonic()
 
-    def _back(self) -> None:
+    def _handle_return(self) -> None:
         if self._lost_at is not None:
             self._lost_at = None
             self.call_handler(self._on_connected)
@@ -196,7 +196,7 @@ class ZmqDriver:
         return ZmqReceiver(self._host, on_message, on_connected, on_lost)
 
 
-def _takes(node: Socket, message: bytes) -> bool:
+def _try_send(node: Socket, message: bytes) -> bool:
     """Return whether ZeroMQ accepts the message for that node."""
     try:
         node.send(message, zmq.NOBLOCK)
