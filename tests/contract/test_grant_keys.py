@@ -304,7 +304,7 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
 
     def unread(session: SessionIdentity, group_id: int) -> dict[int, bool]:
         with connect(postgres.url) as reading:
-            wanted = consumer_progress.ahead(reading, group_id, session, ALL)
+            wanted = consumer_progress.read_lagging_streams(reading, group_id, session, ALL)
         rows = stranger.execute(
             "select of_stream, is_anothers from ahead_of(%s, %s, %s, '{#}', '{#}')",
             (group_id, session.name, session.epoch),

@@ -267,7 +267,7 @@ def _number(dice: random.Random, size: int) -> int:
 def _count(case: Case, dice: random.Random) -> int:
     """Return the number in the row: mostly what the envelope says, else nothing beyond it is ever looked at."""
     try:
-        return header.envelope(pa.ipc.read_message(case.payload)).count if dice.randrange(8) else case.count
+        return header.parse_envelope(pa.ipc.read_message(case.payload)).count if dice.randrange(8) else case.count
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return case.count
 

@@ -27,8 +27,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, SchemaMismatch, Unavailable
-from sublet_storage.db.connect import check_released, connect, schema_name, schema_version, works_with
-from sublet_storage.db.roles import Role, create_statements, existing_roles, grant_statements
+from sublet_storage.db.connect import check_released, connect, is_compatible, read_schema_version, resolve_schema_name
+from sublet_storage.db.roles import Role, create_statements, grant_statements, read_existing_roles
 from sublet_storage.node_directory import list_nodes
 from sublet_storage.spaces.space_changes import ensure_default
 
@@ -65,15 +65,15 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     and where nodes are at work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
-    schema, target = schema_name(schema), _check_version(to or latest_version())
+    schema, target = resolve_schema_name(schema), _check_version(to or latest_version())
     with (
         connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
-        version, compatible_from = schema_version(conn)
-        if version is not None and to is None and version > target and works_with(version, compatible_from):
+        version, compatible_from = read_schema_version(conn)
+        if version is not None and to is None and version > target and is_compatible(version, compatible_from):
             return version
         _refuse_foreign(version, schema)
         if version is not None and version > target:
@@ -97,13 +97,13 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     Raises `SchemaMismatch` where this program has no scripts for what it is, where `to` is newer than it, and where
     nodes are at work though programs of that version do not work with the schema as it is.
     """
-    schema = schema_name(schema)
+    schema = resolve_schema_name(schema)
     target = None if to is None else _check_version(to)
     with (
         connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
-        version, compatible_from = schema_version(conn)
+        version, compatible_from = read_schema_version(conn)
         if version is None:
             return
         _refuse_foreign(version, schema)
@@ -120,12 +120,12 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
 
     Raises `Conflict` where this user may not create roles.
     """
-    schema = schema_name(schema)
+    schema = resolve_schema_name(schema)
     with (
         connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
         _hold_migration_lock(conn, schema),
     ):
-        missing = [role for role in Role if role not in existing_roles(conn)]
+        missing = [role for role in Role if role not in read_existing_roles(conn)]
         try:
             with conn.transaction():
                 for created in create_statements(conn, schema, missing):
@@ -142,7 +142,7 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
 def current_version(url: str, schema: str | None = None) -> str | None:
     """Return the version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
-        return schema_version(conn)[0]
+        return read_schema_version(conn)[0]
 
 
 def latest_version() -> str:
@@ -232,7 +232,7 @@ def _try_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -
         config, driver = _make_config(), connection.connection.dbapi_connection
 
         def finish() -> None:
-            _mark(connection)
+            _record_compatible_from(connection)
             _grant_rights(driver, schema)
             check(driver)
 
@@ -243,7 +243,7 @@ def _try_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -
     engine.dispose()
 
 
-def _mark(connection: Connection) -> None:
+def _record_compatible_from(connection: Connection) -> None:
     """Write beside the version from which one on programs work with it; in the transaction of the migration."""
     version = connection.exec_driver_sql("select version_num from alembic_version").scalar()
     connection.exec_driver_sql("alter table alembic_version add column if not exists compatible_from text")
@@ -257,7 +257,7 @@ def _grant_rights(driver: Any, schema: str) -> None:
     migration, so that none can omit it: a function is executable by PUBLIC from its creation on."""
     for statement in _NOTHING_FOR_PUBLIC:
         driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
-    for granted in grant_statements(driver, schema, existing_roles(driver)):
+    for granted in grant_statements(driver, schema, read_existing_roles(driver)):
         driver.execute(granted)
 
 

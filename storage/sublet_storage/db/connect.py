@@ -97,7 +97,7 @@ def connect(
     """
     url = as_secret(url)
     timeouts = _convert_timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
-    search_path = schema_name(schema) if own_search_path else None
+    search_path = resolve_schema_name(schema) if own_search_path else None
     conninfo = _make_conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
@@ -130,7 +130,7 @@ def _check(connection: BoundedConnection, url: str) -> None:
         raise _pooler_error(url)
 
 
-def schema_name(explicit: str | None = None) -> str:
+def resolve_schema_name(explicit: str | None = None) -> str:
     """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
     name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
@@ -148,7 +148,7 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
     migrated first, and the programs that use it are replaced one by one afterwards.
     """
     location = f"schema {_read_search_path_schema(conn)!r} of database {conn.info.dbname!r}"
-    version, compatible_from = schema_version(conn)
+    version, compatible_from = read_schema_version(conn)
     if version is None:
         raise SchemaMismatch(
             f"{location} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
@@ -160,7 +160,7 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
             f"{location} is at version {version}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on "
             "it."
         )
-    if not works_with(version, compatible_from):
+    if not is_compatible(version, compatible_from):
         raise SchemaMismatch(
             f"{location} is at version {version}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: "
             f"that schema works with programs of version {compatible_from or version} and later."
@@ -178,7 +178,7 @@ def check_released(version: str, location: str) -> None:
         )
 
 
-def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
+def read_schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
     """Return (version, oldest version whose programs work with it) from the tables; (None, None) where there are none.
 
     A schema without the second works with the programs of its own version alone.
@@ -192,7 +192,7 @@ def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | Non
     return (None, None) if row is None else (str(row[0]), row[1])
 
 
-def works_with(version: str, compatible_from: str | None) -> bool:
+def is_compatible(version: str, compatible_from: str | None) -> bool:
     """Return whether this program works with a schema of that version, which is compatible with programs from
     `compatible_from` on."""
     if compatible_from is None or version < SCHEMA_VERSION:

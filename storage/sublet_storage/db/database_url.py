@@ -26,7 +26,7 @@ _SHOWN = re.compile(r"[\w.$@ +-]*")
 """What a user or database that is shown consists of: another one may be a URL itself."""
 
 
-def database_url(explicit: str | None) -> Secret | None:
+def resolve_database_url(explicit: str | None) -> Secret | None:
     """Return the given URL, else that of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else None (which means the
     embedded server). Raises `InvalidSetting`."""
     return as_secret(explicit) if explicit else secret_setting(SETTING, _find_secret_texts, parse_url)
@@ -67,7 +67,7 @@ def format_url(url: str) -> str:
     return (f"{user}@" if user else "") + addresses + (f"/{database}" if database else "")
 
 
-def secret_parts(url: str) -> dict[str, str]:
+def parse_secret_parts(url: str) -> dict[str, str]:
     """Return the parts that are secret. Raises `InvalidSetting`."""
     return {name: str(value) for name, value in parse_url(url).items() if value and name in _list_secret_names()}
 
@@ -83,7 +83,7 @@ def _list_secret_names() -> set[str]:
 def _find_secret_texts(text: str) -> Collection[str]:
     """Return what of a URL must not be shown: all of one that cannot be parsed, else secrets, also encoded."""
     try:
-        secrets = secret_parts(text).values()
+        secrets = parse_secret_parts(text).values()
     except InvalidSetting:
         return (text,)
     return [text, *secrets, *(quote(each, safe="") for each in secrets)] if secrets else ()

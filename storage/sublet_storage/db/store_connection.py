@@ -102,7 +102,7 @@ class GroupStoreConnection:
             self.pipeline = None
 
     def _get_connection(self) -> Connection:
-        connection = self._reconnecting.ready()
+        connection = self._reconnecting.get_connection()
         connection.cursor_factory = self._cursors
         return connection
 

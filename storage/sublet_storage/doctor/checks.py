@@ -17,7 +17,7 @@ from sublet_storage.db.roles import Role
 from sublet_storage.doctor.privileges import compare_rights
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.groups.status.diagnosis import lower_head
+from sublet_storage.groups.status.diagnosis import parse_lower_head
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.node_directory import list_nodes
@@ -25,11 +25,11 @@ from sublet_storage.node_directory import list_nodes
 MIN_VERSION = 150_000
 SKEW_S = 1.0
 """From which difference on a clock is reported."""
-CROWDED = 0.8
+MAX_CONNECTION_SHARE = 0.8
 """Of all connections that the server allows."""
-FILLED = 0.1
+MAX_QUEUE_SHARE = 0.1
 """The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
-LONG_S = 600.0
+MAX_TRANSACTION_S = 600.0
 """How long an open transaction may keep the server from vacuuming what was changed since."""
 MAX_NAMED = 5
 
@@ -179,7 +179,7 @@ def _check_connections(connection: Connection) -> DoctorFinding:
         " where backend_type = 'client backend'"
     ).fetchall()
     used, max_connections = row
-    if used > CROWDED * max_connections:
+    if used > MAX_CONNECTION_SHARE * max_connections:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
         return DoctorFinding("connections", Severity.WARNING, f"{used} of {max_connections} are used", hint)
     return DoctorFinding("connections", Severity.OK, f"{used} of {max_connections} are used")
@@ -190,7 +190,7 @@ def _check_transactions(connection: Connection) -> DoctorFinding:
         "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
         " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
         " and backend_type = 'client backend' order by xact_start",
-        (LONG_S,),
+        (MAX_TRANSACTION_S,),
     ).fetchall()
     if rows:
         pid, name, age_s = rows[0]
@@ -202,7 +202,7 @@ def _check_transactions(connection: Connection) -> DoctorFinding:
 def _check_notifications(connection: Connection) -> DoctorFinding:
     (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
     detail = f"{row[0]:.0%} of the server's queue is used"
-    if row[0] > FILLED:
+    if row[0] > MAX_QUEUE_SHARE:
         hint = (
             "Somebody listens and does not read, in whichever database: a client that is stopped, or a transaction that"
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
@@ -302,7 +302,7 @@ def _check_blocked_streams(connection: Connection) -> DoctorFinding:
         name, stream_id, reason = rows[0]
         detail = f"{len(rows)} are blocked: {_format_names([f'{stream} of {group}' for group, stream, _ in rows])}"
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
-        target = "--to-current" if (head := lower_head(reason)) is None else f"--to-offset {head}"
+        target = "--to-current" if (head := parse_lower_head(reason)) is None else f"--to-offset {head}"
         reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
         hint = f"sublet groups why {quote(name)} says why, {reset} lets it go on."
         return DoctorFinding("streams", Severity.ERROR, detail, hint)

@@ -58,7 +58,7 @@ def locate_numbers(stored: bytes) -> ArrowHeaderLayout:
     return ArrowHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
 
 
-def envelope(message: pa.ipc.Message) -> ArrowHeader:
+def parse_envelope(message: pa.ipc.Message) -> ArrowHeader:
     """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")

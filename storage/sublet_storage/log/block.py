@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import FEW, MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES
+from sublet_storage.log.record_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)
@@ -96,7 +96,7 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
 def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows
-    if count < FEW:
+    if count < MIN_ARROW_VALUES:
         last = first_offset + count
         columns = [struct.pack("<q", stream_id) * count, struct.pack(f"<{count}q", *range(first_offset, last))]
         added = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]

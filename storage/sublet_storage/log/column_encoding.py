@@ -166,12 +166,12 @@ def _expand_run(column: pa.RunEndEncodedArray) -> pa.Array:
     return column.values.take(pa.repeat(pa.scalar(0, pa.int32()), len(column)))
 
 
-def absent_flag(name: str) -> int:
+def get_absent_flag(name: str) -> int:
     """Return the flag of a column that is null throughout, and is not stored."""
     return _get_flag("absent", name)
 
 
-def runs_flag(name: str) -> int:
+def get_runs_flag(name: str) -> int:
     """Return the flag of a column that is stored as runs."""
     return _get_flag("runs", name)
 

@@ -33,7 +33,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
@@ -238,17 +238,17 @@ def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict
     return {stream_id: HeadState(*facts) for stream_id, *facts in rows}
 
 
-def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
-    """Return {stream: its head}; deleted streams have the end that `ends` returns."""
+def read_heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
+    """Return {stream: its head}; deleted streams have the end that `read_ends` returns."""
     requested_ids = list(stream_ids)
     heads = read_heads(conn, requested_ids)
-    return heads | ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
+    return heads | read_ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
 
 
-def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
+def read_ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
     """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
     0."""
-    deleted_streams = missing(conn, absent) if absent else {}
+    deleted_streams = find_deleted_streams(conn, absent) if absent else {}
     return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
 
 
@@ -292,7 +292,7 @@ def _read_generation_id(conn: psycopg.Connection[Any], stream_id: int, offset: i
 
 def stream_not_found_error(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> PositionGone | NotFound:
     """Return `PositionGone` if the stream was deleted with its generation, else `NotFound`."""
-    if missing(conn, [stream_id]):
+    if find_deleted_streams(conn, [stream_id]):
         return PositionGone(stream_id, offset, None)
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
 

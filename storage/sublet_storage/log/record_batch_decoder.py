@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
-from sublet_storage.log.arrow_header import ArrowHeader, envelope
+from sublet_storage.log.arrow_header import ArrowHeader, parse_envelope
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20
@@ -35,7 +35,7 @@ MAX_PAGE_BYTES: Final = 64 << 20
 _MAX_CAUSE: Final = 300
 """Characters of a cause in an error."""
 
-FEW: Final = 64
+MIN_ARROW_VALUES: Final = 64
 """Fewer values than this Python goes through sooner than Arrow's functions."""
 
 _ESTIMATED: Final = 256 << 10
@@ -135,7 +135,7 @@ def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
     if stored.size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"it has more than {MAX_PAYLOAD_BYTES} bytes, and that is the limit")
     message = pa.ipc.read_message(stored)
-    header = envelope(message)
+    header = parse_envelope(message)
     if header.count != count:
         raise ValueError(f"it has {header.count} messages, and its row says {count}")
     validated_batch = _validate(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
@@ -145,7 +145,7 @@ def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
 
 def _read_published(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
     message = pa.ipc.read_message(payload)
-    header = envelope(message)
+    header = parse_envelope(message)
     if header.is_compressed:
         raise ValueError("a compressed record batch")
     return _validate(message, header, _get_block_layout(0), max_messages, max_bytes).batch
@@ -161,7 +161,7 @@ def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
         raise SchemaMismatch("it is in another schema")
     layout, batches, size = _make_layout(schema), list[pa.RecordBatch](), 0
     for message in reader:
-        validated_batch = _validate(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
+        validated_batch = _validate(message, parse_envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
         _check_columns(layout, validated_batch.batch)
         batches.append(validated_batch.batch)
         size += validated_batch.decoded_bytes
@@ -259,7 +259,7 @@ def _check_headers(headers: pa.Array) -> None:
 
 
 def _check_timestamps(timestamps: pa.Array) -> None:
-    if len(timestamps) < FEW:
+    if len(timestamps) < MIN_ARROW_VALUES:
         start, end = 8 * timestamps.offset, 8 * (timestamps.offset + len(timestamps))
         values = memoryview(timestamps.buffers()[1])[start:end].cast("q")
         first, last = min(values), max(values)

@@ -183,11 +183,11 @@ class NotificationPublisher:
             self._send(ChangesQueued(tuple(change for changes in queued_changes for change in changes)), now)
             self._refresh_if_due(now)
         if endpoints is not None:
-            self._reach(endpoints, now)
+            self._open_senders(endpoints, now)
         if has_overflown:
-            self._begin_anew(now)
+            self._restart_machine(now)
         if now >= self._rest_at:
-            self._close_senders_later(now)
+            self._close_idle_senders(now)
         if self._announcer.status is NotificationPublisherStatus.WAITING and self._announcer.has_pending:
             self._refresh_if_due(now)  # the last look may have failed
             return self._refresh_at
@@ -202,12 +202,12 @@ class NotificationPublisher:
     def _make_machine(self) -> NotificationPublisherMachine:
         return NotificationPublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
 
-    def _begin_anew(self, now: float) -> None:
+    def _restart_machine(self, now: float) -> None:
         self._announcer = self._make_machine()
         if self._senders:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
-    def _close_senders_later(self, now: float) -> None:
+    def _close_idle_senders(self, now: float) -> None:
         self._send(CloseRequested(), now)
         self._senders.close()
         self._announcer = self._make_machine()
@@ -238,7 +238,7 @@ class NotificationPublisher:
             self._directory_endpoints, self._is_refreshing = endpoints, False
             self._changed.notify()
 
-    def _reach(self, endpoints: list[str], now: float) -> None:
+    def _open_senders(self, endpoints: list[str], now: float) -> None:
         """Open senders to these endpoints; if they have changed, a hello is sent to all of them."""
         opened = self._senders.set_endpoints(endpoints)
         if not self._senders:

@@ -84,7 +84,7 @@ class NotificationSubscriberMachine:
 
     def decide(self, event: Event, now: float, jitter: float) -> NotificationSubscriberOutcome:
         """Process one event, and what has become due; times are seconds of a monotonic clock."""
-        self._take_in(event, now, jitter)
+        self._apply_event(event, now, jitter)
         self._expire_gaps(now)
         self._expire_silent_publishers(now, jitter)
         begun = self.catch_ups.take_due(now, jitter)
@@ -93,7 +93,7 @@ class NotificationSubscriberMachine:
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event, now: float, jitter: float) -> None:
+    def _apply_event(self, event: Event, now: float, jitter: float) -> None:
         match event:
             case NotificationReceived(message):
                 self.counters.received += 1
@@ -154,7 +154,7 @@ class NotificationSubscriberMachine:
         elif message.channel in self.catch_ups.channels:
             if message.channel not in publisher.last:
                 self._start_channel(publisher, message, is_met, self._compute_shared_catch_up_at(now, jitter))
-            self._follow(publisher, message, now)
+            self._apply_notification(publisher, message, now)
 
     def _find_publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
         """Return the publisher of a message, and whether it was unknown before."""
@@ -169,7 +169,7 @@ class NotificationSubscriberMachine:
             publisher = _Publisher(message.incarnation)
         publisher.received_at = now
         (self._silent if publisher.is_leaving else self._speaking)[name] = publisher
-        self._forget_beyond_bound()
+        self._enforce_bound()
         return publisher, is_met
 
     def _start_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
@@ -186,7 +186,7 @@ class NotificationSubscriberMachine:
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)
 
-    def _follow(self, publisher: _Publisher, envelope: ChangeNotification, now: float) -> None:
+    def _apply_notification(self, publisher: _Publisher, envelope: ChangeNotification, now: float) -> None:
         channel, last = envelope.channel, publisher.last[envelope.channel]
         if envelope.sequence <= last:
             if not self._fill_gap(publisher, envelope):
@@ -252,13 +252,13 @@ class NotificationSubscriberMachine:
             name, publisher = next(iter(self._silent.items()))
             if now < publisher.received_at + self._settings.publisher_expiry_s:
                 break
-            self._forget(self._silent)
+            self._remove_oldest(self._silent)
 
-    def _forget_beyond_bound(self) -> None:
+    def _enforce_bound(self) -> None:
         if self.publishers > MAX_PUBLISHERS:
-            self._forget(self._silent or self._speaking)
+            self._remove_oldest(self._silent or self._speaking)
 
-    def _forget(self, publishers: OrderedDict[str, _Publisher]) -> None:
+    def _remove_oldest(self, publishers: OrderedDict[str, _Publisher]) -> None:
         publishers.popitem(last=False)
         self.counters.expired_publishers += 1
 

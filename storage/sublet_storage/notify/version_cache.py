@@ -52,7 +52,7 @@ class VersionCache:
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
-    def objects(self, kind: str) -> dict[str, ObjectChange]:
+    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
@@ -87,7 +87,7 @@ class VersionCache:
             if key in keys or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
-                changes.append(self._bury_absent(entry, now))
+                changes.append(self._delete_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
                 del self._live[kind][key]  # no longer requested
         return changes
@@ -131,7 +131,7 @@ class VersionCache:
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
 
-    def _bury_absent(self, entry: _CachedVersion, now: float) -> ObjectChange:
+    def _delete_absent(self, entry: _CachedVersion, now: float) -> ObjectChange:
         last = entry.change
         deletion = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
         self._put(deletion, now)

@@ -28,12 +28,12 @@ def find_refusal(location: PayloadStoreLocation) -> str | None:
     value = options["endpoint_override"]
     endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
     matched = _ENDPOINT.fullmatch(endpoint)
-    if matched is None or not (_is_loopback(matched[2]) or endpoint in allowed_endpoints()):
+    if matched is None or not (_is_loopback(matched[2]) or endpoint in read_allowed_endpoints()):
         return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
     return None
 
 
-def allowed_endpoints() -> frozenset[str]:
+def read_allowed_endpoints() -> frozenset[str]:
     """Return those that this process's setting names, as SCHEME://HOST:PORT. Raise `InvalidSetting`."""
     endpoints = set[str]()
     for text in _read_list(ENDPOINTS):

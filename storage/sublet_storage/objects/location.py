@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 OPTIONS = ("endpoint_override", "region", "scheme")
 """The options that may follow the `?` of an S3 location."""
 
-LONGEST = 1024
+MAX_LOCATION_CHARS = 1024
 MAX_SHOWN_CHARS = 200
 """How much of a malformed location is shown in an error."""
 
@@ -73,8 +73,8 @@ class PayloadObjectName:
 def parse_location(text: str) -> PayloadStoreLocation:
     """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
     shown = _mask(text)
-    if len(text) > LONGEST or not text.isascii() or not text.isprintable():
-        raise _invalid_error(shown, f"at most {LONGEST} printable ASCII characters")
+    if len(text) > MAX_LOCATION_CHARS or not text.isascii() or not text.isprintable():
+        raise _invalid_error(shown, f"at most {MAX_LOCATION_CHARS} printable ASCII characters")
     try:
         parts = urlsplit(text)
     except ValueError:
@@ -142,12 +142,12 @@ def new_object_name(
     generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview
 ) -> PayloadObjectName:
     """Return a new name for the object of this block."""
-    of_bytes = digest(payload)
+    of_bytes = compute_digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
     return PayloadObjectName(generation_id, stream_id, end_offset, of_bytes, text)
 
 
-def digest(payload: bytes | memoryview) -> str:
+def compute_digest(payload: bytes | memoryview) -> str:
     """Return the digest of the bytes."""
     return xxhash.xxh3_128_hexdigest(payload)
 

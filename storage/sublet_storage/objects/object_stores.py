@@ -236,7 +236,7 @@ class ObjectStore:
             raise self._unavailable_error(
                 f"is not the one that it was: its object {MARKER} should have the id {expected_marker}"
             )
-        self._backoff.succeeded()
+        self._backoff.reset()
 
     def note_timeout(self, seconds: float) -> PayloadUnavailable:
         """Return the error of a location that has not answered for `seconds`; it is not tried again for as long."""
@@ -271,7 +271,7 @@ class ObjectStore:
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
             raise refused from error
-        self._backoff.succeeded()
+        self._backoff.reset()
         return answer
 
     def _pause(self) -> None:
@@ -297,7 +297,7 @@ class ObjectStore:
 
     def _unavailable_error(self, problem: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
-            self._backoff.failed(pause_s)
+            self._backoff.start_pause(pause_s)
         hint = _HINTS[self.location.scheme]
         self._last_error = f"the place of payloads {self.location} {problem}. It is tried again. {hint}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._last_error)

@@ -14,7 +14,7 @@ from sublet_protocol.domain.errors import PayloadDamaged, PayloadObjectUnreadabl
 from sublet_storage.objects.location import (
     PayloadObjectName,
     PayloadStoreLocation,
-    digest,
+    compute_digest,
     format_location,
     locate_object,
 )
@@ -107,7 +107,7 @@ def _fetch_one(
         ) from None
     if memoryview(payload).nbytes != size:
         raise _damaged_error(stream_id, row, f"it should have {size} bytes and has {_describe_size(payload, size)}")
-    if digest(payload) != name.digest:
+    if compute_digest(payload) != name.digest:
         raise _damaged_error(stream_id, row, "its bytes are not those that were put there")
     return payload
 

@@ -16,7 +16,7 @@ from typing import Any
 from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
-from sublet_storage.producer.delivery import BatchDelivery, Delivery, ring
+from sublet_storage.producer.delivery import BatchDelivery, Delivery, wake_loop
 from sublet_storage.producer.publisher import Publisher, SingleEpochPublisher
 from sublet_storage.util.fork_guard import check_not_forked
 
@@ -115,8 +115,8 @@ class AsyncPublisher:
                 if self._closed:
                     raise PublisherClosed("this publisher is closed. Make a new AsyncPublisher.")
                 self._opening = _Opening(self._make)
-            with contextlib.suppress(_Undone):
-                return await self._opening.opened()
+            with contextlib.suppress(_OpeningCancelled):
+                return await self._opening.wait()
 
     async def _end(self, close: Callable[[Publisher], None]) -> None:
         self._closed = True
@@ -128,7 +128,7 @@ class AsyncPublisher:
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
 
-        publisher._buffer.add_room_callback(partial(ring, loop, room.set))
+        publisher._buffer.add_room_callback(partial(wake_loop, loop, room.set))
         await room.wait()
 
 
@@ -155,7 +155,7 @@ class AsyncSingleEpochPublisher:
         return await asyncio.to_thread(self._at.publish_batch, data)
 
 
-class _Undone(Exception):
+class _OpeningCancelled(Exception):
     """An error for an opening of which all waiters were cancelled."""
 
 
@@ -175,16 +175,16 @@ class _Opening:
         """Return whether the attempt has failed."""
         return self._publisher.done() and self._publisher.exception() is not None
 
-    async def opened(self) -> Publisher:
+    async def wait(self) -> Publisher:
         """Wait for the publisher. Raises the error of the attempt."""
         if self._publisher.done():
             return self._publisher.result()
-        bell = self._join()
+        bell = self._add_waiter()
         try:
             await bell.wait()
         except asyncio.CancelledError:
             if self._waiting == 1:
-                self._give_up()
+                self._cancel_if_pending()
             raise
         finally:
             self._waiting -= 1
@@ -192,7 +192,7 @@ class _Opening:
 
     def undo(self) -> None:
         """Close the publisher, or see to it that it is closed as soon as it is there; waits for neither."""
-        self._give_up()
+        self._cancel_if_pending()
         close = partial(self.end, lambda publisher: publisher.close())
         threading.Thread(target=close, name="sublet publisher closing", daemon=True).start()
 
@@ -201,17 +201,17 @@ class _Opening:
         if self._publisher.exception() is None:
             close(self._publisher.result())
 
-    def _join(self) -> asyncio.Event:
+    def _add_waiter(self) -> asyncio.Event:
         """Add a waiter; return the event that is set when the attempt is over."""
         loop, bell = asyncio.get_running_loop(), asyncio.Event()
 
         self._waiting += 1
         with self._lock:
             self._unwanted = False
-        self._publisher.add_done_callback(lambda _: ring(loop, bell.set))
+        self._publisher.add_done_callback(lambda _: wake_loop(loop, bell.set))
         return bell
 
-    def _give_up(self) -> None:
+    def _cancel_if_pending(self) -> None:
         with self._lock:
             self._unwanted = not self._publisher.done()
 
@@ -225,5 +225,5 @@ class _Opening:
             if not self._unwanted:
                 self._publisher.set_result(publisher)
                 return
-            self._publisher.set_exception(_Undone())
+            self._publisher.set_exception(_OpeningCancelled())
         publisher.close()

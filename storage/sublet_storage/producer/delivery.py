@@ -25,7 +25,7 @@ AGE_SPREAD_S = 1.0
 """While the database fails, only messages published within this time are sent together."""
 
 
-def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+def wake_loop(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
     """Wake the waiters on a loop; none where it is closed, as they are gone with it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(wake)
@@ -180,7 +180,7 @@ class _DeliveryBase:
             if not future.done():
                 future.set_result(None)
 
-        self._ticket.add_done_callback(partial(ring, loop, wake))
+        self._ticket.add_done_callback(partial(wake_loop, loop, wake))
         return future
 
 
@@ -231,7 +231,7 @@ class DeliveryTimeout:
         self.timeout_s = timeout_s
         self._failed_at = -math.inf
 
-    def backoff(self, entered_at: float) -> Backoff:
+    def make_backoff(self, entered_at: float) -> Backoff:
         """Return the pauses between attempts to store what was handed over at that time."""
         return Backoff(total_s=entered_at + self.timeout_s - time.monotonic())
 
@@ -240,11 +240,11 @@ class DeliveryTimeout:
         others are answered it is tried once, however long it had to wait for its turn."""
         return entered_at < self._failed_at and entered_at + self.timeout_s <= time.monotonic()
 
-    def failed(self) -> None:
+    def record_timeout(self) -> None:
         """Record that something was not stored in its time."""
         self._failed_at = time.monotonic()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that something was answered."""
         self._failed_at = -math.inf
 

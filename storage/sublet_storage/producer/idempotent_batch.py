@@ -122,7 +122,9 @@ def _append(
     conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
 ) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
-    blocks = [BlockAppend(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
+    blocks = [
+        BlockAppend(stream, pack(messages, routes.get_compression(stream)), stamp) for stream, messages, _ in parts
+    ]
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}
     if AppendOutcome.FENCED in outcomes:

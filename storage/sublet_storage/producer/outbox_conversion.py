@@ -103,4 +103,4 @@ def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[Block
         for piece in split_into_blocks(
             PendingArrowBatch(part, numbers, DeliveryState(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
         ):
-            yield BlockAppend(stream_id, pack(piece.batch, routes.compression(stream_id)))
+            yield BlockAppend(stream_id, pack(piece.batch, routes.get_compression(stream_id)))

@@ -109,7 +109,7 @@ class Publisher:
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
-            routes, writer, space_id, timeline = _begin(database.url, space, producer)
+            routes, writer, space_id, timeline = _open_log(database.url, space, producer)
             self._capability = None
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = SendBuffer(routes, limits)
@@ -237,7 +237,7 @@ class Publisher:
         if self._sender.is_alive():
             self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
         error = self._buffer.pop_error()
-        self._leave(deadline, abandon=abandon or error is not None)
+        self._close_connections(deadline, abandon=abandon or error is not None)
         if error is not None:
             raise error
 
@@ -280,17 +280,19 @@ class Publisher:
             )
         return self._capability
 
-    def _leave(self, deadline: float | None, *, abandon: bool) -> None:
+    def _close_connections(self, deadline: float | None, *, abandon: bool) -> None:
         """Release the capability, and the database. That takes long where it does not answer, and where the last user
         of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
-            self._let_go(abandon)
+            self._close_now(abandon)
             return
-        leaving = threading.Thread(target=self._let_go, args=(abandon,), name="sublet publisher leaving", daemon=True)
+        leaving = threading.Thread(
+            target=self._close_now, args=(abandon,), name="sublet publisher leaving", daemon=True
+        )
         leaving.start()
         leaving.join(max(SENDER_STOP_TIMEOUT_S, deadline - time.monotonic()))
 
-    def _let_go(self, abandon: bool) -> None:
+    def _close_now(self, abandon: bool) -> None:
         if self._capability is not None:
             self._capability.close(abandon=abandon)
         self._database.close()
@@ -326,7 +328,7 @@ class SingleEpochPublisher:
         return self._publisher._publish_batch(data, self.epoch)
 
 
-def _begin(
+def _open_log(
     url: str, space: str | None, producer: str | None
 ) -> tuple[RoutingTable, ProducerIdentity, int | None, str | None]:
     """Return the routes, the producer's identity, the id of the one space if it is for one, and the database's

@@ -39,7 +39,7 @@ from sublet_storage.producer.batches.small_block import Header, Message
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
-ROUTED_AT_ONCE = 1 << 16
+MAX_ROUTED_ROWS = 1 << 16
 ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
@@ -89,7 +89,7 @@ class SendBuffer:
         while True:
             with self._lock:
                 if self._has_room():
-                    growing = self._add_to_last(self._routes.stream_of(topic, key), message, size)
+                    growing = self._add_to_last(self._routes.find_stream(topic, key), message, size)
                     return Delivery(growing.ticket, growing.count - 1)
                 if not wait:
                     return None
@@ -104,8 +104,8 @@ class SendBuffer:
         start = 0
         try:
             for batch in batches:
-                for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
-                    chunk = batch.slice(offset, ROUTED_AT_ONCE)
+                for offset in range(0, batch.num_rows, MAX_ROUTED_ROWS):
+                    chunk = batch.slice(offset, MAX_ROUTED_ROWS)
                     self._add_chunk(PendingArrowBatch(chunk, range(start, start + chunk.num_rows), ticket))
                     start += chunk.num_rows
         except BaseException:
@@ -305,7 +305,7 @@ class SendBuffer:
         ]
         for stream_id, part in parts:
             if self._is_full_block(part):
-                part.packed = pack(part.batch, routes.compression(stream_id))
+                part.packed = pack(part.batch, routes.get_compression(stream_id))
         return parts
 
     def _add_to_last(self, stream_id: int, message: Message, size: int) -> PendingMessageBuilder:

@@ -144,7 +144,7 @@ class Sender(threading.Thread):
             self._stop_fenced(outcomes[AppendOutcome.FENCED])
 
     def _append(self, load: PendingBlock) -> BlockAppend:
-        block = load.pack(self._buffer.routes.compression(load.stream_id))
+        block = load.pack(self._buffer.routes.get_compression(load.stream_id))
         self._sequences[load.stream_id] += 1
         stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
         return BlockAppend(load.stream_id, block, stamp)
@@ -185,7 +185,7 @@ class Sender(threading.Thread):
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        backoff = self._timeout.backoff(entered_at)
+        backoff = self._timeout.make_backoff(entered_at)
         in_doubt = False
 
         def may_try_again(error: Exception) -> bool:
@@ -198,11 +198,11 @@ class Sender(threading.Thread):
                 lambda: self._try_once(attempt, backoff), may_try_again, backoff, self._giving_up.wait
             )
         except Retryable as error:
-            self._timeout.failed()
+            self._timeout.record_timeout()
             raise self._delivery_timeout_error(error, in_doubt) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
-        self._timeout.succeeded()
+        self._timeout.record_success()
         return answer
 
     def _try_once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:

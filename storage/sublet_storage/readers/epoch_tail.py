@@ -24,7 +24,7 @@ from sublet_protocol.domain.epochs import (
 )
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.bounded_connection import timeline_of
+from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
@@ -117,13 +117,13 @@ class EpochTailReader:
         The very first item is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is
         incomplete; like a `Tail` where payloads cannot be read, and over a connection to another timeline.
         """
-        self._reading.check_timeline(timeline_of(conn))
+        self._reading.check_timeline(get_timeline(conn))
         if self._torn is not None:
             raise self._torn
         if not self._introduced:
             self._introduced = True
             yield self.snapshot
-        look = self._look(conn)
+        look = self._read_snapshot(conn)
         while due := self._list_due_cursors(look):
             for cursor in due:
                 yield from self._read(conn, cursor, look)
@@ -132,12 +132,12 @@ class EpochTailReader:
         if self._selection.announced is not None and self._selection.announced != previous_frontier:
             yield self._selection.announced
 
-    def _look(self, conn: psycopg.Connection[Any]) -> _StreamSnapshot:
+    def _read_snapshot(self, conn: psycopg.Connection[Any]) -> _StreamSnapshot:
         """Return all matching streams, of one instant: while some were closed, others have opened that are not known
         yet."""
         while True:
-            look = _look(conn, self._reading.open_streams)
-            self._reading.look(look.heads)
+            look = _read_snapshot(conn, self._reading.open_streams)
+            self._reading.set_heads(look.heads)
             if not self._reading.is_stale:
                 return look
             self._reading.refresh_streams(conn)
@@ -219,12 +219,12 @@ def _make_selection(
     )
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _StreamSnapshot:
+def _read_snapshot(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _StreamSnapshot:
     heads: dict[int, message_log.HeadState] = {}
     lowers: dict[int, LowerFrontier | None] = {}
     for stream_id, head, closed, gone, space_id, lower in conn.execute(_READ, (stream_ids,), prepare=True):
         heads[stream_id] = message_log.HeadState(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_frontier_from_json(lower)
-    deleted_heads = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    deleted_heads = message_log.read_ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
     return _StreamSnapshot(heads | deleted_heads, lowers)

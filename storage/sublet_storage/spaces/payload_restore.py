@@ -36,7 +36,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(slots=True)
-class _Left:
+class _RestoreFailures:
     """The payloads that could not be restored: their number, and the error of the first."""
 
     count: int = 0
@@ -53,12 +53,12 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
-    brought, failures = 0, _Left()
+    brought, failures = 0, _RestoreFailures()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
         owner, last_offset, previous_count = BlockOwner(space_id, generation_id, stream_id), -1, failures.count
         while rows := _read_next(conn, owner, last_offset):
             last_offset = rows[-1][0]
-            brought += _bring(conn, owner, rows, failures)
+            brought += _restore_blocks(conn, owner, rows, failures)
         if failures.count == previous_count:
             conn.execute(_ALL_BACK, (stream_id,))
     if failures.first is not None:
@@ -71,7 +71,9 @@ def _read_next(conn: Connection, owner: BlockOwner, last_offset: int) -> list[tu
     return conn.execute(_BLOCKS, parameters, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], failures: _Left) -> int:
+def _restore_blocks(
+    conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], failures: _RestoreFailures
+) -> int:
     payloads = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []

@@ -22,7 +22,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.partition_reads import partition_name
+from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.space_queries import read_generation_filters
 
@@ -172,7 +172,9 @@ class IdleProducerCleaner:
 
 
 def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
-    errors = "; ".join(f"{partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3])
+    errors = "; ".join(
+        f"{format_partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3]
+    )
     suffix = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (
         f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {errors}{suffix}. "

@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
-from sublet_storage.log.partition_reads import partition_name
-from sublet_storage.spaces.routing import HashRange, Space, moves_topics, ranges_overlap, split_ring
+from sublet_storage.log.partition_reads import format_partition_name
+from sublet_storage.spaces.routing import HashRange, Space, has_moved_topics, ranges_overlap, split_ring
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 2.0
@@ -81,7 +81,7 @@ def _find_parents(closed: list[_Parent], space: Space, range_: HashRange, change
     return [
         parent.stream_id
         for parent in closed
-        if ranges_overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
+        if ranges_overlap(parent.range, range_) and has_moved_topics(parent.space, space, changed)
     ]
 
 
@@ -99,7 +99,7 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 def partition_table(generation_id: int) -> sql.Identifier:
     """Return the table that holds the blocks of a generation."""
-    return sql.Identifier(partition_name(generation_id))
+    return sql.Identifier(format_partition_name(generation_id))
 
 
 def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:

@@ -138,7 +138,7 @@ def compact_stream(
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
-            for run in runs(rows, block_messages, block_bytes):
+            for run in find_runs(rows, block_messages, block_bytes):
                 saved += _merge_but(poison, run, merge)
             last_offset = rows[-1].end_offset
     if poison:
@@ -146,7 +146,7 @@ def compact_stream(
     return saved
 
 
-def fragmented_streams(
+def list_fragmented_streams(
     conn: psycopg.Connection[Any],
     at_least: int = 100,
     older_than_s: float = 60.0,
@@ -166,7 +166,7 @@ def fragmented_streams(
     return [stream_id for stream_id, _ in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
 
 
-def newly_fragmented(
+def list_newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
     """Merge among streams with new blocks; the others are not examined again before they have more."""
@@ -176,7 +176,7 @@ def newly_fragmented(
     last_offsets: list[tuple[int, int]] = []
     for generation_id, streams in _group_by_generation(among).items():
         last_offsets += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
-    fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
+    fragmented = list_fragmented_streams(conn, at_least, older_than_s, among) if among else []
     examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
     if examined:
         with conn.transaction():
@@ -214,7 +214,7 @@ def _scan(
     return [BlockRow(*row) for row in rows]
 
 
-def runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
+def find_runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
     """Yield runs of at least two neighbours that fit into one block together, each smaller than half of it."""
     run: list[BlockRow] = []
     for row in rows:
@@ -269,7 +269,10 @@ def _merge(
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
         entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
-        block, (starts, times) = pack(entire, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
+        block, (starts, times) = (
+            pack(entire, compression),
+            compute_append_times([(row[1], row[4], *row[7:]) for row in rows]),
+        )
         conn.execute(_format_statement(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
             _format_statement(_MERGED, generation_id),
@@ -305,7 +308,7 @@ def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa
         yield batch
 
 
-def pieces(
+def compute_append_times(
     blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
 ) -> tuple[list[int], list[_Time]]:
     """Return where what was appended later than all before it begins in the merged block, and when that was. Of each

@@ -174,7 +174,7 @@ def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
     return retry_on_lock_timeout(conn, roll)
 
 
-def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
+def roll_over_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
     """Roll over every space whose generation holds messages and is older than its `rollover_s`; return their names.
 
     A space with retention but no `rollover_s` rolls over every quarter of its retention, or nothing would ever end.
@@ -193,7 +193,7 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
 
 
 def list_overdue_rollovers(conn: psycopg.Connection[Any]) -> list[str]:
-    """Return the names of the spaces that `rollover_due` would roll over now; no lock is taken."""
+    """Return the names of the spaces that `roll_over_due` would roll over now; no lock is taken."""
     return [space.name for space in _list_due(conn, list_spaces(conn))]
 
 

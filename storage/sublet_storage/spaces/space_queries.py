@@ -71,7 +71,7 @@ def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
     return _read_streams(conn, "where state = 'open'")
 
 
-def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
+def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
     """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []

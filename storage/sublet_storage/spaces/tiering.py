@@ -151,7 +151,7 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
     mover = _Mover(conn, space, guard)
     for stream in mover.work():
         try:
-            while not (mover.is_over or is_late) and mover.batch(stream):
+            while not (mover.is_over or is_late) and mover.move_batch(stream):
                 is_late = time.monotonic() >= deadline
         except StaleTerm:
             raise
@@ -192,18 +192,18 @@ class _Mover:
             return self._conn.execute(statement, parameters).fetchone() == (True,)
         return False
 
-    def batch(self, stream: _Stream) -> bool:
+    def move_batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; return False if there are no more."""
         if stream.done is None:
-            self._begin(stream)
+            self._begin_stream(stream)
         rows = self._read_blocks(stream)
         blocks = [self._plan_block(stream, row) for row in rows if row[3] is not None]
         written = self._write(stream, blocks) if blocks else []
-        moved = self._let_them_name(stream, rows, blocks, written) if rows else []
+        moved = self._attach_objects(stream, rows, blocks, written) if rows else []
         self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
         return bool(rows)
 
-    def _begin(self, stream: _Stream) -> None:
+    def _begin_stream(self, stream: _Stream) -> None:
         """Begin with a stream: merge small blocks of a closed one, without a time limit."""
         if stream.closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
@@ -279,7 +279,7 @@ class _Mover:
             raise
         return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
 
-    def _let_them_name(
+    def _attach_objects(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
         """Let the blocks name their objects; return the blocks that are moved now. The objects of others are orphaned,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 MIN_INTERVAL_S = 10.0
 """Minimum time between two log lines of one subject."""
 
-MAX_REMEMBERED = 10_000
+MAX_CAUSES = 10_000
 """Subjects beyond this number are forgotten, the longest logged first, and may be logged early."""
 
 
@@ -18,7 +18,7 @@ CAUSES = 8
 
 _ELSE = None
 _VARYING = re.compile(r"\b(?=\w*\d)\w+\b")
-LONGEST = 200
+MAX_ERROR_CHARS = 200
 
 
 class LogThrottle:
@@ -40,7 +40,7 @@ class LogThrottle:
             return None
         self._reported.pop(subject, None)
         self._reported[subject] = reported | {known: (now, 0)}
-        if len(self._reported) > MAX_REMEMBERED:
+        if len(self._reported) > MAX_CAUSES:
             self._reported.pop(next(iter(self._reported)), None)
         return retained
 
@@ -59,7 +59,7 @@ class LogThrottle:
 
 def error_signature(error: BaseException) -> str:
     """Return the cause for `LogThrottle`, without what differs each time (ids, times, addresses)."""
-    return f"{type(error).__name__}: {_VARYING.sub('#', str(error)[:LONGEST])}"
+    return f"{type(error).__name__}: {_VARYING.sub('#', str(error)[:MAX_ERROR_CHARS])}"
 
 
 def format_suppressed_count(before: int) -> str:

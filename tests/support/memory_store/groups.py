@@ -35,8 +35,8 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
+    compute_next_id,
     is_consumed,
-    next_id,
     to_lending,
 )
 from sublet_storage.groups.model.lending_rules import apply_change
@@ -203,7 +203,7 @@ class MemoryGroupStore:
         now = self._clock()
         held = self._leaderships.get(leadership_id)
         if held is None or held.expires_us <= now or self._is_gone(held, rival):
-            term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
+            term = compute_next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
             deposed = held.deposed_until_us if held else 0
             if held is not None and held.expires_us > now:
                 deposed = max(deposed, held.expires_us)
@@ -381,7 +381,7 @@ class MemoryGroupStore:
                     life.frontiers.setdefault(generation.space_id, None)
                     life.spaces.add(generation.space_id)
             added[stream.stream_id] = row
-        added = self._heed_former(life, added)
+        added = self._set_revoked_at(life, added)
         life.rows |= added
         life.after_generation = max(life.after_generation, *self.streams.generations)
         return list(added.values())
@@ -401,13 +401,13 @@ class MemoryGroupStore:
             if options.starting_position.policy == "time" and stream.closed and position == stream.head:
                 continue
             life.rows[stream.stream_id] = LendingRow(group.group_id, stream.stream_id, LendingStatus.FREE, position)
-        life.rows = self._heed_former(life, life.rows)
+        life.rows = self._set_revoked_at(life, life.rows)
         if options.atomic:
             self._begin_epochs(life)
         self._lives[group.group_id] = life
         return group
 
-    def _heed_former(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
+    def _set_revoked_at(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
         """New rows say when they were taken from members of former groups of that name, who may not have heard."""
         subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}

@@ -33,7 +33,7 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
 
     Programs that only root can reach (as in a virtual environment below /root) are copied to a directory of root's.
     """
-    major = cluster_major(data_dir)
+    major = read_cluster_major(data_dir)
     candidates = []
     for directory in _find_candidates():
         candidate_major = _read_major(directory)
@@ -54,7 +54,7 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
     )
 
 
-def cluster_major(data_dir: Path) -> int | None:
+def read_cluster_major(data_dir: Path) -> int | None:
     """Return the major version that made the cluster; None where there is none yet."""
     try:
         return int((data_dir / "pg" / "PG_VERSION").read_text().split(".")[0])
@@ -118,7 +118,7 @@ def _copy(binaries: Path) -> Path:
     digests, digest = _read_digests()
     copies = location.SYSTEM_DATA_DIR / "programs"
     copy = copies / digest
-    with location.naming(copies):
+    with location.name_directory_in_errors(copies):
         os.close(open_directory(copies, (), make=True))
         if not copy.exists():
             making = Path(tempfile.mkdtemp(prefix="making-", dir=copies))

@@ -17,9 +17,9 @@ from pathlib import Path
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.trusted_path import (
     check_directory,
+    find_user_name,
     give_to,
     make_private_directory,
-    user_name,
 )
 
 DEFAULT_DATA_DIR = Path(".sublet")
@@ -51,23 +51,23 @@ class PostgresOsUser:
         return [sys.executable, "-I", "-S", "-c", code, *command]
 
 
-def default_data_dir() -> Path:
+def get_default_data_dir() -> Path:
     """Return SUBLET_DATA_DIR, else `.sublet` in the working directory."""
     return Path(os.environ.get("SUBLET_DATA_DIR") or DEFAULT_DATA_DIR)
 
 
-def usable_data_dir() -> Path:
+def find_usable_data_dir() -> Path:
     """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
     announced.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
     never exchanged.
     """
-    data_dir = default_data_dir().resolve()
+    data_dir = get_default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
         return data_dir
     try:
-        server_user(data_dir)
+        find_server_user(data_dir)
     except EmbeddedDirectoryUnusable as error:
         system_dir = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
         _log.warning("data directory unusable, using another: data_dir=%s: %s", system_dir, error)
@@ -80,21 +80,21 @@ def has_cluster(data_dir: Path) -> bool:
     return _read_cluster_owner(data_dir) is not None
 
 
-def server_user(data_dir: Path) -> PostgresOsUser | None:
+def find_server_user(data_dir: Path) -> PostgresOsUser | None:
     """Return the account as which the server of this directory runs; None means the current user.
 
     Raises `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
     """
     _check_no_file(data_dir)
-    with naming(data_dir):
+    with name_directory_in_errors(data_dir):
         if (data_dir / "pg").is_symlink():
             raise PermissionError(f"{data_dir / 'pg'} is a symbolic link. Name the directory it leads to, or remove it")
     owner = _read_cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
             raise EmbeddedDirectoryUnusable(
-                f"data directory {data_dir} belongs to user {user_name(owner)}. Run as that user, or choose another "
-                "directory (--data-dir, SUBLET_DATA_DIR)."
+                f"data directory {data_dir} belongs to user {find_user_name(owner)}. Run as that user, or choose "
+                "another directory (--data-dir, SUBLET_DATA_DIR)."
             )
         check_trusted(data_dir, None)
         return None
@@ -108,13 +108,13 @@ def server_user(data_dir: Path) -> PostgresOsUser | None:
 
 def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Raise `EmbeddedDirectoryUnusable` where others can replace what is run, read or handed to the server's user."""
-    with naming(data_dir):
-        check_directory(data_dir, owners_beside_us(user))
-        check_directory(data_dir / "pg", owners_beside_us(user))
+    with name_directory_in_errors(data_dir):
+        check_directory(data_dir, list_other_owners(user))
+        check_directory(data_dir / "pg", list_other_owners(user))
 
 
 @contextlib.contextmanager
-def naming(data_dir: Path) -> Iterator[None]:
+def name_directory_in_errors(data_dir: Path) -> Iterator[None]:
     """Raise an error that names the data directory for errors of the operating system."""
     try:
         yield
@@ -125,7 +125,7 @@ def naming(data_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def owners_beside_us(user: PostgresOsUser | None) -> tuple[int, ...]:
+def list_other_owners(user: PostgresOsUser | None) -> tuple[int, ...]:
     """Return the ids of the other users that may own files in a data directory."""
     return () if user is None else (user.uid,)
 
@@ -150,12 +150,12 @@ def find_inaccessible(user: PostgresOsUser, path: Path) -> Path | None:
     return None
 
 
-def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
+def choose_socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
     """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
     uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.uid, user.gid)
     directory = data_dir / "socket"
     if _is_usable_socket_path(directory):
-        with naming(data_dir):
+        with name_directory_in_errors(data_dir):
             make_private_directory(directory, uid, gid)
         return directory
     parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp").resolve()

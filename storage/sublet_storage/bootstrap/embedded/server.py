@@ -22,15 +22,20 @@ from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import (
     PORT,
     PostgresOsUser,
+    choose_socket_directory,
     chown_to,
-    default_data_dir,
-    naming,
-    owners_beside_us,
-    server_user,
-    socket_directory,
+    find_server_user,
+    get_default_data_dir,
+    list_other_owners,
+    name_directory_in_errors,
 )
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
-from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_TIMEOUT_S, environment, is_zombie, remove_stale_lock_files
+from sublet_storage.bootstrap.embedded.watchdog import (
+    ZOMBIE_TIMEOUT_S,
+    is_zombie,
+    make_environment,
+    remove_stale_lock_files,
+)
 
 LOCK_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
@@ -53,7 +58,7 @@ class EmbeddedPostgres:
     """The server of one data directory, used by this process from `start` to `stop` (or as a context manager)."""
 
     def __init__(self, data_dir: Path | str | None = None) -> None:
-        self.data_dir = Path(data_dir if data_dir is not None else default_data_dir()).expanduser().resolve()
+        self.data_dir = Path(data_dir if data_dir is not None else get_default_data_dir()).expanduser().resolve()
         self._cluster = self.data_dir / "pg"
         self._users: int | None = None
         self._user: PostgresOsUser | None = None
@@ -80,17 +85,17 @@ class EmbeddedPostgres:
 
         Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
-        self._user = server_user(self.data_dir)
+        self._user = find_server_user(self.data_dir)
         _make(self.data_dir, self._user)
         with self._hold_server_lock():
-            self._join()
+            self._acquire_user_lock()
             try:
                 self._binaries = find_binaries(self.data_dir, self._user)
                 self._initialise()
                 self._run()
                 self._watch()
             except BaseException:
-                self._leave()
+                self._close_locks()
                 raise
         return self.url
 
@@ -99,7 +104,7 @@ class EmbeddedPostgres:
         if self._users is None:
             return
         with self._hold_server_lock():
-            self._leave()
+            self._close_locks()
             if self._is_only_user() and not is_zombie(str(self._postmaster)):
                 directory = self._find_socket_directory()
                 self._run_program(self._stop_command())
@@ -107,17 +112,17 @@ class EmbeddedPostgres:
                     if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
                         directory.rmdir()
 
-    def _join(self) -> None:
+    def _acquire_user_lock(self) -> None:
         if self._users is None:
             self._users = self._open("users.lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _open(self, name: str, flags: int) -> int:
         """Open a file in the data directory, after checking that no other user can have put it there."""
-        with naming(self.data_dir):
-            return open_file(self.data_dir / name, flags, owners_beside_us(self._user))
+        with name_directory_in_errors(self.data_dir):
+            return open_file(self.data_dir / name, flags, list_other_owners(self._user))
 
-    def _leave(self) -> None:
+    def _close_locks(self) -> None:
         """Close the lock files without unlocking them: a forked child must not release its parent's locks."""
         if self._users is not None:
             os.close(self._users)
@@ -255,7 +260,7 @@ class EmbeddedPostgres:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cluster if self._cluster.exists() else "/",
-                env=environment(str(self._cluster)),
+                env=make_environment(str(self._cluster)),
                 start_new_session=True,
             )
             output.seek(0)
@@ -272,7 +277,7 @@ class EmbeddedPostgres:
             if line and Path(line).is_dir():
                 return Path(line)
         if self._sockets is None or not self._sockets.is_dir():  # one of a taken name is made anew each time
-            self._sockets = socket_directory(self.data_dir, self._user)
+            self._sockets = choose_socket_directory(self.data_dir, self._user)
         return self._sockets
 
     @property
@@ -294,8 +299,8 @@ class EmbeddedPostgres:
 
 def _make(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Create the directory if it is missing, accessible for the server's user; one that exists is left as it is."""
-    with naming(data_dir):
-        os.close(open_directory(data_dir, owners_beside_us(user), make=True))
+    with name_directory_in_errors(data_dir):
+        os.close(open_directory(data_dir, list_other_owners(user), make=True))
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no right to write in {data_dir}")
 

@@ -159,7 +159,7 @@ def _log(spec: dict[str, Any]) -> Iterator[int]:
 # --- what both need, and the users of this module ---------------------------------------------------------------------
 
 
-def environment(cluster: str) -> dict[str, str]:
+def make_environment(cluster: str) -> dict[str, str]:
     """Return what the programs of a server are run with: of ours, nothing that means another server."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return variables | {"LC_ALL": "C", "PGDATA": cluster}
@@ -191,7 +191,7 @@ def _run_command(spec: dict[str, Any], which: str, output: int) -> int:
         stderr=output,
         check=False,
         cwd=spec["cluster"],
-        env=environment(spec["cluster"]),
+        env=make_environment(spec["cluster"]),
         timeout=120,
         start_new_session=True,
     ).returncode

@@ -39,7 +39,7 @@ class GrantedRule:
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
     """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
     check_room(conn, "access")
-    return give(conn, _ALLOW, _to_row(rule)) == (True,)
+    return insert_right(conn, _ALLOW, _to_row(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
@@ -67,7 +67,7 @@ def check_room(conn: psycopg.Connection[Any], table: str) -> None:
         )
 
 
-def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
+def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
     """Return the row of a statement that gives a right. Raises `Conflict` where the database rejects it."""
     try:
         return conn.execute(statement, values).fetchone()

@@ -67,12 +67,12 @@ def read_changes(conn: psycopg.Connection[Any], from_version: int, to_version: i
     return [AccessChange(*row) for row in reversed(rows)]
 
 
-def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
+def record_use(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
     """Write that these tokens were used today."""
     conn.execute(_USED, (list(token_ids),))
 
 
-def groups_of_streams(
+def read_groups_of_streams(
     conn: psycopg.Connection[Any], stream_ids: Iterable[int]
 ) -> dict[int, list[tuple[str, TopicFilter]]]:
     """Return {stream: name and filter of each group that reads it}."""

@@ -10,7 +10,7 @@ import psycopg
 
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_storage.groups.admin.access_rules import check_room, give
+from sublet_storage.groups.admin.access_rules import check_room, insert_right
 
 _LIVE = "revoked_at is null and expires_at > clock_timestamp()"
 _VALID = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
@@ -42,7 +42,7 @@ def make_token(
     """Return a new token and when it expires. Raises `Conflict` if the principal has two."""
     check_room(conn, "token")
     token = NewToken.draw()
-    (expires_at,) = give(conn, _STORE, (token.token_id, token.digest, principal, lifetime_s, note)) or (None,)
+    (expires_at,) = insert_right(conn, _STORE, (token.token_id, token.digest, principal, lifetime_s, note)) or (None,)
     if expires_at is None:
         valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
         raise Conflict(

@@ -17,8 +17,8 @@ from typing import Final
 
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.db.clock import database_user
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.clock import read_database_user
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.admin import send_command
@@ -47,7 +47,7 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
-    lock_name = f"{schema_name()} {group.group_id}"
+    lock_name = f"{resolve_schema_name()} {group.group_id}"
     lock = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
         guard.execute("begin")
@@ -105,12 +105,12 @@ def reset_live_group(
     streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
     time, and what `reset_transaction.execute_reset` raises: nothing was changed then.
     """
-    with hold_reset_lock(url, group), paused(url, group, target):
+    with hold_reset_lock(url, group), pause_during_reset(url, group, target):
         if not force:
             _wait(connection, group, drain_timeout_s, waiting)
         try:
             with connection.transaction():
-                reason = reason_with_user(f"reset to {target}", database_user(connection))
+                reason = reason_with_user(f"reset to {target}", read_database_user(connection))
                 return reset_transaction.execute_reset(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
             if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
@@ -123,7 +123,7 @@ def reset_live_group(
 
 
 @contextlib.contextmanager
-def paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
+def pause_during_reset(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
     subscription, reason = group.subscription, f"{FOR_A_RESET}{target}"
     paused_group, _ = send_command(url, subscription, PauseForReset(reason))

@@ -17,8 +17,8 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.bounded_connection import check_timeline, timeline_of
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.bounded_connection import check_timeline, get_timeline
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.model.group_errors import group_not_found_error
@@ -26,7 +26,7 @@ from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
 from sublet_storage.groups.status.overview import NEW
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 _TAKE = """
@@ -58,7 +58,7 @@ select %(group)s, u.stream_id, u.status, u.position, u.consumed, {NOW}
   from unnest(%(streams)s::bigint[], %(statuses)s::text[], %(positions)s::bigint[], %(consumed)s::jsonb[])
        as u (stream_id, status, position, consumed)"""
 
-_NOW = f"select {in_microseconds(NOW)}"
+_NOW = f"select {format_microseconds(NOW)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
         after_generation,
         tuple(map(_position_from_json, lendings)),
         tuple(map(_frontier_from_json, frontiers)),
-        timeline_of(connection),
+        get_timeline(connection),
     )
 
 
@@ -123,7 +123,7 @@ def clone(
 ) -> tuple[Group, GroupProgress]:
     """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
     what `begin` does."""
-    group_lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
+    group_lifecycle.lock_generations(connection)  # what is taken must be there still when the new group is
     source_group = group_lifecycle.get_live(connection, source)
     progress = read_progress(connection, source_group)
     reason = reason_with_user(f"a clone of {source}, group {source_group.group_id}", user)
@@ -146,7 +146,7 @@ def create_from_progress(
     existing = _drop_absent_streams(connection, subscription, options, progress)
     _check(connection, subscription, options, existing)
     _lend(connection, group_id, existing.positions)
-    group_lifecycle.heed_former(connection, [group_id], None)
+    group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
         consumed_frontiers.insert_exported_frontiers(
             connection, group_id, subscription.filter, dict(progress.frontiers)
@@ -162,7 +162,7 @@ def _drop_absent_streams(
 ) -> GroupProgress:
     """Return the progress without the streams that no longer exist. Raises `Conflict` if messages were lost with them
     that the group was to get, unless it skips what is gone."""
-    absent = missing(connection, [row.stream_id for row in progress.positions])
+    absent = find_deleted_streams(connection, [row.stream_id for row in progress.positions])
     if options.on_data_loss is OnDataLoss.FAIL:
         for row in progress.positions:
             if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:

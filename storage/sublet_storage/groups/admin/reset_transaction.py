@@ -20,13 +20,13 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.epochs import check_epoch
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
-from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked, stream_not_found_error
+from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
 from sublet_storage.groups.model.reset_rules import apply_reset
@@ -74,7 +74,7 @@ _GRANTED = "select stream_id from lending where group_id = %(group)s and status 
 
 _NO_LEADER = f"""
 insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
-values (%(group)s, 'nobody', '', '', {in_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
+values (%(group)s, 'nobody', '', '', {format_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
 """Ensures that there is a row to lock, for which a claim of the group then waits."""
 
 _ADD = f"""
@@ -109,7 +109,7 @@ class PositionChange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _StreamPlan:
     """A stream that the group may have. `after`: None where the target does not concern it."""
 
     stream_id: int
@@ -163,7 +163,7 @@ def plan_reset(
         "group": group.group_id,
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
-    with connection.cursor(row_factory=class_row(_Planned)) as cursor:
+    with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
         rows = cursor.execute(_PLAN, parameters).fetchall()
     named_streams = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
     if unknown := named_streams - {row.stream_id for row in rows}:
@@ -221,7 +221,7 @@ def execute_reset(
     progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
-    group_lifecycle.keep_generations(connection)
+    group_lifecycle.lock_generations(connection)
     if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
@@ -229,7 +229,7 @@ def execute_reset(
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
     connection.execute(_ADD, {"group": group.group_id, "streams": new_streams, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    group_lifecycle.heed_former(connection, [group.group_id], None)
+    group_lifecycle.set_revoked_at(connection, [group.group_id], None)
     buffer = LendingWriteBatch(leader.now_us)
     rows = _lock_rows(connection, group, [move.stream_id for move in moves], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
@@ -238,20 +238,20 @@ def execute_reset(
         row_reason = f"{reason}; was at {row.position}" if move.status is not None else reason
         buffer.add(row, apply_reset(row, facts[move.stream_id], move.after, row_reason, buffer.now_us), leader.term)
     buffer.flush(connection)
-    _take_back(connection, group, buffer, leader.term, reason=reason, force=force)
+    _revoke_waiting_streams(connection, group, buffer, leader.term, reason=reason, force=force)
     if group.options.atomic:
         _begin_epochs(connection, group, target)
     leadership.expire(connection, (group.group_id,))
     return moves
 
 
-def _take_back(
+def _revoke_waiting_streams(
     connection: Connection, group: Group, buffer: LendingWriteBatch, term: int, *, reason: str, force: bool
 ) -> None:
     """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
     ancestors = lending_rows.read_ancestors(
-        lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
+        lending_rows.query_ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
     )
     rows = _lock_rows(connection, group, [stream_id for _, stream_id in ancestors], force)
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
@@ -269,7 +269,7 @@ def _lock_rows(connection: Connection, group: Group, streams: Collection[int], f
     rows = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
     if locked := sorted(set(streams) - rows.keys()):
         locked_rows = f"{len(locked)} of its streams, the first is {locked[0]}, have"
-        raise row_locked(group.subscription, locked_rows, lending_rows.locker(connection, group.group_id))
+        raise row_locked_error(group.subscription, locked_rows, lending_rows.find_locker(connection, group.group_id))
     granted = sorted(
         row.stream_id for row in rows.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)
     )

@@ -15,7 +15,7 @@ from typing import Any
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -70,7 +70,7 @@ update lending l set held_until = former.at
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
 _LOCK_DESIRED_STATE = f"""
-select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {in_microseconds(NOW)}
+select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {format_microseconds(NOW)}
   from consumer_group g left join leadership l on l.leadership_id = g.group_id
  where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
 
@@ -119,19 +119,19 @@ def create(
     start = options.starting_position
     parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
     connection.execute(_BEGIN, {**parameters, **filters_at_start(connection, subscription.filter, start)})
-    heed_former(connection, [group_id], now_us)
+    set_revoked_at(connection, [group_id], now_us)
     if options.atomic:
         consumed_frontiers.initialize_frontiers(connection, group_id, subscription.filter, start, now_us)
     return Group(group_id, subscription, options)
 
 
-def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
+def set_revoked_at(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
     """Set when the new rows of these groups were taken from members of former groups of that name, which may still use
     them: a leader grants them once those may begin no more calls."""
     connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
-def keep_generations(connection: Connection) -> None:
+def lock_generations(connection: Connection) -> None:
     """Prevent generations from being opened or declared gone until the transaction ends. Only the lock of a leadership
     is acquired before this one."""
     connection.execute("lock table space in share mode")
@@ -147,7 +147,7 @@ def insert(
 ) -> int | None:
     """Return the id of a new group without rows, while no generation begins; None if there is one. `after_generation`:
     the last generation of which it has all its rows, by default the newest. `principal`: for whom it is created."""
-    keep_generations(connection)
+    lock_generations(connection)
     parameters = {
         **_to_parameters(subscription),
         "start": str(options.starting_position),

@@ -18,7 +18,13 @@ from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, StreamFacts, failover_event, to_lending
+from sublet_storage.groups.model.lending_row import (
+    FAILED_OVER,
+    LendingRow,
+    StreamFacts,
+    make_failover_event,
+    to_lending,
+)
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
@@ -70,7 +76,7 @@ def commit_batch(
 
     valid = [w for w in batch if w.group_id in terms and _is_current_term(terms[w.group_id], w)]
     buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
-    results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
+    results = {w.group_id: tuple(_apply_change(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
     return tuple(
@@ -106,7 +112,7 @@ def _find(
     }.intersection(keys)
     locking = lending_rows.lock_rows(connection, keys)
     streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
-    ancestor_query = lending_rows.ancestors(connection, at_rest) if at_rest else None
+    ancestor_query = lending_rows.query_ancestors(connection, at_rest) if at_rest else None
     rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(locking)}
     facts, ancestors = (
         lending_rows.read_facts(streams),
@@ -132,7 +138,7 @@ def elect(
     and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
-        older = leadership.older_grants(connection, leadership_id)
+        older = leadership.read_older_grants(connection, leadership_id)
         ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
         (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
         if any(each.outcome is LendingOutcome.BUSY for each in result.results):
@@ -156,7 +162,7 @@ def _announce_redelivery(
     records = [
         to_history_record(row, event, claim.term, at_us)
         for row, stream, at_us in lending_rows.read_unfinished(connection, claim.leadership_id, now_us)
-        if row.stream_id not in announced and (event := failover_event(row, stream)) is not None
+        if row.stream_id not in announced and (event := make_failover_event(row, stream)) is not None
     ]
     if records:
         lending_rows.write_history(connection, records, records[0].at_us)
@@ -171,7 +177,7 @@ def _make_result(
     )
 
 
-def busy_result(writes: GroupWrites) -> GroupWriteResult:
+def make_busy_result(writes: GroupWrites) -> GroupWriteResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
     tick."""
     return GroupWriteResult(
@@ -185,7 +191,7 @@ def _is_current_term(row: leadership.LockedLeadership, writes: GroupWrites) -> b
     return row.is_alive and row.term == writes.term
 
 
-def _judge(
+def _apply_change(
     change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: LendingWriteBatch
 ) -> LendingChangeResult:
     key = (writes.group_id, change.stream_id)

@@ -16,7 +16,7 @@ import psycopg
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import BlockingTransaction
@@ -48,7 +48,7 @@ select l.group_id, l.stream_id from lending l
   join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)"""
 
 _LOCKER = f"""
-select a.pid, a.usename, a.application_name, {in_microseconds("a.xact_start")}
+select a.pid, a.usename, a.application_name, {format_microseconds("a.xact_start")}
   from (select xmax from lending where group_id = %(group)s
         union select xmax from leadership where leadership_id = %(group)s
         union select xmax from consumer_group where group_id = %(group)s) as row
@@ -131,7 +131,7 @@ select {NOW}, u.* from
              redelivery_end, grant_key_sha256)"""
 
 _UNFINISHED = f"""
-select {ROW}, {FACTS}, {in_microseconds(NOW)}
+select {ROW}, {FACTS}, {format_microseconds(NOW)}
   from lending l join stream s using (stream_id) join generation n using (generation_id)
  where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
 
@@ -165,7 +165,7 @@ def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     return set(connection.execute(_EXISTING, _encode_keys(keys)).fetchall())
 
 
-def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
+def find_locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
     """Return the oldest transaction that has a row of the group locked; None if that is not visible."""
     row = connection.execute(_LOCKER, {"group": group_id}).fetchone()
     return None if row is None else BlockingTransaction(*row)
@@ -176,7 +176,7 @@ def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cu
     return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
 
 
-def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+def query_ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Return the nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
     return connection.execute(_ANCESTORS, _encode_keys(keys))
 
@@ -197,17 +197,17 @@ def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
 
 
 def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
-    """Return {key: these ancestors} of a result of `ancestors`; keys without any are absent."""
+    """Return {key: these ancestors} of a result of `query_ancestors`; keys without any are absent."""
     ancestors: dict[Key, tuple[int, ...]] = {}
     for group_id, stream_id, ancestor in cursor.fetchall():
         ancestors[group_id, stream_id] = (*ancestors.get((group_id, stream_id), ()), ancestor)
     return ancestors
 
 
-def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
+def read_unfinished_ancestors(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
     keys = [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST]
-    return read_ancestors(ancestors(connection, keys)) if keys else {}
+    return read_ancestors(query_ancestors(connection, keys)) if keys else {}
 
 
 def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:

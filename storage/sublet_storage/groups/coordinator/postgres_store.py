@@ -11,16 +11,16 @@ import psycopg
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.clock import Clock, database_user
+from sublet_storage.db.clock import Clock, read_database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
-from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
+from sublet_storage.groups.coordinator.leader_transaction import commit_batch, elect, make_busy_result
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
-    row_locked,
+    row_locked_error,
     stale_term_error,
     undeclared_queue_error,
 )
@@ -132,8 +132,8 @@ class PostgresGroupStore:
         except TransactionRolledBack as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            locker = self._channel.read(lambda connection: lending_rows.locker(connection, group.group_id))
-            raise row_locked(subscription, "it has", locker) from error
+            locker = self._channel.read(lambda connection: lending_rows.find_locker(connection, group.group_id))
+            raise row_locked_error(subscription, "it has", locker) from error
         return group.group_id if deleted else None
 
     def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:
@@ -147,11 +147,11 @@ class PostgresGroupStore:
 
     def user(self) -> str:
         """Return the user of the commands that this store executes, for history."""
-        return self._channel.read(database_user)
+        return self._channel.read(read_database_user)
 
     def last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
+        return self._channel.read(lambda connection: session_names.read_last_epoch(connection, subscription, session))
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
@@ -220,7 +220,7 @@ class PostgresGroupStore:
             leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise stale_term_error(group_id, term)
-            ancestors = lending_rows.unfinished_above(connection, (row for row, _, _ in rows))
+            ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _, _ in rows))
             return tuple(
                 to_lending(row, stream, at_us, ancestors.get((group_id, row.stream_id), ()))
                 for row, stream, at_us in rows
@@ -251,7 +251,7 @@ class PostgresGroupStore:
                 if middle and rejected_count < MAX_REFUSALS:
                     waiting += [part[middle:], part[:middle]]
                     continue
-                part_results = tuple(busy_result(writes) for writes in part)
+                part_results = tuple(make_busy_result(writes) for writes in part)
             except DatabaseUnreachable as error:
                 if results:
                     raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
@@ -260,7 +260,7 @@ class PostgresGroupStore:
                 self._rejected = self._list_rejected_outside(part)
             results.update((result.group_id, result) for result in part_results)
             if rejected_count >= MAX_REFUSALS:
-                results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
+                results.update((writes.group_id, make_busy_result(writes)) for part in waiting for writes in part)
                 break
         return tuple(results[writes.group_id] for writes in batch)
 

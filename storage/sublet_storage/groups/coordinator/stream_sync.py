@@ -114,7 +114,7 @@ def _report(
     }
     report: dict[int, list[Lending]] = {}
     rows = list(lending_rows.read_rows_with_facts(connection.execute(_REPORT, parameters)))
-    ancestors = lending_rows.unfinished_above(connection, (row for row, _ in rows))
+    ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _ in rows))
     for row, stream in rows:
         parents = ancestors.get((row.group_id, row.stream_id), ())
         report.setdefault(row.group_id, []).append(to_lending(row, stream, now_us, parents))
@@ -151,7 +151,7 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
         _ADDED, {"groups": [group.group_id for group in groups], "newest": generations.newest_generation_id}
     )
     if added:
-        group_lifecycle.heed_former(connection, [group.group_id for group in groups], now_us)
+        group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)
     atomic = {group.group_id for group in groups if group.atomic}
     free_keys = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
     if keys := [key for key in free_keys if key[0] in atomic]:

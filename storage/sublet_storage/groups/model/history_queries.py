@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_storage.db.clock import in_microseconds
+from sublet_storage.db.clock import format_microseconds
 from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
 
 STEP = 10_000
@@ -18,7 +18,7 @@ LATELY_S, LATELY = 86_400.0, 20
 """The age and number of a group's newest forced moves that count as recent."""
 
 RECORD = (
-    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
+    f"{format_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
     " forced, redelivery_end, session"
 )
 """Of `lending_history`: a `HistoryRecord`."""

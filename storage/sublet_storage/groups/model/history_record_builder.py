@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
-from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, history_event
+from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, make_history_event
 from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, HistoryRecord, LendingStatus
 
 
@@ -62,7 +62,7 @@ def deletion_records(rows: Iterable[LendingRow], term: int, now_us: int, user: s
     held_rows = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
     return [
         to_history_record(
-            row, history_event("delete", row, reason_with_user("its group was deleted", user)), term, now_us
+            row, make_history_event("delete", row, reason_with_user("its group was deleted", user)), term, now_us
         )
         for row in held_rows
     ]

@@ -129,7 +129,7 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
     )
 
 
-def next_id(last_id: int, now_us: int) -> int:
+def compute_next_id(last_id: int, now_us: int) -> int:
     """Return the next term or grant id: larger than the last, and than any that the database has lost since. `now_us`:
     by the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
     return max(last_id + 1, now_us)
@@ -144,7 +144,7 @@ def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingT
     """End a grant because nothing is left to consume."""
     finished_row = end_grant(row, LendingStatus.FINISHED, position, now_us)
     return LendingTransition(
-        LendingOutcome.APPLIED, finished_row, history_event("finish", replace(row, position=position), reason)
+        LendingOutcome.APPLIED, finished_row, make_history_event("finish", replace(row, position=position), reason)
     )
 
 
@@ -152,7 +152,7 @@ def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition
     """Finish a free row; it had no grant that could end, so its grant id stays."""
     taken_at = _find_revoked_at(row)
     finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
-    return LendingTransition(verdict, finished_row, history_event("finish", finished_row, "nothing left"))
+    return LendingTransition(verdict, finished_row, make_history_event("finish", finished_row, "nothing left"))
 
 
 def end_unreadable(
@@ -161,7 +161,7 @@ def end_unreadable(
     """Return the transition of a row whose position no borrower could read from; None if one could."""
     redelivery_end = find_redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
     if row.furthest_offset > stream.head:
-        return block(row, beyond_head_reason(row.furthest_offset, stream), now_us, redelivery_end)
+        return block(row, format_beyond_head(row.furthest_offset, stream), now_us, redelivery_end)
     if not stream.is_gone or row.position == stream.head:
         return None
     lost_count = stream.head - row.position
@@ -172,14 +172,18 @@ def end_unreadable(
         end_unheard(row, LendingStatus.FINISHED, stream.head, now_us),
         lost_message_count=row.lost_message_count + lost_count,
     )
-    return LendingTransition(LendingOutcome.REFUSED, finished_row, history_event("skip", row, f"{reason}; skipped"))
+    return LendingTransition(
+        LendingOutcome.REFUSED, finished_row, make_history_event("skip", row, f"{reason}; skipped")
+    )
 
 
 def block(row: LendingRow, reason: str, now_us: int, redelivery_end: int | None) -> LendingTransition:
     """Return the transition that blocks the row. `redelivery_end`: if a grant ends by it, the end of what
     may be seen again."""
     blocked_row = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
-    return LendingTransition(LendingOutcome.REFUSED, blocked_row, history_event("block", row, reason, redelivery_end))
+    return LendingTransition(
+        LendingOutcome.REFUSED, blocked_row, make_history_event("block", row, reason, redelivery_end)
+    )
 
 
 def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
@@ -194,7 +198,7 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         row,
         status=status,
         position=position,
-        grant_id=next_id(row.grant_id, now_us),
+        grant_id=compute_next_id(row.grant_id, now_us),
         grant_key=None,
         borrower_id=None,
         agent=None,
@@ -210,18 +214,18 @@ def _find_revoked_at(row: LendingRow) -> int | None:
     return row.held_until_us if row.session is None else None
 
 
-def history_event(name: str, row: LendingRow, reason: str, redelivery_end: int | None = None) -> HistoryEvent:
+def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: int | None = None) -> HistoryEvent:
     digest = None if row.grant_key is None else row.grant_key.digest()
     return HistoryEvent(
         name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, redelivery_end, digest
     )
 
 
-def failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
+def make_failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
     """Return the event of a row that another timeline of the database has: on the former one its stream may have been
     consumed further. None where nothing follows."""
     redelivery_end = find_redelivery_end(row, stream)
-    return None if redelivery_end == row.position else history_event("failover", row, FAILED_OVER, redelivery_end)
+    return None if redelivery_end == row.position else make_history_event("failover", row, FAILED_OVER, redelivery_end)
 
 
 def find_redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
@@ -234,5 +238,5 @@ def is_consumed(position: int, stream: StreamFacts) -> bool:
     return stream.is_closed and position == stream.head
 
 
-def beyond_head_reason(position: int, stream: StreamFacts) -> str:
+def format_beyond_head(position: int, stream: StreamFacts) -> str:
     return f"offset {position} is beyond the head {stream.head}"

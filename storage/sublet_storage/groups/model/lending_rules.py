@@ -28,14 +28,14 @@ from sublet_storage.groups.model.lending_row import (
     LendingTransition,
     StreamFacts,
     block,
+    compute_next_id,
     end_grant,
     end_unreadable,
     find_redelivery_end,
     finish,
     finish_unlent,
-    history_event,
     is_consumed,
-    next_id,
+    make_history_event,
 )
 from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
 from sublet_storage.groups.model.progress_rules import advance, find_impossible, with_consumed
@@ -84,7 +84,7 @@ def apply_change(
         case ForceRelease():
             return _force_release(change, row, stream, now_us)
         case RecordHistory():
-            return LendingTransition(LendingOutcome.APPLIED, row, history_event(change.event, row, change.reason))
+            return LendingTransition(LendingOutcome.APPLIED, row, make_history_event(change.event, row, change.reason))
         case _:
             assert_never(change)
 
@@ -107,7 +107,7 @@ def _grant(
     granted_row = replace(
         row,
         status=LendingStatus.HELD,
-        grant_id=next_id(row.grant_id, now_us),
+        grant_id=compute_next_id(row.grant_id, now_us),
         grant_key=draw_key(),
         borrower_id=change.borrower_id,
         agent=change.agent,
@@ -115,7 +115,9 @@ def _grant(
         session_epoch=change.session_epoch,
         held_until_us=None,
     )
-    return LendingTransition(LendingOutcome.APPLIED, granted_row, history_event("grant", granted_row, change.reason))
+    return LendingTransition(
+        LendingOutcome.APPLIED, granted_row, make_history_event("grant", granted_row, change.reason)
+    )
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
@@ -132,7 +134,7 @@ def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> Lending
     doubt = row.pending_in_doubt
     redelivery_end = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
     return LendingTransition(
-        LendingOutcome.APPLIED, free_row, history_event("unreserve", row, change.reason, redelivery_end)
+        LendingOutcome.APPLIED, free_row, make_history_event("unreserve", row, change.reason, redelivery_end)
     )
 
 
@@ -150,7 +152,7 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
     if reclaimed_row == row:
         return LendingTransition(LendingOutcome.APPLIED, row)
     return LendingTransition(
-        LendingOutcome.APPLIED, reclaimed_row, history_event("reclaim", reclaimed_row, "reclaimed by its agent")
+        LendingOutcome.APPLIED, reclaimed_row, make_history_event("reclaim", reclaimed_row, "reclaimed by its agent")
     )
 
 
@@ -198,7 +200,7 @@ def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, 
         released_row = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
     else:
         released_row = _free(counted, change.poison, now_us, change.reserve_s)
-    return LendingTransition(LendingOutcome.APPLIED, released_row, history_event("skip", row, reason))
+    return LendingTransition(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
 
 
 def _waits_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
@@ -217,10 +219,10 @@ def _end_of_grant(
         session = f"session {released_row.session!r}"
         retained = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
         return LendingTransition(
-            LendingOutcome.APPLIED, released_row, history_event("reserve", ended_row, f"{reason}; {retained}")
+            LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {retained}")
         )
     return LendingTransition(
-        LendingOutcome.APPLIED, released_row, history_event(name, ended_row, reason, redelivery_end)
+        LendingOutcome.APPLIED, released_row, make_history_event(name, ended_row, reason, redelivery_end)
     )
 
 

@@ -16,10 +16,10 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
-    beyond_head_reason,
     block,
     find_redelivery_end,
     finish,
+    format_beyond_head,
     is_consumed,
 )
 from sublet_storage.groups.model.records import (
@@ -97,7 +97,7 @@ def find_impossible(
     furthest = _find_furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:
-        problem = beyond_head_reason(furthest, stream)
+        problem = format_beyond_head(furthest, stream)
         is_found = isinstance(change, ReleaseStream) and change.is_beyond_head
         if is_found or row.furthest_offset > stream.head:
             return block(row, problem, now_us, find_redelivery_end(row, stream))

@@ -12,8 +12,8 @@ from sublet_storage.groups.model.lending_row import (
     end_unreadable,
     find_redelivery_end,
     finish_unlent,
-    history_event,
     is_consumed,
+    make_history_event,
 )
 from sublet_storage.groups.model.records import LendingOutcome, LendingStatus, OnDataLoss
 
@@ -41,5 +41,5 @@ def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str
     return LendingTransition(
         LendingOutcome.APPLIED,
         reset_row,
-        history_event("reset", replace(row, position=position), reason, redelivery_end),
+        make_history_event("reset", replace(row, position=position), reason, redelivery_end),
     )

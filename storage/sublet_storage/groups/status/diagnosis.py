@@ -54,7 +54,7 @@ def _quote(group: GroupDiagnosisFacts) -> str:
     return shlex.quote(group.subscription)
 
 
-def lower_head(blocked_reason: str | None) -> str | None:
+def parse_lower_head(blocked_reason: str | None) -> str | None:
     """Return where the stream ended that is blocked since the group was further; None where that is not why."""
     match = _LOWER_HEAD.search(blocked_reason or "")
     return None if match is None else match[1]
@@ -86,7 +86,7 @@ def _describe_dropped_space(stream: StreamDiagnosisFacts) -> str:
     )
 
 
-def _go_on_without_space(group: GroupDiagnosisFacts) -> str:
+def _suggest_skip_of_space(group: GroupDiagnosisFacts) -> str:
     reset = f"sublet groups reset {_quote(group)}"
     if group.atomic:
         return f"Go on without them; what is left of all spaces is given again: {reset} --to-earliest"
@@ -95,7 +95,7 @@ def _go_on_without_space(group: GroupDiagnosisFacts) -> str:
 
 def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if _is_of_dropped_space(stream):
-        return _go_on_without_space(group)
+        return _suggest_skip_of_space(group)
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
         reset_command = (
             f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
@@ -103,7 +103,7 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
         return f"Put it right, and try once more: {reset_command}. {_suggest_skip(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
-    if head := lower_head(stream.blocked_reason):
+    if head := parse_lower_head(stream.blocked_reason):
         there = _reset(group, stream, f"--to-offset {head}")
         return f"From offset {head} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
     if stream.is_gone and stream.position < stream.head:
@@ -123,12 +123,12 @@ def _describe_next_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts
     )
 
 
-def _go_on(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
+def _suggest_skip_of_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
     entire = f"sublet groups reset {_quote(group)} --to-earliest"
     if group.skips_lost_data:
         return None
     if _is_of_dropped_space(stream):
-        return _go_on_without_space(group)
+        return _suggest_skip_of_space(group)
     return f"Go on without them: {entire if group.atomic else _reset(group, stream, '--to-earliest')}"
 
 
@@ -226,7 +226,7 @@ RULES = (
         StallReason.GONE,
         lambda g, s: s.is_gone and s.position < s.head,
         _describe_next_loss,
-        _go_on,
+        _suggest_skip_of_loss,
     ),
     DiagnosisRule(
         StallReason.PAUSED,

@@ -127,7 +127,7 @@ def _read_stream_facts(
         row.stream_id: ParentStream(row.stream_id, row.status, row.position, row.head) for row in overview.streams
     }
     keys = [(stream.group_id, stream.stream_id) for stream in streams if stream.status != "finished"]
-    ancestors = lending_rows.read_ancestors(lending_rows.ancestors(connection, keys))
+    ancestors = lending_rows.read_ancestors(lending_rows.query_ancestors(connection, keys))
     parents = {
         stream_id: tuple(parent_streams[ancestor_id] for ancestor_id in ancestor_ids)
         for (_, stream_id), ancestor_ids in ancestors.items()

@@ -63,19 +63,19 @@ class LagByStatus:
     unknown: int
 
 
-def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
+def read_stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
     """Return the lag of each unfinished stream of these groups, in one statement."""
     with connection.cursor(row_factory=class_row(StreamLag)) as cursor:
         return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
-def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[LagByStatus]:
+def read_lags_by_status(connection: Connection, group_ids: Sequence[int]) -> list[LagByStatus]:
     """Return these groups' unfinished streams in sums, in one statement."""
     with connection.cursor(row_factory=class_row(LagByStatus)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
-def all_lags(connection: Connection) -> dict[int, int | None]:
+def read_total_lags(connection: Connection) -> dict[int, int | None]:
     """Return {group id: its total lag, None while a part is unknown} of all groups that have streams."""
     return dict(connection.execute(_ALL).fetchall())
 
@@ -88,7 +88,7 @@ def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
 
 
 def sum_by_status(streams: Sequence[StreamLag]) -> list[LagByStatus]:
-    """Return the sums of these streams, as `status_lags` has them."""
+    """Return the sums of these streams, as `read_lags_by_status` has them."""
     lags_by_status: dict[tuple[int, str], list[StreamLag]] = {}
     for stream in streams:
         lags_by_status.setdefault((stream.group_id, stream.status), []).append(stream)

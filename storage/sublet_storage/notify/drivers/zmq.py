@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 
-LARGEST = 1024 * 1024
+MAX_MESSAGE_BYTES = 1024 * 1024
 """ZeroMQ cuts off a peer that sends more in one message."""
-PAYLOAD_LIMIT = LARGEST - 64
+PAYLOAD_LIMIT = MAX_MESSAGE_BYTES - 64
 """The rest is for what encryption adds."""
 MAX_WAITING = 256
 """Messages that wait for one node; when there are more, further ones are dropped."""
@@ -110,7 +110,7 @@ class ZmqReceiver(StoppableThread):
             self.endpoint = _listen(self._incoming, host)
         except (OSError, zmq.ZMQError) as error:
             self.stop()
-            self._let_go()
+            self._close_socket()
             raise InvalidSetting(
                 f"host {host!r}: the notification driver 'zmq' cannot open a port there ({error}). Give an address of "
                 "this machine."
@@ -132,7 +132,7 @@ class ZmqReceiver(StoppableThread):
                 self._watch()
                 self._receive()
         finally:
-            self._let_go()
+            self._close_socket()
 
     def _receive(self) -> None:
         """Pass on some of the received messages; ours have one part."""
@@ -165,7 +165,7 @@ class ZmqReceiver(StoppableThread):
             self._lost_at = None
             self.call_handler(self._on_connected)
 
-    def _let_go(self) -> None:
+    def _close_socket(self) -> None:
         self._incoming.disable_monitor()
         self._context.destroy(0)
 
@@ -210,7 +210,7 @@ def _listen(incoming: Socket, host: str) -> str:
     family, *_, socket_address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret
-    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, LARGEST, 0
+    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, MAX_MESSAGE_BYTES, 0
     incoming.handshake_ivl = PEER_TIMEOUT_MS
     incoming.tcp_keepalive, incoming.tcp_keepalive_idle = 1, KEEPALIVE_S
     incoming.tcp_keepalive_intvl, incoming.tcp_keepalive_cnt = KEEPALIVE_S, 3

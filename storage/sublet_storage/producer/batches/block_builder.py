@@ -58,4 +58,4 @@ class BlockBuilder:
             self._waiting[stream_id] = [last]
             self._counts[stream_id] = last.count, last.size
         for piece in pieces:
-            yield BlockAppend(stream_id, pack(piece.batch, self._routes.compression(stream_id)))
+            yield BlockAppend(stream_id, pack(piece.batch, self._routes.get_compression(stream_id)))

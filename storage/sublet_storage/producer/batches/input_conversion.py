@@ -32,7 +32,7 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What Arrow raises for values that do not fit their column; a lone surrogate is a ValueError."""
 
 
-def now_us() -> int:
+def get_now_us() -> int:
     """Return the wall clock in microseconds: the timestamp of a message that brings none."""
     return time.time_ns() // 1000
 
@@ -63,11 +63,11 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_format_value(headers)}: {_HEADERS_RULE}")
     pairs = [_as_header(pair) for pair in headers]
-    _check_headers(len(pairs), sum(header_size(*pair) for pair in pairs), "the message")
+    _check_headers(len(pairs), sum(compute_header_size(*pair) for pair in pairs), "the message")
     return pairs or None
 
 
-def header_size(name: str, value: bytes | None) -> int:
+def compute_header_size(name: str, value: bytes | None) -> int:
     """Return what a header counts for in the limit of a message's headers, in bytes."""
     return len(name.encode()) + len(value or b"")
 
@@ -75,7 +75,7 @@ def header_size(name: str, value: bytes | None) -> int:
 def as_timestamp_us(timestamp: object) -> int:
     """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
     if timestamp is None:
-        return now_us()
+        return get_now_us()
     micros = _to_microseconds(timestamp) if isinstance(timestamp, datetime) else _to_integer(timestamp)
     _check_span(micros, micros)
     return micros
@@ -210,7 +210,7 @@ def _to_column(table: pa.Table, field: pa.Field) -> Any:
     count = table.num_rows
     if field.name not in table.column_names:
         if field.name == "timestamp":
-            return pa.repeat(pa.scalar(now_us(), field.type), count)
+            return pa.repeat(pa.scalar(get_now_us(), field.type), count)
         return pa.nulls(count, field.type)
     column = table.column(field.name)
     if field.name == "timestamp":
@@ -227,7 +227,7 @@ def _to_column(table: pa.Table, field: pa.Field) -> Any:
         _check_header_sizes(column)
     if field.name == "epoch":
         _check_epochs(column)
-    return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+    return column.fill_null(pa.scalar(get_now_us(), field.type)) if field.name == "timestamp" else column
 
 
 def _check_epochs(column: pa.ChunkedArray) -> None:

@@ -22,10 +22,10 @@ from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBo
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
     MIN_EPOCH_RUN,
-    absent_flag,
     encode_codec,
+    get_absent_flag,
+    get_runs_flag,
     is_few_runs,
-    runs_flag,
     stored_schema,
 )
 from sublet_storage.log.record_batch_decoder import START
@@ -75,14 +75,14 @@ class _Columns:
     def add_optional(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
         """Add the column, unless it is null throughout."""
         if values.count(None) == self._count:
-            self.flags |= absent_flag(name)
+            self.flags |= get_absent_flag(name)
         else:
             add(values)
 
     def add_repeating(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
         """Add the column, as runs where there are few."""
         if name == "key" and values.count(None) == self._count:
-            self.flags |= absent_flag(name)
+            self.flags |= get_absent_flag(name)
         elif self._is_worth_runs(values):
             runs = [(value, sum(1 for _ in group)) for value, group in groupby(values)]
             self._add_runs(name, [length for _, length in runs])
@@ -143,7 +143,7 @@ class _Columns:
 
     def _add_runs(self, name: str, lengths: Iterable[int]) -> None:
         """Begin a column of runs, whose values follow."""
-        self.flags |= runs_flag(name)
+        self.flags |= get_runs_flag(name)
         ends = list(accumulate(lengths))
         self._nodes += (self._count, 0, len(ends), 0)
         self._buffers += (b"", struct.pack(f"<{len(ends)}i", *ends))
