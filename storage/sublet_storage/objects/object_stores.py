@@ -263,10 +263,10 @@ class ObjectStore:
             if may_miss and isinstance(error, FileNotFoundError):
                 raise PayloadObjectNotFound from error
             if not self.location.marker:
-                raise self._unavailable_error(f"does not answer as it should: {_error_text(error)}") from error
+                raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
             refused = ObjectUnusable(
                 f"the object {name} at the place of payloads {self.location} does not do as it should: "
-                f"{_error_text(error)}. It "
+                f"{_format_error(error)}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
@@ -283,7 +283,7 @@ class ObjectStore:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise self._unavailable_error(f"does not answer as it should: {_error_text(error)}") from error
+            raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
 
     def _get_backend(self) -> ObjectBackend:
         if self._backend is None and (problem := find_refusal(self.location)):
@@ -327,5 +327,5 @@ def _format_part_name(name: str) -> str:
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 
-def _error_text(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")

@@ -159,13 +159,13 @@ class EpochCapability:
     def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Return the result of an attempt, retried while the database is away: `hold` is idempotent."""
 
-        def once() -> _T:
+        def try_once() -> _T:
             with self._reconnecting as conn:
                 return attempt(conn)
 
         try:
             return call_with_retry(
-                once,
+                try_once,
                 lambda error: isinstance(error, Retryable) and not self._over.is_set(),
                 Backoff(total_s=self._delivery_timeout_s),
                 self._over.wait,

@@ -170,7 +170,7 @@ class MemoryGroupStore:
         self._epochs[subscription, session] = drawn = max(self._epochs.values(), default=0) + 1
         return drawn
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         return self._epochs.get((subscription, session), 0)
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:

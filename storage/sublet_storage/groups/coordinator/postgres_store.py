@@ -149,7 +149,7 @@ class PostgresGroupStore:
         """Return the user of the commands that this store executes, for history."""
         return self._channel.read(read_database_user)
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: session_names.read_last_epoch(connection, subscription, session))
 

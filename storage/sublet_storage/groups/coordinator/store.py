@@ -109,7 +109,7 @@ class GroupStore(Protocol):
         `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """Return the highest epoch that a process of a session of that name in that group may have: none above it was
         drawn. 0: none was."""
 

@@ -179,7 +179,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
     former_losses = row.losses if row.lost_position == row.position else 0
-    losses = former_losses + 1 if row.position < stream.head and not _waits_for_epochs(row, stream) else 0
+    losses = former_losses + 1 if row.position < stream.head and not _is_waiting_for_epochs(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
     released_row = _free(counted, row.position, now_us, change.reserve_s)
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
@@ -203,7 +203,7 @@ def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, 
     return LendingTransition(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
 
 
-def _waits_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
+def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
     """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
