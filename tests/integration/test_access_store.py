@@ -24,10 +24,10 @@ from sublet_storage.groups.admin.access_rules import allow, delete_past_changes,
 from sublet_storage.groups.admin.access_snapshot import (
     CHANNEL,
     has_changed,
-    note_used,
     read_access,
     read_changes,
     read_version,
+    record_use,
 )
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
 from sublet_storage.groups.coordinator import session_names
@@ -197,7 +197,7 @@ def test_every_change_is_seen_and_has_a_notice(database: str, conn: psycopg.Conn
         new, _ = make_token(conn, "user:etl", YEAR_S)
         assert has_changed(conn, version)
         version = read_version(conn)
-        note_used(conn, [new.token_id])
+        record_use(conn, [new.token_id])
         assert not has_changed(conn, version), "that it was used is no change"
         assert list_tokens(conn)[0].last_used is not None
         conn.execute("delete from access")

@@ -40,12 +40,12 @@ class GrantedRule:
 
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
     """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
-    return give(conn, _ALLOW, _values(rule)) == (True,)
+    return insert_right(conn, _ALLOW, _to_row(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
     """Delete a rule. Raises `NotFound` if it does not exist."""
-    if conn.execute(_REVOKE, _values(rule)).fetchone() != (True,):
+    if conn.execute(_REVOKE, _to_row(rule)).fetchone() != (True,):
         raise NotFound(
             f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
             f"`sublet access list {rule.principal}` shows those that there are."
@@ -74,7 +74,7 @@ def list_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> l
     the log."""
     stored = read_rules(conn, principal)
     for each in stored.unreadable[:MAX_NAMED]:
-        log.warning("access rule not readable, allows nothing: granted_by=%s: %s: %s", *_shown(each))
+        log.warning("access rule not readable, allows nothing: granted_by=%s: %s: %s", *_format_unreadable(each))
     if len(stored.unreadable) > MAX_NAMED:
         log.warning("access rules not readable: count=%d: `sublet access list` shows all", len(stored.unreadable))
     return stored.rules
@@ -95,7 +95,7 @@ def read_rules(conn: psycopg.Connection[Any], principal: str | None = None) -> S
     return stored
 
 
-def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
+def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
     """Return the row of a statement that gives a right. Raises `Conflict` where the database rejects it."""
     try:
         return conn.execute(statement, values).fetchone()
@@ -111,9 +111,9 @@ def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> i
     return int(count)
 
 
-def _values(rule: AccessRule) -> tuple[str, str, str, str]:
+def _to_row(rule: AccessRule) -> tuple[str, str, str, str]:
     return rule.principal, rule.right, rule.filter.text, rule.group
 
 
-def _shown(unreadable: UnreadableRule) -> tuple[str, str, str]:
+def _format_unreadable(unreadable: UnreadableRule) -> tuple[str, str, str]:
     return ascii(unreadable.granted_by), ascii(unreadable.row), unreadable.reason
