@@ -56,7 +56,8 @@ MAX_DIMENSIONS = 8
 MIN_EPOCH, MAX_EPOCH = -(2**63), 2**63 - 2
 """Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 MAX_ANTICHAIN = 1_000
-"""Most epochs of a frontier."""
+"""Most epochs of a frontier, and where epochs have several numbers, most that all publishers of a space hold
+together."""
 MAX_HEADERS = 100
 """Most headers of a message."""
 MAX_HEADER_BYTES = 16 << 10
