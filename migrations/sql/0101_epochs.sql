@@ -108,7 +108,7 @@ $$;
 create function complete_epochs(p_least jsonb, p_greatest jsonb) returns jsonb language plpgsql immutable as $$
 declare
   reached jsonb;
-  kept jsonb;
+  beside jsonb;
   above jsonb;
   first jsonb := jsonb_build_array(p_least -> 0);
   comparisons bigint := 0;
@@ -120,14 +120,14 @@ begin
            (select coalesce(jsonb_agg(jsonb_set(l.epoch, array[(b.nth - 1)::text], to_jsonb(b.number::bigint + 1))), '[]')
               from least l, jsonb_array_elements_text(reached) with ordinality as b(number, nth)
              where l.is_reached and b.number::bigint <= 9223372036854775806)
-      into kept, above;
-    comparisons := comparisons + jsonb_array_length(above) * (jsonb_array_length(above) + jsonb_array_length(kept));
+      into beside, above;
+    comparisons := comparisons + jsonb_array_length(above) * (jsonb_array_length(above) + jsonb_array_length(beside));
     if comparisons > 2000000 then
       exit;
     end if;
     -- None of the others is after one of `above`, which are after one of the epochs that these were beside.
-    select kept || coalesce(jsonb_agg(a.epoch), '[]') into p_least
-      from jsonb_array_elements(least_epochs(above)) as a(epoch) where not frontier_admits(kept, a.epoch);
+    select beside || coalesce(jsonb_agg(a.epoch), '[]') into p_least
+      from jsonb_array_elements(least_epochs(above)) as a(epoch) where not frontier_admits(beside, a.epoch);
     exit when jsonb_array_length(p_least) > 1000;
   end loop;
   if comparisons > 2000000 or jsonb_array_length(p_least) > 1000 then

@@ -48,6 +48,8 @@ MAX_STEP = 2**32
 """The most by which a producer's incarnation, or its batch number, grows at a time."""
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 10_000.0
 """Least and greatest weight of a consumer."""
+MAX_WEIGHTS = 1_000
+"""Most sessions of a group whose weights operators have set."""
 MAX_HOLD_S = 86_400.0
 """How long in seconds what is in doubt may be reserved for its session."""
 

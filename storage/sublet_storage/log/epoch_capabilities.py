@@ -265,8 +265,8 @@ def _held(
         case "many":
             raise InvalidEpoch(
                 f"producer {producer.producer_id!r} with {len(frontier.least)} more: all publishers of space "
-                f"{space_id} would hold over {MAX_ANTICHAIN} epochs, which is the limit of a space. Name fewer, or wait "
-                "until others advance or are closed."
+                f"{space_id} would hold over {MAX_ANTICHAIN} epochs, which is the limit of a space. Name fewer, or "
+                "wait until others advance or are closed."
             )
     raise AssertionError(f"hold_epochs says {outcome}: {frontier} by {lower}")
 

@@ -31,8 +31,8 @@ from sublet_storage.groups.model.records import (
 )
 
 MAX_COMPARISONS = 500_000
-"""Of epochs with each other, a tenth of a second: a group's frontier that takes more, or would have too many, waits until less is held
-back."""
+"""Of epochs with each other, a tenth of a second: a group's frontier that takes more, or would have too
+many, waits until less is held back."""
 
 
 def merge_consumed_frontier(
