@@ -16,7 +16,6 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.audit import RefusalLog
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchRequest
-from sublet_storage.groups.admin import access_snapshot
 
 
 @pytest.mark.conforms("X4")
@@ -31,15 +30,20 @@ def test_a_call_for_heads_reads_each_group_once(conn: psycopg.Connection[Any], m
         " select group_id, s, 0 from consumer_group, generate_series(1001, 1050) s"
         " where filter <> 'orders/1/#' or s > 1010"
     )
-    rows, parsed = [], []
-    fetch, parse = psycopg.Cursor.fetchall, access_snapshot.TopicFilter
+    rows: list[list[Any]] = []
+    parsed: list[str] = []
+    fetch = psycopg.Cursor.fetchall
 
     def fetchall(cursor: psycopg.Cursor[Any]) -> list[Any]:
         rows.append(fetch(cursor))
         return rows[-1]
 
+    def parse(text: str) -> TopicFilter:
+        parsed.append(text)
+        return TopicFilter(text)
+
     monkeypatch.setattr(psycopg.Cursor, "fetchall", fetchall)
-    monkeypatch.setattr(access_snapshot, "TopicFilter", lambda text: parsed.append(text) or parse(text))
+    monkeypatch.setattr("sublet_storage.groups.admin.access_snapshot.TopicFilter", parse)
     rule = AccessRule("user:member", Right.JOIN, TopicFilter("orders/1/#"))
     cache = AccessCache(AccessSnapshot(1, AccessRules([rule]), {}), time.monotonic)
     streams = range(1001, 1101)

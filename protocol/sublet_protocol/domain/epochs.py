@@ -119,17 +119,17 @@ class LowerFrontier:
         """
         antichain, comparisons = list(self.least), _MAX_COMPARISONS
         for greatest in begun.remove_completed(self).greatest:
-            kept = LowerFrontier(tuple(epoch for epoch in antichain if not is_at_or_before(epoch, greatest)))
+            beside = LowerFrontier(tuple(epoch for epoch in antichain if not is_at_or_before(epoch, greatest)))
             above = {
                 each
                 for epoch in antichain
                 if is_at_or_before(epoch, greatest)
                 for each in _find_least_beyond(epoch, greatest)
             }
-            comparisons -= len(above) * (len(above) + len(kept.least))
-            if comparisons >= 0:  # none that is kept is after one above, as those were beside it
+            comparisons -= len(above) * (len(above) + len(beside.least))
+            if comparisons >= 0:  # none of the others is after one above, as those were beside it
                 least_above = LowerFrontier.from_epochs(above).least
-                antichain = [*kept.least, *(epoch for epoch in least_above if not kept.admits(epoch))]
+                antichain = [*beside.least, *(epoch for epoch in least_above if not beside.admits(epoch))]
             if comparisons < 0 or len(antichain) > MAX_ANTICHAIN:
                 return LowerFrontier(self.least[:1]).after_completing(UpperFrontier((_find_bound(begun.greatest),)))
         return LowerFrontier(tuple(sorted(antichain)))
