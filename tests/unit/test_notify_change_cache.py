@@ -50,7 +50,7 @@ def test_deleted_stays_deleted_until_made_again() -> None:
     assert cache.apply(space("a", 5), NOW) is ChangeNovelty.OLD
     assert cache.get("space", "a") is None
     assert cache.apply(space("a", 6), NOW) is ChangeNovelty.NEWER
-    assert cache.objects("space") == {"a": space("a", 6)}
+    assert cache.list_objects("space") == {"a": space("a", 6)}
 
 
 @pytest.mark.conforms("D7")
@@ -75,7 +75,7 @@ def test_a_snapshot_adds_newer_and_takes_gone() -> None:
         space("d", 1),
         space("c", 5, deleted=True),
     ]
-    assert cache.objects("space") == {"a": space("a", 6), "b": space("b", 5), "d": space("d", 1)}
+    assert cache.list_objects("space") == {"a": space("a", 6), "b": space("b", 5), "d": space("d", 1)}
     assert merge(cache, space("a", 6), space("b", 5), space("d", 1)) == []
 
 
@@ -86,7 +86,7 @@ def test_changes_during_a_snapshot_remain() -> None:
     cache.apply(space("b", 1), NOW)
     cache.apply(space("a", 6), NOW)
     assert cache.merge("space", CatchUpSnapshot((space("a", 5),)), begun, NOW) == []
-    assert cache.objects("space") == {"a": space("a", 6), "b": space("b", 1)}
+    assert cache.list_objects("space") == {"a": space("a", 6), "b": space("b", 1)}
 
 
 @pytest.mark.conforms("D7")
@@ -117,4 +117,4 @@ def test_unasked_keys_are_forgotten_in_time() -> None:
     cache = holding(space("a", 5), space("c", 5))
     merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 100)
     assert merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 101) == []
-    assert cache.objects("space") == {"a": space("a", 5)}
+    assert cache.list_objects("space") == {"a": space("a", 5)}

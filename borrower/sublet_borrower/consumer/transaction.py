@@ -63,7 +63,7 @@ class CommittableBatch(Protocol):
 
 @dataclass(slots=True)
 class _Doubt:
-    """A transaction whose commit was begun, until its batches know its outcome. `was_committed`: whether it was
+    """A transaction whose commit was begun, until its batches know its outcome. `is_committed`: whether it was
     committed, once that is known.
     """
 
@@ -91,10 +91,12 @@ class ProgressTransactions:
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
-        self._idle_s = consumer_progress.idle_limit_s(batch_s)
+        self._idle_s = consumer_progress.compute_idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
+        self._not_committed: set[tuple[int, int, int]] = set()
+        """(stream, grant, ticket) of what was in doubt and turned out not to be committed, until its user knows."""
         self._tried_at = -math.inf
 
     @contextlib.contextmanager
@@ -113,6 +115,8 @@ class ProgressTransactions:
         for batch in batches:
             batch.begin_transaction()
         self.find_out()
+        for batch in batches:
+            self.forget_refusal(batch)
         if committed := [batch for batch in batches if batch.is_recovered]:
             _check_all_committed(committed, batches)
             with self.rolled_back() as connection:
@@ -184,15 +188,22 @@ class ProgressTransactions:
             and any(batch.stream_id == stream_id and ticket in (None, batch.ticket) for batch in doubt.batches)
         )
 
-    def check_outcome(self, stream_id: int, ticket: int) -> None:
+    def check_outcome(self, stream_id: int, grant_id: int, ticket: int) -> None:
         """Find out the outcome of the batch's transaction, where it is in doubt, before the batch is acknowledged.
-        Raise `UsageError` if it was not committed, and `UnknownOutcome`.
+        Raise `UsageError`, once, if it was not committed, and `UnknownOutcome`.
         """
-        if self.is_in_doubt(stream_id, ticket) and not self.find_out():
+        if self.is_in_doubt(stream_id, ticket):
+            self.find_out()
+        if (stream_id, grant_id, ticket) in self._not_committed:
+            self._not_committed.remove((stream_id, grant_id, ticket))
             raise UsageError(
                 f"the batch of stream {stream_id} at offset {ticket}: its transaction, whose outcome was unknown, was "
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
+
+    def forget_refusal(self, batch: CommittableBatch) -> None:
+        """Note that its user does the batch again: to acknowledge it after that is not refused."""
+        self._not_committed.discard(_key(batch))
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
         """Return whether the transaction in doubt was committed, and record that in its batches; False if none is in
@@ -224,7 +235,7 @@ class ProgressTransactions:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:
             self._open = True
-            yield self._reconnecting.answering()
+            yield self._reconnecting.get_answering_connection()
         finally:
             self._open = False
 
@@ -243,6 +254,8 @@ class ProgressTransactions:
         if doubt.was_committed:
             for batch in doubt.batches:
                 batch.complete_transaction(recovered=recovered)
+        else:
+            self._not_committed |= {_key(batch) for batch in doubt.batches}
         self._doubt = None
         return bool(doubt.was_committed)
 
@@ -259,8 +272,8 @@ class ProgressTransactions:
 
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
-            connection = self._reconnecting.ready()
-            was_committed = consumer_progress.was_committed(connection, doubt.attempt, timeout_s)
+            connection = self._reconnecting.get_connection()
+            was_committed = consumer_progress.is_committed(connection, doubt.attempt, timeout_s)
             return was_committed is not False and self._are_durable(connection, doubt.furthest)
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()
@@ -300,6 +313,10 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
             f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, committed))} is done with "
             f"it. Do the rest in a transaction without that: {', '.join(map(repr, uncommitted))}."
         )
+
+
+def _key(batch: CommittableBatch) -> tuple[int, int, int]:
+    return batch.stream_id, batch.grant_id, batch.ticket
 
 
 def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:

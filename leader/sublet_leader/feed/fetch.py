@@ -18,10 +18,10 @@ from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.groups.admin.access_snapshot import read_groups_of_streams, streams_of_groups
+from sublet_storage.groups.admin.access_snapshot import find_streams_of_groups, read_groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 
 PAGE_BYTES = 8 << 20
 """A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
@@ -39,7 +39,7 @@ def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: Fetc
     groups = read_groups_of_streams(conn, [request.stream_id])
     if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for _, group, filter in groups):
         return
-    if groups or not missing(conn, [request.stream_id]):
+    if groups or not find_deleted_streams(conn, [request.stream_id]):
         raise caller.denied_error(Right.JOIN, request.filter)
 
 
@@ -53,7 +53,7 @@ def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: 
         return ()
     groups = read_groups_of_streams(conn, stream_ids)
     may_join = [group_id for group_id, name, filter in groups if caller.may(Right.JOIN, filter, name)]
-    return streams_of_groups(conn, stream_ids, may_join) if may_join else ()
+    return find_streams_of_groups(conn, stream_ids, may_join) if may_join else ()
 
 
 def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | PageGone:

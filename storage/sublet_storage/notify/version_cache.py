@@ -26,7 +26,7 @@ class ChangeNovelty(Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedVersion:
     """A cached change. `at`: when it was last applied, or a snapshot last confirmed it. `turn`: the number of its
     application."""
 
@@ -42,8 +42,8 @@ class VersionCache:
         self.old = 0
         """Changes that were not newer than what was known."""
         self._tombstone_s, self._most_tombstones = tombstone_s, most_tombstones
-        self._live: dict[str, dict[str, _Entry]] = {}
-        self._dead: OrderedDict[tuple[str, str], _Entry] = OrderedDict()  # by when they died
+        self._live: dict[str, dict[str, _CachedVersion]] = {}
+        self._dead: OrderedDict[tuple[str, str], _CachedVersion] = OrderedDict()  # by when they died
         self._turn = 0
         self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
 
@@ -52,7 +52,7 @@ class VersionCache:
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
-    def objects(self, kind: str) -> dict[str, ObjectChange]:
+    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
@@ -87,7 +87,7 @@ class VersionCache:
             if key in keys or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
-                changes.append(self._bury_absent(entry, now))
+                changes.append(self._delete_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
                 del self._live[kind][key]  # no longer requested
         return changes
@@ -121,7 +121,7 @@ class VersionCache:
     def _put(self, change: ObjectChange, now: float) -> None:
         object_key = change.kind, change.key
         self._turn += 1
-        entry = _Entry(change, self._turn, now)
+        entry = _CachedVersion(change, self._turn, now)
         self._dead.pop(object_key, None)
         self._absent.discard(object_key)
         if change.is_deleted:
@@ -131,7 +131,7 @@ class VersionCache:
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
 
-    def _bury_absent(self, entry: _Entry, now: float) -> ObjectChange:
+    def _delete_absent(self, entry: _CachedVersion, now: float) -> ObjectChange:
         last = entry.change
         deletion = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
         self._put(deletion, now)
@@ -139,11 +139,11 @@ class VersionCache:
         return deletion
 
     def _expire(self, now: float) -> None:
-        for object_key in list(self._expired(now)):
+        for object_key in list(self._list_expired(now)):
             del self._dead[object_key]
             self._absent.discard(object_key)
 
-    def _expired(self, now: float) -> Iterator[tuple[str, str]]:
+    def _list_expired(self, now: float) -> Iterator[tuple[str, str]]:
         too_many = len(self._dead) - self._most_tombstones
         for object_key, entry in self._dead.items():
             if too_many <= 0 and now < entry.at + self._tombstone_s:

@@ -64,13 +64,13 @@ class AccessChange:
     object: str
 
 
-def read_changes(conn: psycopg.Connection[Any], after: int, upto: int, limit: int) -> list[AccessChange]:
+def read_changes(conn: psycopg.Connection[Any], from_version: int, to_version: int, limit: int) -> list[AccessChange]:
     """Return what was changed between two versions, oldest first; of more than `limit` the newest."""
-    rows = conn.execute(_CHANGES, (after, upto, limit)).fetchall()
+    rows = conn.execute(_CHANGES, (from_version, to_version, limit)).fetchall()
     return [AccessChange(*row) for row in reversed(rows)]
 
 
-def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
+def record_use(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
     """Write that these tokens were used today."""
     conn.execute(_USED, (list(token_ids),))
 
@@ -86,7 +86,7 @@ def read_groups_of_streams(
     ]
 
 
-def streams_of_groups(
+def find_streams_of_groups(
     conn: psycopg.Connection[Any], stream_ids: Collection[int], group_ids: Collection[int]
 ) -> list[int]:
     """Return those of the streams that one of the groups reads."""
