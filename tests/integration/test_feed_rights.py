@@ -45,7 +45,7 @@ def test_a_call_for_heads_reads_each_group_once(conn: psycopg.Connection[Any], m
     monkeypatch.setattr(psycopg.Cursor, "fetchall", fetchall)
     monkeypatch.setattr("sublet_storage.groups.admin.access_snapshot.TopicFilter", parse)
     rule = AccessRule("user:member", Right.JOIN, TopicFilter("orders/1/#"))
-    cache = AccessCache(AccessSnapshot(1, AccessRules([rule]), {}), time.monotonic)
+    cache = AccessCache(AccessSnapshot("1", AccessRules([rule]), {}), time.monotonic)
     streams = range(1001, 1101)
     member, stranger = (Caller(name, "", "Heads", cache, RefusalLog()) for name in ("user:member", "user:stranger"))
     assert sorted(filter_fetchable(conn, member, streams)) == list(range(1011, 1051))
