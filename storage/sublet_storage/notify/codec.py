@@ -83,9 +83,13 @@ def _hello(fields: dict[str, Any]) -> NotificationHeartbeat:
 
 
 def _change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:
-    if not (data is None or isinstance(data, dict)):
-        raise TypeError("data is an object or null")
+    if not (data is None or (isinstance(data, dict) and all(_is_scalar(value) for value in data.values()))):
+        raise TypeError("data is an object of texts and numbers, or null")
     return ObjectChange(kind, _text(key, MAX_KEY), _integer(version), bool(_integer(deleted)), data)
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _text(value: object, longest: int) -> str:
