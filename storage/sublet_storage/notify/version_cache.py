@@ -170,8 +170,7 @@ class VersionCache:
         last = entry.change
         deletion = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
         self._put(deletion, now)
-        if (deletion.kind, deletion.key) in self._dead:
-            self._absent.add((deletion.kind, deletion.key))
+        self._absent.add((deletion.kind, deletion.key))
         return deletion
 
     def _expire(self, now: float) -> None:
