@@ -61,7 +61,7 @@ class PostgresHeadListener(StoppableThread):
             self.sleep(backoff.next_s())
 
     def receive(self, payload: bytes, now: float) -> None:
-        """Pass on the heads of a payload. Of more than a node takes in in a second nothing is: nodes push those heads."""
+        """Pass on the heads of a payload, of as many as a node takes in in a second: nodes push the others."""
         heads = decode_heads(payload) if self._rate.take(now) else {}
         for handler in self.handlers if heads else ():
             self.call_handler(handler, heads)
