@@ -374,6 +374,45 @@ def test_after_an_unknown_outcome_each_counts_once(place: Place, again: str, arr
     assert (place.output(), place.progress()) == (sorted(2 * expected(2)), 4)
 
 
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("asks_on", [False, True])
+def test_each_batch_not_committed_is_refused_once(place: Place, asks_on: bool) -> None:
+    """To acknowledge it passes it over only when its user knows, whoever has found the outcome out."""
+    for key in ("a", "b"):
+        place.publish(1, key)
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False) as session:
+        batches = [first(session), first(session)]
+        cutter.cut_commit(resume=False, arrives=False)
+        with pytest.raises(UnknownOutcome), session.transaction(*batches):
+            pass
+        cutter.resume()
+        if asks_on:
+            assert session.poll(0.3) is None
+        for batch in batches:
+            with pytest.raises(UsageError, match="acknowledge it once more"):
+                batch.ack()
+        assert place.progress() == 0
+        for batch in batches:
+            batch.ack()
+    assert place.progress() == 2
+
+
+@pytest.mark.conforms("E37")
+def test_a_part_of_a_committed_batch_is_acknowledged(place: Place) -> None:
+    """The transaction got no answer, and had all of it."""
+    with Publisher(place.url) as publisher:
+        for number in range(5):
+            publisher.publish("t", str(number), key="k")
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url) as session:
+        batch = first(session)
+        cutter.cut_commit(resume=False)
+        with pytest.raises(UnknownOutcome), batch.transaction() as connection:
+            write(connection, batch)
+        cutter.resume()
+        batch.ack(upto=3)
+        assert place.progress() == 5
+
+
 def test_a_function_that_commits_is_not_called_again(place: Place) -> None:
     """It is not called again though it raises afterwards."""
     place.publish(4, key="k")

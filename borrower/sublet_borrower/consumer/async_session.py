@@ -11,13 +11,14 @@ another call. The event loop never waits for the network, the database or a lock
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import psycopg
 
@@ -26,13 +27,14 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.owner_process import OwnerProcess
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
-from sublet_protocol.domain.errors import InvalidSubscription, UsageError
+from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
+
+log = logging.getLogger(__name__)
 
 POLL_INTERVAL_S = 0.1
 """How often the session is checked while it waits with a batch outstanding."""
 
-_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -44,6 +46,9 @@ class AsyncSession:
     batch that it returned before. Several tasks may wait at once, and each batch goes to one of them: each `async for`
     acknowledges its own; tasks that call `poll` need `auto_ack=False`, since `poll` acknowledges the batch that it
     returned last, to any task.
+
+    `batch.ack()` waits for nothing. Where it is refused the batch is still to be done, and what `Session` raises from
+    it is raised by the next call of: `poll`, also in an `async for`, `ack` of that batch, or `close`.
     """
 
     def __init__(self, subscription: str, url: str | None = None, **settings: Any) -> None:
@@ -57,6 +62,14 @@ class AsyncSession:
         self._opening: Future[Session] | None = None
         self._fetching: Future[Batch | None] | None = None
         self._ending: Future[None] | None = None
+        self._acknowledging: Future[None] | None = None
+        """The last call that acknowledges a batch or ends a loop. Those before it end before it."""
+        self._refused: dict[Batch, Exception] = {}
+        """What acknowledging batches has raised, and nobody has got yet."""
+        self._missed: Exception | None = None
+        """What a `wait` has raised that may have been cancelled, until somebody gets it."""
+        self._unsettled: list[tuple[Batch, Callable[[], None]]] = []
+        """Acknowledgements that wait for an outcome. Of the worker's thread."""
         self._loops = SessionLoopRegistry()
         self._polled_batch: Batch | None = None
         self._has_polled = False
@@ -81,7 +94,9 @@ class AsyncSession:
     ) -> None:
         if kind is None and (batch := self._polled_batch) is not None and not self._loops.has(batch):  # `poll` gave it
             self._left(batch, well=True)
-        await self.close()
+        await self._closed(aborted=False)
+        if kind is None:
+            self._raise_refused(*self._refused)
 
     def __aiter__(self) -> AsyncIterator[Batch]:
         self._loops.asked_beside(frame := sys._getframe(1))
@@ -90,25 +105,29 @@ class AsyncSession:
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
 
-        The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`.
+        The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`,
+        and what `ack` of a batch was refused with.
         """
         self._loops.asked_beside(sys._getframe(1))
         session = await self._opened()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (fetching := self._begin_fetching(session)) is not None:
-            if not await self._fetched(session, fetching, deadline):
+            if not (await self._fetched(session, fetching, deadline) and await self._acknowledged(deadline)):
                 return None
             if self._fetching is not fetching:
                 continue  # another task took it
             self._fetching = None
             batch = fetching.result()
             if batch is not None and self._ending is None:
-                if session.may_continue(batch):
+                if session.may_start(batch):  # it may have been fetched long ago, or acknowledged since
                     self._polled_batch, self._has_polled = batch, True
                     return batch
-                self._fetching = self._worker.submit(partial(_look_again, session, batch))
+                self._fetching = self._worker.submit(partial(self._fetch, session, batch))
+            elif self._refused:
+                self._raise_refused(*self._refused)
             elif deadline is not None and time.monotonic() >= deadline:
                 return None
+        self._raise_missed()
         return None
 
     async def wait(self, timeout_s: float) -> None:
@@ -119,10 +138,10 @@ class AsyncSession:
         session, deadline = await self._opened(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
             await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
-            looking = self._worker.submit(partial(session.wait, 0.0))
+            looking = self._worker.submit(partial(self._look, session))
             session.wakeup()
-            if await wait_until_done(looking) and self._ending is None:
-                looking.result()
+            await wait_until_done(looking)
+            self._raise_missed()
             if time.monotonic() >= deadline:
                 return
 
@@ -168,17 +187,11 @@ class AsyncSession:
     async def close(self, *, aborted: bool = False) -> None:
         """Leave the group and wait until the last progress is durable; see `Session.close`.
 
-        It goes on when the waiting is cancelled. Closing again waits for the same end.
+        It goes on when the waiting is cancelled. Closing again waits for the same end. Raise, once it is closed, what
+        `ack` of a batch was refused with.
         """
-        if self._home.is_forked:
-            return
-        if self._ending is None:
-            self._ending = self._worker.submit(partial(self._end, aborted))
-            self._worker.stop()
-            if self._session is not None:
-                self._session.wakeup()
-        await wait_until_done(self._ending)
-        self._ending.result()
+        await self._closed(aborted)
+        self._raise_refused(*self._refused)
 
     @property
     def is_closed(self) -> bool:
@@ -188,6 +201,18 @@ class AsyncSession:
         return self._ending is not None and self._ending.done()
 
     # --- inside -----------------------------------------------------------------------------------------------------
+
+    async def _closed(self, aborted: bool) -> None:
+        if self._home.is_forked:
+            self._refused.clear()
+            return
+        if self._ending is None:
+            self._ending = self._worker.submit(partial(self._end, aborted))
+            self._worker.stop()
+            if self._session is not None:
+                self._session.wakeup()
+        await wait_until_done(self._ending)
+        self._ending.result()
 
     async def _opened(self) -> Session:
         self._home.check(self.subscription)
@@ -210,7 +235,9 @@ class AsyncSession:
         if self._polled_batch is batch:
             self._polled_batch = None
         if (session := self._session) is not None and not self._home.is_forked:
-            self._worker.submit(partial(session.left, batch, well=well))
+            self._acknowledging = self._worker.submit(
+                partial(self._record, batch, partial(session.left, batch, well=well))
+            )
             session.wakeup()
 
     def _begin_fetching(self, session: Session) -> Future[Batch | None] | None:
@@ -229,6 +256,35 @@ class AsyncSession:
             if not fetching.done():
                 session.wakeup()
 
+    async def _acknowledged(self, deadline: float | None) -> bool:
+        """Wait for what was acknowledged before: a batch that was fetched meanwhile may be among it."""
+        acknowledging = self._acknowledging
+        left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        return acknowledging is None or await wait_until_done(acknowledging, left_s)
+
+    def _acknowledge(self, batch: Batch, upto: int | None) -> None:
+        """Acknowledge the batch on the worker's thread. From any thread."""
+        self._home.check(self.subscription)
+        if self._worker.is_current:
+            batch.acknowledge(upto)
+            return
+        self._raise_refused(batch)
+        self._acknowledging = self._worker.submit(partial(self._settle, batch, partial(batch.acknowledge, upto)))
+        if self._session is not None:
+            self._session.wakeup()
+
+    def _raise_missed(self) -> None:
+        if (missed := self._missed) is not None and self._ending is None:
+            self._missed = None
+            raise missed
+
+    def _raise_refused(self, *batches: Batch) -> None:
+        """Raise what acknowledging the first of these batches raised that was refused. From any thread."""
+        for batch in batches:
+            if (refused := self._refused.pop(batch, None)) is not None:
+                refused.add_note(f"Raised by batch.ack() of {batch!r}.")
+                raise refused
+
     # --- on the worker's thread -------------------------------------------------------------------------------------
 
     def _begin(self) -> Session:
@@ -238,31 +294,57 @@ class AsyncSession:
             session.drain()
         return session
 
-    def _fetch(self, session: Session) -> Batch | None:
+    def _fetch(self, session: Session, given_back: Batch | None = None) -> Batch | None:
+        """Return what `Session.poll` does. `given_back`: a batch that it has returned and that no task may have now."""
+        if given_back is not None:
+            session.give_back(given_back)
+        self._settle_again()
+        if self._refused:
+            return None  # first of all that is raised
         batch = session.poll()
         if batch is not None:
-            batch._acknowledge = self._carried(session, batch._acknowledge)
-            batch._progressed = self._carried(session, batch._progressed)
-            batch._transact = _not_here
+            batch._delegate_ack, batch._transact = self._acknowledge, _not_here
         return batch
 
-    def _carried(self, session: Session, acknowledge: Callable[_P, None] | None) -> Callable[_P, None]:
-        """Return `acknowledge` as a function for any thread, which runs it on the session's worker thread."""
-        assert acknowledge is not None
+    def _look(self, session: Session) -> None:
+        try:
+            session.wait(0.0)
+        except Exception as error:  # noqa: BLE001 raised where it is waited for, or by the next call
+            self._missed = error
 
-        def carried(*arguments: _P.args, **keywords: _P.kwargs) -> None:
-            self._home.check(self.subscription)
-            if self._worker.is_current:
-                acknowledge(*arguments, **keywords)
-            else:
-                self._worker.submit(partial(acknowledge, *arguments, **keywords))
-                session.wakeup()
+    def _settle(self, batch: Batch, acknowledge: Callable[[], None]) -> None:
+        """Acknowledge the batch, unless that was refused and its user does not know it yet: to do it again would pass
+        its messages over.
+        """
+        if batch not in self._refused:
+            self._record(batch, acknowledge)
+        if isinstance(self._refused.get(batch), UnknownOutcome):
+            self._unsettled.append((batch, acknowledge))
 
-        return carried
+    def _record(self, batch: Batch, acknowledge: Callable[[], None]) -> None:
+        try:
+            acknowledge()
+        except Exception as error:  # noqa: BLE001 raised where its user calls next
+            self._refused[batch] = error
+
+    def _settle_again(self) -> None:
+        """Acknowledge again what waits for an outcome, and forget what was refused of batches that are done by now."""
+        unsettled, self._unsettled = self._unsettled, []
+        waiting = {batch for batch, _ in unsettled if isinstance(self._refused.get(batch), UnknownOutcome)}
+        for batch in tuple(self._refused):
+            if batch in waiting or batch.is_done:
+                self._refused.pop(batch, None)
+        for batch, acknowledge in unsettled:
+            if batch in waiting:
+                self._settle(batch, acknowledge)
 
     def _end(self, aborted: bool) -> None:
         """Close the session after what was begun before: an opening whose waiter was cancelled has ended too."""
         if self._session is not None:
+            self._settle_again()
+            for batch, refused in tuple(self._refused.items()):  # `close` raises one, but not over a block's exception
+                text = "acknowledgement refused: subscription=%s stream_id=%d start_offset=%d: %s"
+                log.warning(text, self.subscription, batch.stream_id, batch.first, refused)
             self._session.close(aborted=aborted)
 
 
@@ -276,9 +358,3 @@ def _not_here(batch: Batch) -> NoReturn:
         f"{batch!r} is of an AsyncSession, whose transactions would hold up the event loop:"
         " write `await session.run_in_transaction(work, batch)`, where work(connection) is a plain function."
     )
-
-
-def _look_again(session: Session, batch: Batch) -> Batch | None:
-    """Return a batch that no task took for a while, or whose leader is silent: it waits for the leader, or is lost."""
-    session.wait(POLL_INTERVAL_S)
-    return None if batch._granted.is_ended or session.is_closed else batch

@@ -38,6 +38,7 @@ from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.iterators import SessionIterator, SessionLoopRegistry
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member_transport import MemberTransport, database_transport, node_transport
+from sublet_borrower.consumer.redelivery import RedeliveryQueue
 from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTransactions
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
@@ -54,8 +55,6 @@ log = logging.getLogger(__name__)
 
 OnEpochsConsumed = Callable[[GroupFrontier], None]
 """Called with the progress of an atomic group in a space: once with the first, then whenever it has moved on."""
-
-WARN_AFTER_FAILURES = 3
 
 MAX_WAIT_S = 0.1
 """The longest pause of a session that waits: whether a call may begin is not pushed, but checked."""
@@ -127,7 +126,6 @@ class Session:
         self.loops = SessionLoopRegistry()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
-        self._failed: list[Batch] = []
         self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None
         self._is_draining = self._is_woken = False
         self._drain_deadline: float | None = None
@@ -144,6 +142,7 @@ class Session:
             fetch_heads=fetch_heads_and_frontiers,
         )
         self.subscription, self._assignment = self._member.subscription, self._member.assignment
+        self._failed = RedeliveryQueue(self.subscription)
         self._fetcher = StreamFetcher(
             self.subscription, self._member.reader, self._assignment, max_batch_bytes, whole_epochs=whole_epochs
         )
@@ -234,6 +233,17 @@ class Session:
             self._acknowledge(batch)
         else:
             self._fail(batch)
+
+    def may_start(self, batch: Batch) -> bool:
+        """Return whether a batch that `poll` has returned, and that its user has not received, may still be given out:
+        it is to be done, and nothing of its stream comes before it. For `AsyncSession`, from any thread."""
+        return batch.is_outstanding and not self._failed.has_earlier(batch) and self._may_redeliver(batch)
+
+    def give_back(self, batch: Batch) -> None:
+        """Have a later `poll` return the batch, in its turn, as its user has not received it. For `AsyncSession`."""
+        self._failed.add(batch)
+        if self._last is batch:
+            self._last = None
 
     def wakeup(self) -> None:
         """Let a `poll` that waits, or else the next one, return None if it finds nothing. From any thread."""
@@ -330,11 +340,11 @@ class Session:
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _acknowledged(self, granted: GrantedStream, ticket: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, ticket)
+        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
         self._assignment.mark_acknowledged(granted, ticket)
 
     def _progressed(self, granted: GrantedStream, ticket: int, position: int) -> None:
-        self._transactions.check_outcome(granted.stream_id, ticket)
+        self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
         self._assignment.mark_progress(granted, ticket, position)
 
     def _join_again(self) -> None:
@@ -361,21 +371,15 @@ class Session:
 
     def _fail(self, batch: Batch) -> None:
         """Return the batch to be given out again."""
-        batch.failures += 1
-        if batch.failures == WARN_AFTER_FAILURES:
-            text = "batch failed repeatedly: subscription=%s stream_id=%d start_offset=%d: if done, call batch.ack()"
-            log.warning(text, self.subscription, batch.stream_id, batch.first)
-        if batch not in self._failed:
-            self._failed.append(batch)
-        if self._last is batch:
-            self._last = None
+        self._failed.add_failed(batch)
+        self.give_back(batch)
 
     def _mark_given(self, batch: Batch) -> None:
         """Note that the batch is in the user's hands when `poll` returns, if no exception prevents that."""
         self._last = batch
         self._reading = None
-        if batch in self._failed:
-            self._failed.remove(batch)
+        self._failed.discard(batch)
+        self._transactions.forget_refusal(batch)
 
     def _undo_read(self) -> None:
         """Go back in the stream: the grant was not valid any more when the batch had been read."""
@@ -398,14 +402,9 @@ class Session:
         self._member.events.release_fully()
         self._assignment.look_again()
 
-    def _next_failed(self) -> Batch | None:
-        """Return a stream's first batch that failed and is still this session's, once a user's call may begin on it."""
-        for batch in sorted(self._failed, key=lambda batch: batch.ticket):
-            if not batch.is_outstanding:
-                self._failed.remove(batch)
-            elif not self._transactions.is_in_doubt(batch.stream_id) and self.may_continue(batch):
-                return batch
-        return None
+    def _may_redeliver(self, batch: Batch) -> bool:
+        """Return whether a user's call may begin on a batch that is to be given out again."""
+        return not self._transactions.is_in_doubt(batch.stream_id) and self.may_continue(batch)
 
     def _is_drained(self) -> bool:
         """Return whether no epochs given out in part and no failed batches are left, or that takes too long."""
@@ -413,7 +412,7 @@ class Session:
             self._drain_deadline = time.monotonic() + self._member.settings.unsubscribe_timeout_s
         if time.monotonic() >= self._drain_deadline:
             return True
-        return not self._assignment.is_mid_step and not any(batch.is_outstanding for batch in self._failed)
+        return not self._assignment.is_mid_step and not self._failed.has_outstanding()
 
     def _leave(self) -> None:
         if not self._member.is_leaving:
@@ -448,7 +447,7 @@ class Session:
         """Read a page of the stream whose turn it is. Return a batch if it has something for this subscription, and
         whether a stream has moved on. One page only: what arrives meanwhile is acted on before the next."""
         self._assignment.retry_deferred(time.monotonic())
-        if (failed := self._next_failed()) is not None:
+        if (failed := self._failed.next(self._may_redeliver)) is not None:
             return failed, True
         granted = self._assignment.next_readable(self._may_start)
         if granted is None:

@@ -95,6 +95,8 @@ class ProgressTransactions:
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
+        self._not_committed: set[tuple[int, int, int]] = set()
+        """(stream, grant, ticket) of what was in doubt and turned out not to be committed, until its user knows."""
         self._tried_at = -math.inf
 
     @contextlib.contextmanager
@@ -113,6 +115,8 @@ class ProgressTransactions:
         for batch in batches:
             batch.begin_transaction()
         self.find_out()
+        for batch in batches:
+            self.forget_refusal(batch)
         if committed := [batch for batch in batches if batch.is_recovered]:
             _check_all_committed(committed, batches)
             with self.rolled_back() as connection:
@@ -184,15 +188,22 @@ class ProgressTransactions:
             and any(batch.stream_id == stream_id and ticket in (None, batch.ticket) for batch in doubt.batches)
         )
 
-    def check_outcome(self, stream_id: int, ticket: int) -> None:
+    def check_outcome(self, stream_id: int, grant_id: int, ticket: int) -> None:
         """Find out the outcome of the batch's transaction, where it is in doubt, before the batch is acknowledged.
-        Raise `UsageError` if it was not committed, and `UnknownOutcome`.
+        Raise `UsageError`, once, if it was not committed, and `UnknownOutcome`.
         """
-        if self.is_in_doubt(stream_id, ticket) and not self.find_out():
+        if self.is_in_doubt(stream_id, ticket):
+            self.find_out()
+        if (stream_id, grant_id, ticket) in self._not_committed:
+            self._not_committed.remove((stream_id, grant_id, ticket))
             raise UsageError(
                 f"the batch of stream {stream_id} at offset {ticket}: its transaction, whose outcome was unknown, was "
                 "not committed. Do the batch again; to pass its messages over, acknowledge it once more."
             )
+
+    def forget_refusal(self, batch: CommittableBatch) -> None:
+        """Note that its user does the batch again: to acknowledge it after that is not refused."""
+        self._not_committed.discard(_key(batch))
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
         """Return whether the transaction in doubt was committed, and record that in its batches; False if none is in
@@ -243,6 +254,8 @@ class ProgressTransactions:
         if doubt.was_committed:
             for batch in doubt.batches:
                 batch.complete_transaction(recovered=recovered)
+        else:
+            self._not_committed |= {_key(batch) for batch in doubt.batches}
         self._doubt = None
         return bool(doubt.was_committed)
 
@@ -300,6 +313,10 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
             f"the transaction whose outcome was unknown was committed: {', '.join(map(repr, committed))} is done with "
             f"it. Do the rest in a transaction without that: {', '.join(map(repr, uncommitted))}."
         )
+
+
+def _key(batch: CommittableBatch) -> tuple[int, int, int]:
+    return batch.stream_id, batch.grant_id, batch.ticket
 
 
 def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:

@@ -253,8 +253,9 @@ class SessionAssignment:
         """Mark the batch as done up to `position`, and still outstanding."""
         self.came_back()
         with self._lock:
-            granted.mark_done_upto(ticket, position)
-            self.report(granted)
+            if ticket in granted.outstanding:  # else a transaction of an unknown outcome was committed
+                granted.mark_done_upto(ticket, position)
+                self.report(granted)
 
     def abandon_outstanding(self) -> None:
         """Note that nothing outstanding will be acknowledged any more."""

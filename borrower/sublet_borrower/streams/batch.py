@@ -45,6 +45,8 @@ class Batch:
         self.stream_id, self.grant_id = granted.stream_id, granted.grant_id
         self._granted, self._acknowledge, self._progressed = granted, acknowledge, progressed
         self._transact = transact
+        self._delegate_ack: Callable[[Batch, int | None], None] | None = None
+        """Called by `ack` instead of acknowledging it, where the session has a thread of its own."""
         self._source, self._row = self, 0
         self.ticket = first if ticket is None else ticket
         self.step_end = step_end
@@ -106,6 +108,11 @@ class Batch:
         return not self._granted.is_ended and self.ticket in self._granted.outstanding
 
     @property
+    def is_done(self) -> bool:
+        """Return whether it was acknowledged while its stream was this session's."""
+        return not self._granted.is_ended and self.ticket not in self._granted.outstanding
+
+    @property
     def has_uncommitted_transaction(self) -> bool:
         """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
         committed.
@@ -139,9 +146,17 @@ class Batch:
 
         The stream's progress moves behind it once all batches before it are acknowledged as well. `upto`: only what
         lies before this offset is done, and the rest still to be worked on. Acknowledging a batch again has no effect.
-        Raise `UsageError` where a transaction for it, whose outcome was unknown, turns out not to have been committed,
-        and `UnknownOutcome` where that is not known yet.
+        Raise `UsageError`, once, where a transaction for it, whose outcome was unknown, turns out not to have been
+        committed, and `UnknownOutcome` where that is not known yet. Of an `AsyncSession`, whose `ack` waits for
+        nothing, `poll` raises these, or `ack` of the batch when it is called again, or `close`.
         """
+        if self._delegate_ack is None:
+            self.acknowledge(upto)
+        else:
+            self._delegate_ack(self, upto)
+
+    def acknowledge(self, upto: int | None = None) -> None:
+        """Acknowledge it as `ack` does, on the session's thread."""
         if upto is not None and upto < self.end:
             if self._progressed is not None and self._acknowledge is not None and upto > self.first:
                 self._progressed(self._granted, self.ticket, upto)

@@ -176,11 +176,11 @@ class Deliveries:
         if self._lives[group_id].deleted_at is not None or planned.grant_id < self._reset.get(key, 0):
             return
         call = Call(*key, planned.grant_id, query, range(begun.position, planned.end))
-        row = self._simulation.store.rows(group_id)[planned.stream_id]
-        doubt = row.pending_in_doubt
+        row = self._simulation.store.rows(group_id).get(planned.stream_id)  # None: finished by others, and deleted
+        doubt = None if row is None else row.pending_in_doubt
         self._simulation.world.say(query, call)
         self.stored += len(call.offsets)
-        if doubt is not None and planned.matches(doubt) and row.session == query:
+        if row is not None and doubt is not None and planned.matches(doubt) and row.session == query:
             if begun.position > self.consumed(*key):
                 raise Violation(f"{call} leaves out what follows {self.consumed(*key)}: it is lost")
             self.order.check_call(f"{call} is stored", key, call.offsets)

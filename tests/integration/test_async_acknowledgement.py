@@ -1,0 +1,268 @@
+"""What an `AsyncSession` does with a batch that was acknowledged, or was fetched and not taken: what `Session` does."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+
+import psycopg
+import pytest
+
+from sublet_borrower.consumer.async_session import AsyncSession
+from sublet_borrower.streams.batch import Batch
+from sublet_protocol.domain.errors import SubscriptionEnded, UnknownOutcome, UsageError
+from sublet_storage.producer import Publisher
+from tests.integration.async_kit import ALL, WAIT_S, Scene, in_a_loop
+from tests.integration.session_kit import until
+from tests.kit import eventually
+from tests.postgres_proxy import PostgresProxy
+
+NOT_COMMITTED = "its transaction, whose outcome was unknown, was not committed"
+
+
+@pytest.fixture(autouse=True)
+def output(scene: Scene) -> None:
+    scene.connection.execute("create table public.output (first bigint)")
+
+
+def publish(scene: Scene, count: int) -> None:
+    """Messages of one stream, each a batch of its own."""
+    with Publisher(scene.url, block_messages=1) as publisher:
+        for _ in range(count):
+            publisher.publish("t", b"", key=b"k")
+
+
+def progress(scene: Scene) -> int:
+    return sum(position for _, position in scene.rows().values())
+
+
+def written(scene: Scene) -> list[int]:
+    return [first for (first,) in scene.connection.execute("select first from public.output order by 1").fetchall()]
+
+
+async def polled(session: AsyncSession) -> Batch:
+    batch = await session.poll(WAIT_S)
+    assert batch is not None
+    return batch
+
+
+def write(batch: Batch, connection: psycopg.Connection[object]) -> None:
+    connection.execute("insert into output values (%s)", (batch.first,))
+
+
+async def commit(session: AsyncSession, batch: Batch) -> None:
+    await session.run_in_transaction(partial(write, batch), batch)
+
+
+async def commit_without_an_answer(session: AsyncSession, batch: Batch, cutter: PostgresProxy, arrives: bool) -> None:
+    cutter.cut_commit(resume=False, arrives=arrives)
+    with pytest.raises(UnknownOutcome):
+        await commit(session, batch)
+
+
+async def fetch_beside(session: AsyncSession, scene: Scene) -> None:
+    """Have the session fetch one more batch, which nobody takes: the task that waits for it is cancelled."""
+    waiting = asyncio.create_task(session.poll())
+    await asyncio.sleep(0)
+    publish(scene, 1)
+    eventually(lambda: session._fetching is not None and session._fetching.done(), WAIT_S)  # the loop stands still
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+
+
+@pytest.mark.conforms("E25", "E37")
+@in_a_loop
+async def test_the_next_poll_raises_what_an_ack_did(scene: Scene) -> None:
+    """To acknowledge it twice before that does not pass it over; once more after it does."""
+    publish(scene, 2)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url, auto_ack=False) as session:
+            batch = await polled(session)
+            await commit_without_an_answer(session, batch, cutter, arrives=False)
+            cutter.resume()
+            batch.ack()
+            batch.ack()
+            with pytest.raises(UsageError, match=NOT_COMMITTED) as raised:
+                await session.poll(WAIT_S)
+            assert raised.value.__notes__ == [f"Raised by batch.ack() of {batch!r}."]
+            second = await polled(session)
+            with pytest.raises(UsageError, match="offset 0 is still to be done"):
+                await commit(session, second)
+            assert progress(scene) == 0
+            batch.ack()
+            await commit(session, second)
+    assert (written(scene), progress(scene)) == ([1], 2)
+
+
+@pytest.mark.conforms("E25", "E37")
+@in_a_loop
+async def test_a_batch_whose_ack_is_refused_comes_again(scene: Scene) -> None:
+    publish(scene, 3)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url) as session:
+            firsts: list[int] = []
+
+            async def work() -> None:
+                async for batch in session:
+                    firsts.append(batch.first)
+                    await commit_without_an_answer(session, batch, cutter, arrives=False)
+                    cutter.resume()
+                    batch.ack()
+
+            with pytest.raises(UsageError, match=NOT_COMMITTED):
+                await work()
+            async for batch in session:
+                firsts.append(batch.first)
+                await commit(session, batch)
+                if batch.first == 2:
+                    break
+    assert (firsts, written(scene), progress(scene)) == ([0, 0, 1, 2], [0, 1, 2], 3)
+
+
+@pytest.mark.conforms("E25", "E37")
+@pytest.mark.parametrize("auto_ack", [True, False])
+@in_a_loop
+async def test_an_ack_waits_for_an_unknown_outcome(scene: Scene, auto_ack: bool) -> None:
+    """It was committed, and Postgres is away when it is acknowledged."""
+    publish(scene, 3)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url, auto_ack=auto_ack) as session:
+            batch = await polled(session)
+            await commit_without_an_answer(session, batch, cutter, arrives=True)
+            cutter.resume()
+            cutter.go_away()
+            batch.ack()
+            await session.wait(0.0)  # what was acknowledged before is refused by then
+            cutter.resume()
+            for first in (1, 2):
+                batch = await polled(session)
+                assert batch.first == first
+                batch.ack()
+            await until(lambda: progress(scene) == 3, WAIT_S)
+    assert written(scene) == [0]
+
+
+@pytest.mark.conforms("E25", "E37")
+@in_a_loop
+async def test_an_ack_while_postgres_is_away_is_raised(scene: Scene) -> None:
+    """By `poll`, or when it is acknowledged again."""
+    publish(scene, 1)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url, auto_ack=False) as session:
+            batch = await polled(session)
+            await commit_without_an_answer(session, batch, cutter, arrives=False)
+            cutter.resume()
+            cutter.go_away()
+            batch.ack()
+            with pytest.raises(UnknownOutcome):
+                await session.poll(WAIT_S)
+            batch.ack()
+            await session.wait(0.0)  # what was acknowledged before is refused by then
+            with pytest.raises(UnknownOutcome):
+                batch.ack()
+            cutter.resume()
+            batch.ack()
+            await session.wait(0.0)  # what was acknowledged before is refused by then
+            with pytest.raises(UsageError, match=NOT_COMMITTED):
+                batch.ack()
+            await commit(session, batch)
+    assert (written(scene), progress(scene)) == ([0], 1)
+
+
+@pytest.mark.conforms("E25", "E37")
+@pytest.mark.parametrize("fails", [False, True])
+@in_a_loop
+async def test_close_raises_what_an_ack_did(scene: Scene, fails: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """Not over the exception that ended the block: then a warning says it."""
+    publish(scene, 1)
+
+    async def work(cutter: PostgresProxy) -> None:
+        async with scene.session(url=cutter.url) as session:
+            batch = await polled(session)
+            await commit_without_an_answer(session, batch, cutter, arrives=False)
+            cutter.resume()
+            batch.ack()
+            if fails:
+                raise ValueError(NOT_COMMITTED)
+
+    with PostgresProxy(scene.url) as cutter, pytest.raises(ValueError if fails else UsageError, match=NOT_COMMITTED):
+        await work(cutter)
+    assert f"acknowledgement refused: subscription={ALL} stream_id=" in caplog.text
+    assert progress(scene) == 0
+    assert not scene.holders()
+
+
+@pytest.mark.conforms("E37")
+@in_a_loop
+async def test_a_settled_batch_is_not_given_again(scene: Scene) -> None:
+    """Its loop failed, and it was fetched again, when its user acknowledged it after all."""
+    publish(scene, 1)
+    async with scene.session() as session:
+        with contextlib.suppress(ZeroDivisionError):
+            async for batch in session:  # noqa: B007 used behind it
+                raise ZeroDivisionError
+        await fetch_beside(session, scene)
+        batch.ack()
+        assert (await polled(session)).first == 1
+    assert progress(scene) == 2
+
+
+@pytest.mark.conforms("E37")
+@in_a_loop
+async def test_a_failed_batch_comes_before_a_fetched_one(scene: Scene) -> None:
+    publish(scene, 1)
+    firsts: list[int] = []
+    async with scene.session() as session:
+        with contextlib.suppress(ZeroDivisionError):
+            async for batch in session:
+                firsts.append(batch.first)
+                await fetch_beside(session, scene)
+                raise ZeroDivisionError
+        publish(scene, 1)
+        async for batch in session:
+            firsts.append(batch.first)
+            if batch.first == 2:
+                break
+    assert (firsts, progress(scene)) == ([0, 0, 1, 2], 3)
+
+
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("arrives", [True, False])
+@in_a_loop
+async def test_a_fetched_batch_waits_for_an_outcome(scene: Scene, arrives: bool) -> None:
+    """It lies behind one whose transaction got no answer, which may have to come first."""
+    publish(scene, 1)
+    with PostgresProxy(scene.url) as cutter:
+        async with scene.session(url=cutter.url, auto_ack=False) as session:
+            batch = await polled(session)
+            await fetch_beside(session, scene)
+            await commit_without_an_answer(session, batch, cutter, arrives)
+            cutter.resume()
+            cutter.go_away()
+            assert await session.poll(0.3) is None
+            cutter.resume()
+            second = await polled(session)
+            if not arrives:
+                await commit(session, batch)
+            await commit(session, second)
+    assert (written(scene), progress(scene)) == ([0, 1], 2)
+
+
+@pytest.mark.conforms("E29")
+@in_a_loop
+async def test_a_cancelled_wait_loses_no_end(scene: Scene) -> None:
+    """That another session took its name is raised by the next call."""
+    async with scene.session(name="n") as session:
+        await until(session.assignment, WAIT_S)
+        async with scene.session(name="n"):
+            while not session.is_closed:
+                waiting = asyncio.create_task(session.wait(0.0))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+                session._worker.submit(lambda: None).result()  # it has looked, and the loop stands still
+                waiting.cancel()
+                await asyncio.wait({waiting})
+            with pytest.raises(SubscriptionEnded, match="fenced"):
+                await (session.poll() if waiting.cancelled() else waiting)
