@@ -27,7 +27,7 @@ from bench._report import Beside
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import find_leaderless_groups
-from sublet_storage.groups.status.lag_queries import all_lags
+from sublet_storage.groups.status.lag_queries import read_total_lags
 from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.spaces.space_changes import reshard
 from tests.kit import eventually
@@ -76,7 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
             "sublet groups describe": lambda: _command(url, "groups", "describe", str(name)),
             "sublet doctor": lambda: _command(url, "doctor"),
             "no leader": lambda: find_leaderless_groups(conn),
-            "sample": lambda: all_lags(conn),
+            "sample": lambda: read_total_lags(conn),
             "HTTP: 50 groups by name": lambda: _get(http, "groups"),
             "HTTP: 50 groups by lag": lambda: _get(http, "groups?sort=lag&order=desc"),
             "HTTP: the last 50": lambda: _get(http, f"groups?offset={max(options.groups - 50, 0)}"),

@@ -29,7 +29,7 @@ from bench import _report as report
 from bench._report import Claim, Series
 from bench.peers.ours import POLL, node
 from bench.peers.system import LeftOut
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.drivers.listener_slots import DEFAULT_LISTENER_SLOTS
 from sublet_storage.notify.drivers.postgres import channel_name
@@ -161,7 +161,7 @@ def _await_news(side: Side, url: str, driver: str) -> None:
 
 def _received(side: Side, url: str, deadline: float) -> Iterator[bool]:
     with connect(url) as conn:
-        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(schema_name()))))
+        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(resolve_schema_name()))))
         while time.monotonic() < deadline:
             side.calls([b"news"])
             yield any(True for _ in conn.notifies(timeout=0.1, stop_after=1))

@@ -112,7 +112,7 @@ def deregister(conn: psycopg.Connection[Any], node: NodeRef) -> None:
     conn.execute("delete from node where name = %s and incarnation = %s", (node.name, node.incarnation))
 
 
-def live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
+def list_live_nodes(conn: psycopg.Connection[Any]) -> list[NodeRef]:
     """Return the nodes to go to, by name: their leases live, and they are not draining."""
     return [NodeRef(*row) for row in conn.execute(_LIVE)]
 
@@ -137,7 +137,7 @@ def find_live(conn: psycopg.Connection[Any], name: str) -> NodeEntry:
 
 def check_successor(conn: psycopg.Connection[Any], name: str) -> None:
     """Raise `Conflict` if no other node could lead the groups of this one."""
-    if all(each.name == name for each in live_nodes(conn)):
+    if all(each.name == name for each in list_live_nodes(conn)):
         raise Conflict(
             f"no other node is there to take over from {name}, and groups without a leader stand still. Start one "
             "first, or give --force (over HTTP: force)."

@@ -129,12 +129,12 @@ def test_a_server_knows_what_became_of_a_commit(postgres: PostgresWorld) -> None
         with user.transaction():
             attempt = consumer_progress.advance(user, *ours, 3)
             with pytest.raises(UnknownOutcome, match="still in progress"):
-                consumer_progress.was_committed(postgres.connection, attempt, 0.0)
-        assert consumer_progress.was_committed(postgres.connection, attempt)
+                consumer_progress.is_committed(postgres.connection, attempt, 0.0)
+        assert consumer_progress.is_committed(postgres.connection, attempt)
         with user.transaction(force_rollback=True):
             attempt = consumer_progress.advance(user, *ours, 4)
-        assert consumer_progress.was_committed(postgres.connection, attempt) is False
-        assert consumer_progress.was_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
+        assert consumer_progress.is_committed(postgres.connection, attempt) is False
+        assert consumer_progress.is_committed(postgres.connection, replace(attempt, timeline="0000FFFF")) is None
 
 
 def test_session_epochs_only_grow(postgres: PostgresWorld) -> None:

@@ -134,8 +134,8 @@ def test_a_draw_of_another_name_changes_nothing(postgres: PostgresWorld, strange
         postgres.connection.execute("select next_session_epoch(%s, %s)", (str(subscription), session))
         postgres.connection.execute("update session_epoch set last = last + 1000000 where session <> 'etl'")
         next_session_epoch(stranger, subscription, session)
-    assert postgres.store.last_session_epoch(SHARE, "etl") == drawn
-    assert postgres.store.last_session_epoch(SHARE, "nobody's") == 0
+    assert postgres.store.read_last_session_epoch(SHARE, "etl") == drawn
+    assert postgres.store.read_last_session_epoch(SHARE, "nobody's") == 0
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
         delete_old_session_epochs(postgres.connection, 3600.0)
     left = postgres.connection.execute("select session, last from session_epoch order by session").fetchall()
     assert left == [("", gone), ("etl", ours), ("young", young)]
-    assert postgres.store.last_session_epoch(SHARE, "gone") == gone
+    assert postgres.store.read_last_session_epoch(SHARE, "gone") == gone
     postgres.connection.execute("update session_epoch set last = last + 1000000000000 where session = ''")
     assert next_session_epoch(postgres.connection, SHARE, "new") == gone + 1_000_000_000_001
 
@@ -171,7 +171,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     first = session_names.draw_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
         session_names.draw_epoch(conn, SHARE, "etl", "user:b")
-    assert postgres.store.last_session_epoch(SHARE, "etl") == first
+    assert postgres.store.read_last_session_epoch(SHARE, "etl") == first
     assert session_names.release(conn, SHARE, "etl") == "user:a"
     with pytest.raises(NotFound, match="nothing to release"):
         session_names.release(conn, SHARE, "etl")
@@ -304,7 +304,7 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
 
     def unread(session: SessionIdentity, group_id: int) -> dict[int, bool]:
         with connect(postgres.url) as reading:
-            wanted = consumer_progress.ahead(reading, group_id, session, ALL)
+            wanted = consumer_progress.read_lagging_streams(reading, group_id, session, ALL)
         rows = stranger.execute(
             "select of_stream, is_anothers from ahead_of(%s, %s, %s, '{#}', '{#}')",
             (group_id, session.name, session.epoch),

@@ -9,10 +9,10 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
-from sublet_protocol.domain.subscriptions import Subscription
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
@@ -71,8 +71,8 @@ def test_a_plan_shows_where_a_group_will_go_on(halfway: Halfway) -> None:
         (ResetTarget.offset(11), (10, 10)),
         (ResetTarget.shift(-5), (0, 5)),
         (ResetTarget.shift(3), (7, 10)),
-        (ResetTarget.shift(LARGEST), (10, 10)),
-        (ResetTarget.shift(-LARGEST), (0, 0)),
+        (ResetTarget.shift(MAX_OFFSET), (10, 10)),
+        (ResetTarget.shift(-MAX_OFFSET), (0, 0)),
         (ResetTarget.time(datetime(2000, 1, 1, tzinfo=UTC)), (0, 0)),
         (ResetTarget.time(datetime(9000, 1, 1, tzinfo=UTC)), (10, 10)),
     ):
@@ -384,7 +384,7 @@ def test_an_operators_pause_outlives_a_reset(
 
     pause("before")
     monkeypatch.setattr(PostgresGroupStore, "find_live_group", look_and_be_slow)
-    with live_reset.paused(postgres.url, group, ResetTarget("earliest")):
+    with live_reset.pause_during_reset(postgres.url, group, ResetTarget("earliest")):
         pause("meanwhile")
         found = look(postgres.store, group.subscription)
         assert found is not None

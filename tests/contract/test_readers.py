@@ -28,7 +28,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
-from sublet_storage.log.partition_reads import partition_name
+from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
 from tests.integration.feed_kit import Serving
@@ -224,7 +224,7 @@ def test_a_reader_has_read_before_its_first_grant(database: str, conn: Connectio
     put(conn, stream, b"never read")
     with contextlib.closing(DatabaseReader(database, BATCH_BYTES, TIMEOUT_S)) as reader:
         reader.warm_up()
-        assert f"from {partition_name(generation_of(conn, stream))}" in last_statement(conn)
+        assert f"from {format_partition_name(generation_of(conn, stream))}" in last_statement(conn)
 
 
 def test_who_may_read_nothing_learns_it_by_reading(database: str, conn: Connection) -> None:

@@ -163,12 +163,12 @@ def _in_a_buffer(case: Case, dice: random.Random) -> Case:
         return _anywhere(case, dice)
     message = pa.ipc.read_message(case.payload)
     given, body = message.metadata.to_pybytes(), message.body.to_pybytes()
-    root = header._offset(given, 0)
-    table = header._offset(given, _there(given, root, header._HEADER))
-    vector = header._offset(given, _there(given, table, header._BUFFERS))
+    root = header._read_offset(given, 0)
+    table = header._read_offset(given, _there(given, root, header._HEADER))
+    vector = header._read_offset(given, _there(given, table, header._BUFFERS))
     contents = [
         _content(body[start : start + size], case.compression)
-        for start, size in header._spans(given, vector, len(body))
+        for start, size in header._read_spans(given, vector, len(body))
     ]
     for _ in range(dice.randrange(1, 3)):
         place = dice.choice([index for index, each in enumerate(contents) if each])
@@ -184,7 +184,7 @@ def _in_a_buffer(case: Case, dice: random.Random) -> Case:
 
 
 def _there(metadata: bytes, table: int, index: int) -> int:
-    found = header._field(metadata, table, index)
+    found = header._find_field(metadata, table, index)
     assert found is not None
     return found
 
@@ -267,7 +267,7 @@ def _number(dice: random.Random, size: int) -> int:
 def _count(case: Case, dice: random.Random) -> int:
     """Return the number in the row: mostly what the envelope says, else nothing beyond it is ever looked at."""
     try:
-        return header.envelope(pa.ipc.read_message(case.payload)).count if dice.randrange(8) else case.count
+        return header.parse_envelope(pa.ipc.read_message(case.payload)).count if dice.randrange(8) else case.count
     except (pa.ArrowException, OSError, EOFError, ValueError):
         return case.count
 

@@ -18,7 +18,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import access_rules
 from sublet_storage.groups.admin.access_rules import allow, delete_past_changes, list_rules, revoke
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, read_access, read_changes, read_version, record_use
 from sublet_storage.groups.admin.access_tokens import delete_past_tokens, list_tokens, make_token, revoke_token
 from sublet_storage.groups.coordinator import session_names
 
@@ -186,7 +186,7 @@ def test_every_change_has_a_number_and_a_notice(database: str, conn: psycopg.Con
         allow(conn, RULE)
         new, _ = make_token(conn, "user:etl", YEAR_S)
         assert read_version(conn) == before + 2
-        note_used(conn, [new.token_id])
+        record_use(conn, [new.token_id])
         assert read_version(conn) == before + 2, "that it was used is no change"
         assert list_tokens(conn)[0].last_used is not None
         conn.execute("delete from access")

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.changes import ChangeNotification, stream_change
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.postgres import channel_name, decode_payload
@@ -30,7 +30,7 @@ FEW_PER_S = 5
 def overhearing(url: str) -> Iterator[Connection]:
     """A connection that hears every NOTIFY of this database, and who said it."""
     with connect(url) as conn:
-        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(schema_name()))))
+        conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel_name(resolve_schema_name()))))
         yield conn
 
 

@@ -18,7 +18,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
-from sublet_storage.node_directory import live_nodes
+from sublet_storage.node_directory import list_live_nodes
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space
 from tests.kit import eventually
@@ -194,7 +194,7 @@ def test_a_commit_under_a_past_grant_stays_unknown(
         def is_unknown_to_another_server(*_: object) -> None:
             connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batch.stream_id,))
 
-        monkeypatch.setattr(consumer_progress, "was_committed", is_unknown_to_another_server)
+        monkeypatch.setattr(consumer_progress, "is_committed", is_unknown_to_another_server)
         with pytest.raises(UnknownOutcome, match="granted anew since"), batch.transaction():
             proxy.cut_commit(resume=True)
         reader.session.close()
@@ -252,7 +252,7 @@ def test_who_leaves_in_an_epoch_leaves_all_of_it(database: str, fleet: Fleet) ->
 def test_through_nodes_there_are_no_epochs(database: str, fleet: Fleet) -> None:
     one_stream(database, 10)
     with connect(database) as connection:
-        (address,) = eventually(lambda: [node.address for node in live_nodes(connection)], WAIT_S)
+        (address,) = eventually(lambda: [node.address for node in list_live_nodes(connection)], WAIT_S)
     with (
         Session(GROUP, nodes=[address], transport="nodes", settings=FAST) as session,
         pytest.raises(UsageError, match="is of an atomic group"),

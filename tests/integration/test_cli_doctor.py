@@ -158,9 +158,9 @@ def test_clocks_connections_and_transactions(
     assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).detail
     assert "60.0 s behind" in found(conn, "clock", time.time() - 60).detail
     assert is_well(found(conn, "connections"))
-    monkeypatch.setattr(checks, "CROWDED", 0.0)
+    monkeypatch.setattr(checks, "MAX_CONNECTION_SHARE", 0.0)
     assert found(conn, "connections").state is Severity.WARNING
-    monkeypatch.setattr(checks, "LONG_S", 0.01)
+    monkeypatch.setattr(checks, "MAX_TRANSACTION_S", 0.01)
     with connect(database, application_name="a forgotten one") as other, other.transaction():
         other.execute("select 1")
         finding = eventually(lambda: next(iter([f for f in [found(conn, "transactions")] if not is_well(f)]), None))
@@ -225,7 +225,7 @@ def test_a_listener_that_does_not_read_is_found(
     conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert is_well(found(conn, "notifications"))
-    monkeypatch.setattr(checks, "FILLED", 0.0)
+    monkeypatch.setattr(checks, "MAX_QUEUE_SHARE", 0.0)
     with connect(database) as sleeper:
         sleeper.execute("listen said")
         with sleeper.transaction():

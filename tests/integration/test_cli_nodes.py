@@ -10,7 +10,7 @@ import pytest
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import node_desired_state
-from sublet_storage.node_directory import NodeRef, live_nodes, register, renew
+from sublet_storage.node_directory import NodeRef, list_live_nodes, register, renew
 from tests.integration.cli_kit import Running, Shell, done, refused
 from tests.integration.lending_kit import publish_numbers
 from tests.kit import eventually
@@ -107,7 +107,7 @@ def test_orders_are_for_one_life_and_one_term(conn: psycopg.Connection[Any]) -> 
         register(conn, node, 60, PROTOCOL_VERSION)
     assert node_desired_state.set_draining(conn, N1, True)
     assert node_desired_state.read_desired_state(conn, N1).is_draining
-    assert live_nodes(conn) == [N2], "consumers do not go to it any more"
+    assert list_live_nodes(conn) == [N2], "consumers do not go to it any more"
     assert renew(conn, N1, 60)
     register(conn, N1, 60, PROTOCOL_VERSION)
     assert node_desired_state.read_desired_state(conn, N1).is_draining, "the same life, after its line was lost"

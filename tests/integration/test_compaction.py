@@ -15,7 +15,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.small_block_compaction import compact_stream, fragmented_streams
+from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
 from sublet_storage.spaces.space_changes import alter_space, reshard, rollover
 from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, put, read, stamped
@@ -137,13 +137,13 @@ def test_the_spaces_compression_is_used(conn: psycopg.Connection[Any], stream: i
 
 def test_fragmented_streams_are_found(conn: psycopg.Connection[Any], stream: int) -> None:
     trickle(conn, stream, 20)
-    assert fragmented_streams(conn, at_least=21, older_than_s=0) == []
-    assert fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
+    assert list_fragmented_streams(conn, at_least=21, older_than_s=0) == []
+    assert list_fragmented_streams(conn, at_least=20, older_than_s=0) == [stream]
     alter_space(conn, "default", retention_s=1)
     rollover(conn, "default")
     conn.execute("update generation set closed_at = closed_at - interval '1 h' where state = 'closed'")
     apply_retention(conn)
-    assert fragmented_streams(conn, at_least=1, older_than_s=0) == []
+    assert list_fragmented_streams(conn, at_least=1, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0
 
 
@@ -162,13 +162,13 @@ def test_what_cannot_be_merged_is_not_looked_at(conn: psycopg.Connection[Any], s
         ends = ", ".join(f"'{name}', jsonb_build_array(jsonb_build_array(end_offset))" for name in bounds)
         conn.execute(f"update block set epoch_bounds = jsonb_build_object({ends}, 'has_unset', false)")
     before = blocks(conn)
-    assert fragmented_streams(conn, at_least=10, older_than_s=0) == []
+    assert list_fragmented_streams(conn, at_least=10, older_than_s=0) == []
     assert compact_stream(conn, stream, older_than_s=0) == 0
     assert blocks(conn) == before
     trickle(conn, stream, 9)
-    assert fragmented_streams(conn, at_least=9, older_than_s=0) == [stream]
+    assert list_fragmented_streams(conn, at_least=9, older_than_s=0) == [stream]
     assert compact_stream(conn, stream, older_than_s=0) > 0
-    assert fragmented_streams(conn, at_least=2, older_than_s=0) == []
+    assert list_fragmented_streams(conn, at_least=2, older_than_s=0) == []
 
 
 def test_a_deposed_maintainer_merges_nothing(conn: psycopg.Connection[Any], stream: int) -> None:

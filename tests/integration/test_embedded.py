@@ -22,7 +22,7 @@ import pytest
 
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.database import open_database
-from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 from tests.kit import eventually, for_root
 from tools.source_path import source_path
 
@@ -272,7 +272,7 @@ def test_roots_default_directory_is_exchanged(
     monkeypatch.chdir(closed)
     monkeypatch.setattr("sublet_storage.bootstrap.embedded.location.SYSTEM_DATA_DIR", home / "system")
     with open_database() as database:
-        assert database.data_dir == usable_data_dir()
+        assert database.data_dir == find_usable_data_dir()
         assert database.data_dir.parent == home / "system"
         assert f"cannot enter {closed}" in caplog.text
         assert f"data_dir={database.data_dir}: " in caplog.text

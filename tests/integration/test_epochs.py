@@ -476,7 +476,7 @@ def test_an_advance_behind_a_broken_batch_ends(database: str, space: int, monkey
     publisher = Publisher(database, space="default")
     publisher.advance(3)
     monkeypatch.setattr("sublet_storage.producer.send_buffer.split_into_blocks", halting)
-    monkeypatch.setattr("sublet_storage.producer.send_buffer.ROUTED_AT_ONCE", 1)
+    monkeypatch.setattr("sublet_storage.producer.send_buffer.MAX_ROUTED_ROWS", 1)
     with ThreadPoolExecutor(2) as pool:
         batch = pool.submit(publisher.publish_batch, {"topic": "t", "value": [b"1", b"2"]})
         assert between.wait(20)

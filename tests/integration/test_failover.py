@@ -31,7 +31,7 @@ from sublet_protocol.domain.subscriptions import Bookmark, Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import chown_to, server_user
+from sublet_storage.bootstrap.embedded.location import chown_to, find_server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
@@ -113,7 +113,7 @@ def pair(server_home: Path) -> Iterator[Pair]:
     primary = EmbeddedPostgres(server_home / "primary")
     migrate(primary.start())
     with PostgresProxy(primary.url) as replication, PostgresProxy(primary.url) as clients:
-        user = server_user(primary.data_dir)
+        user = find_server_user(primary.data_dir)
         standby = EmbeddedPostgres(server_home / "standby")
         standby.data_dir.mkdir(mode=0o755)
         copy = standby.data_dir / "pg"

@@ -20,7 +20,7 @@ import pytest
 
 from sublet_protocol.domain.errors import SubletError, Unavailable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.bootstrap.embedded.location import server_user
+from sublet_storage.bootstrap.embedded.location import find_server_user
 from sublet_storage.bootstrap.migrate import migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.producer import Publisher
@@ -92,7 +92,7 @@ def test_a_read_only_database_is_waited_for(stage: Stage, database: str) -> None
 
 def limit_files(server: EmbeddedPostgres, size: str) -> None:
     """How large a file of the server may become: what would be larger fails, as if the disk was full."""
-    user = server_user(server.data_dir)  # nobody else may, root neither
+    user = find_server_user(server.data_dir)  # nobody else may, root neither
     postmaster = psutil.Process(int((server.data_dir / "pg" / "postmaster.pid").read_text().split()[0]))
     for process in (postmaster, *postmaster.children()):
         command = [str(shutil.which("prlimit")), f"--pid={process.pid}", f"--fsize={size}:"]

@@ -15,7 +15,12 @@ from sublet_leader.observe.metric_definitions import FAMILIES
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import RecordHistory
-from sublet_storage.groups.status.lag_queries import all_lags, status_lags, stream_lags, sum_by_status
+from sublet_storage.groups.status.lag_queries import (
+    read_lags_by_status,
+    read_stream_lags,
+    read_total_lags,
+    sum_by_status,
+)
 from sublet_storage.groups.status.overview import list_groups
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
@@ -100,16 +105,16 @@ def test_lag_of_what_retention_has_taken_is_unknown(conn: psycopg.Connection[Any
     with Publisher(database) as publisher:
         for number in range(100):
             publisher.publish("t", b"m", key=b"%d" % number)
-    lines = stream_lags(conn, [group_id])
+    lines = read_stream_lags(conn, [group_id])
     assert sum(line.lag or 0 for line in lines) == 100
-    assert status_lags(conn, [group_id]) == sum_by_status(lines)
-    assert all_lags(conn) == {group_id: 100}
+    assert read_lags_by_status(conn, [group_id]) == sum_by_status(lines)
+    assert read_total_lags(conn) == {group_id: 100}
     conn.execute("update generation set state = 'gone' where state = 'open'")
-    lines = stream_lags(conn, [group_id])
+    lines = read_stream_lags(conn, [group_id])
     assert [line.lag for line in lines] == [None, None]
-    (line,) = status_lags(conn, [group_id])
+    (line,) = read_lags_by_status(conn, [group_id])
     assert (line.streams, line.lag, line.largest, line.unknown) == (2, 0, None, 2)
-    assert all_lags(conn) == {group_id: None}
+    assert read_total_lags(conn) == {group_id: None}
     assert list_groups(conn)[0].unknown_lag_count == 2, "the command line says the same"
 
 

@@ -136,7 +136,7 @@ def test_notifications_that_wait_are_one_reading(
 ) -> None:
     """None is left with psycopg, which keeps what nobody takes."""
     reader.open()
-    connection = reader._reconnecting.ready()
+    connection = reader._reconnecting.get_connection()
     conn.execute("select pg_notify(%s, repeat('x', 7000) || n) from generate_series(1, 300) n", (CHANNEL,))
     backlog = connection._notifies_backlog
     assert backlog is not None

@@ -14,7 +14,7 @@ from sublet_leader.listen_address import ListenAddress
 from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_storage.node_directory import NodeRef, list_nodes, live_nodes
+from sublet_storage.node_directory import NodeRef, list_live_nodes, list_nodes
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -46,7 +46,7 @@ def test_a_healthy_idle_node_never_expires(database: str, conn: psycopg.Connecti
     first = expiry(conn, "a")
 
     def lived_on() -> bool:
-        seen.append([node.name for node in live_nodes(conn)])
+        seen.append([node.name for node in list_live_nodes(conn)])
         return expiry(conn, "a") > first + LEASES_WATCHED * LEASE_S
 
     eventually(lived_on, 30)
@@ -60,7 +60,7 @@ def test_a_healthy_idle_node_never_expires(database: str, conn: psycopg.Connecti
 def test_a_killed_nodes_row_is_gone_in_time(conn: psycopg.Connection[Any], fleet: Fleet) -> None:
     lease_s = LeaderSettings().scaled(fleet.speed).lease_duration_s
     fleet.node("stays")
-    eventually(lambda: {node.name for node in live_nodes(conn)} == {"n1", "stays"}, 30)
+    eventually(lambda: {node.name for node in list_live_nodes(conn)} == {"n1", "stays"}, 30)
     fleet.nodes["n1"].kill()
     ends = expiry(conn, "n1")
     eventually(lambda: [entry.node.name for entry in list_nodes(conn)] == ["stays"], 3 * lease_s + SLACK_S)

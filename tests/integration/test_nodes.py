@@ -15,9 +15,9 @@ from sublet_storage.node_directory import (
     NodeRef,
     delete_expired,
     deregister,
+    list_live_nodes,
     list_nodes,
     list_notify_endpoints,
-    live_nodes,
     node_to_json,
     register,
     renew,
@@ -35,12 +35,12 @@ def test_a_node_is_found_until_it_is_removed(conn: psycopg.Connection[Any]) -> N
     other = NodeRef("b", "other", "127.0.0.1:3")
     register(conn, other, 10, 1)
     register(conn, OLD, 10, 1, http_address="127.0.0.1:8080")
-    assert live_nodes(conn) == [OLD, other]
+    assert list_live_nodes(conn) == [OLD, other]
     (entry, _) = list_nodes(conn)
     assert (entry.node, entry.http_address, entry.protocol_version) == (OLD, "127.0.0.1:8080", 1)
     assert 9 < entry.remaining_s <= 10
     deregister(conn, OLD)
-    assert live_nodes(conn) == [other]
+    assert list_live_nodes(conn) == [other]
 
 
 def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
@@ -48,7 +48,7 @@ def test_a_living_nodes_name_is_taken(conn: psycopg.Connection[Any]) -> None:
     with pytest.raises(NodeNameTaken, match=r"'a' belongs to the node at 127.0.0.1:1, whose lease has \d") as raised:
         register(conn, NEW, 10, 1)
     assert 9 < raised.value.remaining_s <= 10
-    assert live_nodes(conn) == [OLD]
+    assert list_live_nodes(conn) == [OLD]
 
 
 def test_a_node_may_register_a_new_address(conn: psycopg.Connection[Any]) -> None:
@@ -66,9 +66,9 @@ def test_a_name_is_free_once_its_lease_has_run_out(conn: psycopg.Connection[Any]
     register(conn, OLD, 10, 1)
     started = list_nodes(conn)[0].started_at
     expire(conn, OLD)
-    assert live_nodes(conn) == []
+    assert list_live_nodes(conn) == []
     register(conn, NEW, 10, 1)
-    assert live_nodes(conn) == [NEW]
+    assert list_live_nodes(conn) == [NEW]
     assert list_nodes(conn)[0].started_at > started
 
 
@@ -78,7 +78,7 @@ def test_a_replaced_node_cannot_touch_its_successor(conn: psycopg.Connection[Any
     register(conn, NEW, 10, 1)
     assert not renew(conn, OLD, 10)
     deregister(conn, OLD)
-    assert live_nodes(conn) == [NEW]
+    assert list_live_nodes(conn) == [NEW]
     assert renew(conn, NEW, 20)
     assert list_nodes(conn)[0].remaining_s > 19
 
@@ -111,7 +111,7 @@ def test_collection_takes_only_what_is_stale(database: str, conn: psycopg.Connec
                 assert not collecting.done()
             reviving.commit()
             assert collecting.result(10) == ["b"]
-    assert live_nodes(conn) == [OLD]
+    assert list_live_nodes(conn) == [OLD]
     assert delete_expired(conn) == []
 
 

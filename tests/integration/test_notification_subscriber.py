@@ -93,7 +93,7 @@ def test_what_is_sent_is_received_by_every_node(database: str, driver: str, noti
             assert received.of("space", "eu")[0] == space
             assert received.of("stream", "5") == [stream_change(5, 1, False)]
             assert received.subscriber.get("stream", "5") == stream_change(5, 1, False)
-            assert "5" in received.subscriber.objects("stream")
+            assert "5" in received.subscriber.list_objects("stream")
 
 
 @pytest.mark.conforms("D1")

@@ -25,7 +25,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import find_leaderless_groups
 from sublet_storage.groups.admin import progress_transfer
-from sublet_storage.groups.consumer_progress import SessionIdentity, ahead, next_session_epoch
+from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch, read_lagging_streams
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.records import (
@@ -36,7 +36,12 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.status.lag_queries import all_lags, list_unconsumed_groups, status_lags, stream_lags
+from sublet_storage.groups.status.lag_queries import (
+    list_unconsumed_groups,
+    read_lags_by_status,
+    read_stream_lags,
+    read_total_lags,
+)
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log import fetch as message_log
@@ -48,8 +53,8 @@ from sublet_storage.readers.epoch_tail import EpochTailReader
 from sublet_storage.readers.tail import MultiStreamReader, Tail, list_matching_streams
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import IdleProducerCleaner, apply_retention
-from sublet_storage.spaces.small_block_compaction import newly_fragmented
-from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover, rollover_due
+from sublet_storage.spaces.small_block_compaction import list_newly_fragmented
+from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, roll_over_due, rollover
 from sublet_storage.spaces.tiering import tier_space
 from tests.integration.epoch_kit import A, B, Story, seen
 from tests.integration.log_kit import Connection, put, stream_of, swap_filters
@@ -251,9 +256,9 @@ def test_deleted_streams_fence_no_publisher(house: House) -> None:
     house.keep()
     newer = RoutingTable.load(house.conn)
     left = {stream_id for (stream_id,) in house.conn.execute("select stream_id from stream").fetchall()}
-    assert left.isdisjoint(routes.stream_of(topic, None) for topic in ("eu/1", "us/1", "t"))
+    assert left.isdisjoint(routes.find_stream(topic, None) for topic in ("eu/1", "us/1", "t"))
     routes.check_timeline(house.conn, "p")
-    house.conn.execute("delete from stream where stream_id = %s", (newer.stream_of("t", None),))
+    house.conn.execute("delete from stream where stream_id = %s", (newer.find_stream("t", None),))
     with pytest.raises(ProducerFenced, match="another timeline, where stream"):
         newer.check_timeline(house.conn, "p")
     swap_filters(house.conn)
@@ -475,10 +480,10 @@ def idle_cost(house: House) -> int:
             before = rows_read(conn)
         renew_once(house)
         with connect(house.url) as conn:
-            rollover_due(conn)
+            roll_over_due(conn)
             apply_retention(conn)
             PastGenerationCleaner(rest_s=0)(conn)
-            newly_fragmented(conn)
+            list_newly_fragmented(conn)
             IdleProducerCleaner()(conn)
         with connect(house.url) as conn:
             after = rows_read(conn)
@@ -556,13 +561,15 @@ def test_regular_queries_read_only_what_is_live(house: House, tmp_path: Path) ->
         epoch = next_session_epoch(conn, house.group.subscription, "etl")
         looks: dict[str, Callable[[], object]] = {
             "groups without a leader": lambda: find_leaderless_groups(conn),
-            "lags of all groups": lambda: all_lags(conn),
-            "lags of the streams of a group": lambda: stream_lags(conn, [house.group.group_id]),
-            "lags of a group in sums": lambda: status_lags(conn, [house.group.group_id]),
+            "lags of all groups": lambda: read_total_lags(conn),
+            "lags of the streams of a group": lambda: read_stream_lags(conn, [house.group.group_id]),
+            "lags of a group in sums": lambda: read_lags_by_status(conn, [house.group.group_id]),
             "lags of groups that nobody leads": lambda: list_leaderless_groups(conn, 10),
             "lags of groups that nobody consumes": lambda: list_unconsumed_groups(conn),
             "streams that have opened": lambda: reading.refresh_streams(conn),
-            "what is unread": lambda: ahead(conn, house.group.group_id, SessionIdentity("etl", epoch), ALL),
+            "what is unread": lambda: read_lagging_streams(
+                conn, house.group.group_id, SessionIdentity("etl", epoch), ALL
+            ),
             "payloads to be moved": lambda: tier_space(conn, space),
             "payloads that should have been moved": lambda: list(location_checks.check_locations(conn)),
             "streams of an atomic group": lambda: add_streams(conn, [atomic.group_id], 0),

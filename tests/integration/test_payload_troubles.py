@@ -162,7 +162,7 @@ def test_blocks_name_nothing_that_was_not_written(
             world.go_away()
         write(self, name, payload)
 
-    monkeypatch.setattr("sublet_storage.objects.parallel_calls.AT_ONCE", 1)
+    monkeypatch.setattr("sublet_storage.objects.parallel_calls.MAX_PARALLEL_CALLS", 1)
     monkeypatch.setattr(LocalBackend, "write", late)
     with pytest.raises(PayloadUnavailable):
         tiering.tier_space(conn, space)

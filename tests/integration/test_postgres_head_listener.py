@@ -17,7 +17,7 @@ from sublet_borrower.new_data.postgres_head_listener import PostgresHeadListener
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.changes import ChangeNotification, NotifySettings, stream_change
 from sublet_storage.notify.codec import encode
@@ -67,7 +67,7 @@ def received(url: str) -> Iterator[dict[int, int]]:
 def say(conn: Connection, stream: int, head: int) -> None:
     """As a publisher says it."""
     message = encode(ChangeNotification("p", "i", "stream", 1, 0, (stream_change(stream, head, closed=False),)))
-    conn.execute("select pg_notify(%s, %s)", (channel_name(schema_name()), encode_payload(message, 0)))
+    conn.execute("select pg_notify(%s, %s)", (channel_name(resolve_schema_name()), encode_payload(message, 0)))
 
 
 def listeners(conn: Connection) -> int:

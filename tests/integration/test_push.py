@@ -183,7 +183,7 @@ def test_half_of_the_news_lost_ends_in_the_truth(staged: Staged, monkeypatch: py
 
 
 def _known(subscriber: NotificationSubscriber) -> dict[tuple[str, str], int]:
-    return {(kind, key): change.version for kind in KINDS for key, change in subscriber.objects(kind).items()}
+    return {(kind, key): change.version for kind in KINDS for key, change in subscriber.list_objects(kind).items()}
 
 
 def _stored(stage: Stage) -> dict[tuple[str, str], int]:

@@ -15,13 +15,13 @@ from sublet_storage.db.roles import (
     RIGHTS,
     DatabasePrivilege,
     Role,
-    existing_roles,
-    expected_rights,
+    build_role_statements,
+    compute_expected_rights,
+    find_missing_rights,
     list_members,
     list_unknown,
-    missing_rights,
+    read_existing_roles,
     read_rights,
-    script,
 )
 from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
 from sublet_storage.spaces.space_changes import create_space
@@ -56,9 +56,9 @@ def too_much(conn: psycopg.Connection[Any]) -> dict[str, list[DatabasePrivilege]
     """{who: rights that the table does not say}; a right that it says and nobody has fails."""
     found = {}
     for who in (*Role, PUBLIC):
-        expected = expected_rights(conn, "sublet", () if who == PUBLIC else (Role(who),))
+        expected = compute_expected_rights(conn, "sublet", () if who == PUBLIC else (Role(who),))
         has = read_rights(conn, "sublet", who)
-        assert missing_rights(expected, has) == frozenset(), who
+        assert find_missing_rights(expected, has) == frozenset(), who
         if has != expected:
             found[str(who)] = sorted(has - expected, key=str)
     return found
@@ -146,7 +146,7 @@ def test_what_is_printed_makes_the_roles() -> None:
         migrate(world.owner)
         refused(shell.run("migrate", "--roles"), 4, "sublet_publish, sublet_append", "sublet roles --sql")
         with connect(world.admin) as admin:
-            assert existing_roles(admin) == []
+            assert read_existing_roles(admin) == []
             assert done(shell.run("roles", "--json"))["roles"][0] == {
                 "role": "sublet_publish",
                 "exists": False,
@@ -155,12 +155,12 @@ def test_what_is_printed_makes_the_roles() -> None:
             printed = shell.run("roles", "--sql").out
             for _ in range(2):
                 admin.execute(printed)
-                assert existing_roles(admin) == list(Role)
+                assert read_existing_roles(admin) == list(Role)
                 assert too_much(admin) == {}
             admin.execute("create role reports login; grant sublet_consume to reports")
             assert dict(list_members(admin))[Role.CONSUME] == ["reports"]
             assert "reports" in shell.run("roles").out
-            assert script(admin, "sublet") == printed.replace(";\n", ";\0").split("\0")[:-1]
+            assert build_role_statements(admin, "sublet") == printed.replace(";\n", ";\0").split("\0")[:-1]
             inherits = "select pg_has_role('sublet_node', %s, 'usage'), pg_has_role('sublet_node', %s, 'member')"
             assert admin.execute(inherits, (OWNER, OWNER)).fetchone() == (False, True)
         assert done(shell.run("migrate", "--roles", "--json"))["to"] == "0102", "that the owner may"
@@ -169,7 +169,9 @@ def test_what_is_printed_makes_the_roles() -> None:
 def test_no_role_becomes_a_superuser(database: str) -> None:
     """Where a superuser has the tables, nodes are not made members of it."""
     with connect(database) as conn:
-        assert not [line for line in script(conn, "sublet") if line.startswith("grant") and " on" not in line]
+        assert not [
+            line for line in build_role_statements(conn, "sublet") if line.startswith("grant") and " on" not in line
+        ]
 
 
 def test_roles_cannot_be_made_by_just_anybody(world: RoleWorld) -> None:

@@ -25,8 +25,8 @@ from sublet_storage.spaces.space_changes import (
     drop_space,
     ensure_default,
     reshard,
+    roll_over_due,
     rollover,
-    rollover_due,
 )
 from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
 from tests.integration.log_kit import Connection, put, read
@@ -184,21 +184,21 @@ def test_a_space_rolls_over_when_due_unless_empty(conn: Connection) -> None:
     alter_space(conn, "default", retention_s=40)
     age = "update generation set opened_at = opened_at - interval '11 s' where state = 'open'"
     conn.execute(age)
-    assert rollover_due(conn) == [], "nothing is in it"
+    assert roll_over_due(conn) == [], "nothing is in it"
     put(conn, streams(conn, "default")[0], b"x")
-    assert rollover_due(conn) == ["default"]
+    assert roll_over_due(conn) == ["default"]
     put(conn, streams(conn, "default")[0], b"x")
-    assert rollover_due(conn) == [], "it is young again"
+    assert roll_over_due(conn) == [], "it is young again"
     alter_space(conn, "default", rollover_s=3600)
     conn.execute(age)
-    assert rollover_due(conn) == [], "rollover_s is asked before retention_s"
+    assert roll_over_due(conn) == [], "rollover_s is asked before retention_s"
 
 
 def test_the_longest_times_harm_nothing(conn: Connection) -> None:
     create_space(conn, "eu", "eu/#", shards=1, retention_s=MAX_S, rollover_s=MAX_S)
     put(conn, streams(conn, "eu")[0], b"x", topic="eu/1")
     rollover(conn, "eu")
-    assert rollover_due(conn) == []
+    assert roll_over_due(conn) == []
     assert mark_expired_gone(conn) == []
 
 
@@ -244,7 +244,7 @@ def test_maintenance_asks_its_guard_first(conn: Connection) -> None:
     put(conn, streams(conn, "default")[0], b"x")
     before = open_streams(conn)
     with pytest.raises(Unavailable):
-        rollover_due(conn, deposed)
+        roll_over_due(conn, deposed)
     assert open_streams(conn) == before
 
 

@@ -17,7 +17,7 @@ from sublet import Feed, Publisher, Session
 from sublet_protocol.domain.errors import InvalidSetting, SubscriptionEnded, TlsFailed
 from sublet_protocol.tls import channel
 from sublet_storage.db.connect import connect
-from sublet_storage.node_directory import NodeRef, live_nodes, register
+from sublet_storage.node_directory import NodeRef, list_live_nodes, register
 from tests.integration.cli_kit import Running, Shell, refused
 from tests.integration.tls_kit import HOST, Certificates, shown
 from tests.kit import eventually
@@ -48,7 +48,7 @@ def consumed(session: Session, count: int) -> list[bytes]:
 def test_sessions_find_nodes_with_tls(shell: Shell, database: str, trusted: Certificates) -> None:
     node = tls_node(shell, trusted.write("node", HOST))
     with connect(database) as connection:
-        (found,) = live_nodes(connection)
+        (found,) = list_live_nodes(connection)
     assert found.address == node.address
     publish(database, b"1", b"2")
     with Session(SUBSCRIPTION, database, starting_position="earliest") as session:

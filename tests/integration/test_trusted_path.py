@@ -13,7 +13,7 @@ import pytest
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
-from sublet_storage.bootstrap.embedded.location import server_user
+from sublet_storage.bootstrap.embedded.location import find_server_user
 from sublet_storage.bootstrap.embedded.trusted_path import give_to, make_private_directory, open_directory, open_file
 from tests.kit import for_root
 
@@ -39,9 +39,9 @@ def test_a_directory_others_may_write_to_is_refused(home: Path, mode: int) -> No
             EmbeddedPostgres(data_dir).start()
     assert not list(shared.iterdir())
     shared.chmod(0o1777)
-    server_user(shared / "data")
+    find_server_user(shared / "data")
     with pytest.raises(EmbeddedDirectoryUnusable, match="can be written by other users"):
-        server_user(shared)
+        find_server_user(shared)
 
 
 def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,11 +49,11 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
     shared = home / "shared"
     shared.mkdir()
     shared.chmod(0o775)
-    server_user(shared)
+    find_server_user(shared)
     if os.geteuid() == 0:
         os.chown(shared, -1, pwd.getpwnam("daemon").pw_gid)
         with pytest.raises(EmbeddedDirectoryUnusable, match=f"{shared} can be written by other users"):
-            server_user(shared)
+            find_server_user(shared)
 
 
 @for_root
@@ -62,7 +62,7 @@ def test_a_strangers_directory_is_refused(home: Path) -> None:
     (foreign / "data").mkdir(parents=True)
     os.chown(foreign, STRANGER, STRANGER)
     with pytest.raises(EmbeddedDirectoryUnusable, match=f"{foreign} belongs to {STRANGER}, who could replace"):
-        server_user(foreign / "data")
+        find_server_user(foreign / "data")
 
 
 @pytest.mark.parametrize("name", ["users.lock", "server.lock", "pg", "socket"])

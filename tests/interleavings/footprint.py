@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_storage.db.connect import schema_name
+from sublet_storage.db.connect import resolve_schema_name
 
 _READS = re.compile(r"select(?!.*\bfor (no key |key )?(update|share))(?!.*\w_(lock|block|epochs|lease)\(|.*advance)")
 _TOUCHES_ALL = re.compile(r"create |alter |drop |.*advisory", re.IGNORECASE)
@@ -40,8 +40,8 @@ class Footprints:
     names nothing as writing everything: it stands for something else."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self._referred = {name: frozenset(to) for name, to in conn.execute(_TABLES, (schema_name(),))}
-        self._bodies = dict(conn.execute(_FUNCTIONS, (schema_name(),)).fetchall())
+        self._referred = {name: frozenset(to) for name, to in conn.execute(_TABLES, (resolve_schema_name(),))}
+        self._bodies = dict(conn.execute(_FUNCTIONS, (resolve_schema_name(),)).fetchall())
 
     def of(self, statement: str) -> Footprint:
         if _TOUCHES_ALL.match(statement):

@@ -7,7 +7,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sublet_storage.db.connect import schema_name
+from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.spaces.rollover import partition_table
 
 _TABLES = """
@@ -29,7 +29,7 @@ class State:
     """As it is when this is made. Later partitions are dropped again, and those that were dropped made anew."""
 
     def __init__(self, conn: psycopg.Connection[Any]) -> None:
-        self._conn, schema = conn, schema_name()
+        self._conn, schema = conn, resolve_schema_name()
         self._partitions = self._found()
         conn.execute("create schema kept")
         put_back = ["set session_replication_role = replica"]  # no foreign keys meanwhile
@@ -54,4 +54,4 @@ class State:
 
     def _found(self) -> set[tuple[int, bool]]:
         """The generations with a partition, and whether it is attached."""
-        return set(self._conn.execute(_PARTITIONS, (schema_name(),)))
+        return set(self._conn.execute(_PARTITIONS, (resolve_schema_name(),)))

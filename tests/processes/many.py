@@ -19,7 +19,7 @@ from sublet_borrower.machine.agent import SubscriptionClosed
 from sublet_borrower.machine.events import StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_storage.db.connect import connect
-from sublet_storage.node_directory import live_nodes
+from sublet_storage.node_directory import list_live_nodes
 
 POLL_INTERVAL_S = 0.05
 
@@ -30,7 +30,7 @@ def main(url: str, file: str, pattern: str, count: str) -> None:
 
     def find() -> list[str]:
         with connect(url) as connection:
-            return [node.address for node in live_nodes(connection)]
+            return [node.address for node in list_live_nodes(connection)]
 
     agent = AgentLoop(find, BorrowerSettings.from_env())
     inboxes = [SessionEventQueue() for _ in range(int(count))]

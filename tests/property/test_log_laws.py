@@ -18,7 +18,7 @@ from sublet_storage.spaces.routing import (
     HashRing,
     Space,
     StreamInfo,
-    candidate_filters,
+    find_candidate_filters,
     find_space_for,
     hash_key,
     ranges_overlap,
@@ -102,21 +102,21 @@ def test_routing_by_columns_is_routing_one_by_one(
         assert part.equals(given_batch.take([number - start for number in numbers]))
         seen |= dict.fromkeys(numbers, stream_id)
     key = [(each["topic"], each["key"]) for each in messages]
-    assert seen == {start + i: routes.stream_of(topic, key) for i, (topic, key) in enumerate(key)}  # type: ignore[arg-type]
+    assert seen == {start + i: routes.find_stream(topic, key) for i, (topic, key) in enumerate(key)}  # type: ignore[arg-type]
 
 
 @given(SPACES, TOPIC, FILTER)
 def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: str, filter: TopicFilter) -> None:
     space = find_space_for(topic, spaces)
     if space is not None and filter.matches(topic):
-        assert space.filter in candidate_filters(filter, [each.filter for each in spaces])
+        assert space.filter in find_candidate_filters(filter, [each.filter for each in spaces])
 
 
 @given(st.integers(1, 40), st.integers(1, 40), BYTES, TOPIC)
 def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
     hashed = hash_key(key, topic)
     place = [
-        HashRing([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(split_ring(shards))]).index(hashed)
+        HashRing([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(split_ring(shards))]).find_index(hashed)
         for shards in (before, after)
     ]
     assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])

@@ -88,7 +88,7 @@ def test_when_all_is_quiet_every_cache_is_the_truth(seed: int, loss: float, repe
     calm(world)
     for node in world.listeners:
         for kind in CHANNELS:
-            known = {key: change.version for key, change in node.cache.objects(kind).items()}
+            known = {key: change.version for key, change in node.cache.list_objects(kind).items()}
             assert known == {key: change.version for key, change in world.living(kind).items()}
         newest: dict[tuple[str, str], int] = {}
         for change in node.news:
@@ -110,7 +110,7 @@ def test_catch_ups_alone_make_every_cache_the_truth(seed: int) -> None:
         node.connect()
     world.run(world.now + world.settings.catch_up_interval_s + 1)
     for node in world.listeners:
-        assert all(node.cache.objects(kind).keys() == world.living(kind).keys() for kind in CHANNELS)
+        assert all(node.cache.list_objects(kind).keys() == world.living(kind).keys() for kind in CHANNELS)
 
 
 @pytest.mark.conforms("D4")
@@ -262,4 +262,4 @@ def test_changes_in_any_order_end_in_the_same_state(reported: list[tuple[int, bo
     cache = VersionCache(1e9)
     for change in [*changes, *changes]:
         cache.apply(change, 0.0)
-    assert cache.objects("space") == ({} if newest.is_deleted else {"a": newest})
+    assert cache.list_objects("space") == ({} if newest.is_deleted else {"a": newest})

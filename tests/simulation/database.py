@@ -14,7 +14,7 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, GroupProgress
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, failover_event
+from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
 from sublet_storage.groups.model.records import (
@@ -77,8 +77,8 @@ class WatchedGroups(MemoryGroupStore):
     ) -> Group:
         return self._opened(super().declare_group(subscription, options, principal))
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
-        group_id = super().delete_group(subscription, who)
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
+        group_id = super().delete_group(subscription, user)
         if group_id is not None and self.checkers is not None:
             self.checkers.deleted(group_id)
         return group_id
@@ -167,7 +167,7 @@ class WatchedGroups(MemoryGroupStore):
             after = rows[row.stream_id]
             if row.status is LendingStatus.HELD and after.status is not LendingStatus.RESERVED:
                 continue
-            if (event := failover_event(after, self._facts(row.stream_id))) is not None:
+            if (event := make_failover_event(after, self._facts(row.stream_id))) is not None:
                 self._history.append(to_history_record(after, event, term, now))
 
     # --- operators' actions that the twin does not have -------------------------------------------------------------
@@ -180,7 +180,7 @@ class WatchedGroups(MemoryGroupStore):
         leader = self._leaderships.get(group_id)
         nothing = ConsumedFrontier(0, None) if life.group.options.atomic else None
         new = {s: LendingRow(group_id, s, LendingStatus.FREE, 0, consumed=nothing) for s in moves if s not in life.rows}
-        before = self._heed_former(life, new) | life.rows
+        before = self._set_revoked_at(life, new) | life.rows
         reasons = {s: f"reset to {target}; was at {before[s].position}" for s in moves}
         rulings = {s: apply_reset(before[s], self._facts(s), moves[s], reasons[s], now) for s in moves}
         after = before | {stream_id: ruling.row for stream_id, ruling in rulings.items()}
@@ -235,7 +235,7 @@ class WatchedGroups(MemoryGroupStore):
                 continue
             row = LendingRow(group.group_id, place.stream_id, place.status, place.position, consumed=place.consumed)
             life.rows[place.stream_id] = row
-        life.rows = self._heed_former(life, life.rows)
+        life.rows = self._set_revoked_at(life, life.rows)
         life.frontiers, life.spaces = dict(progress.frontiers), self._spaces_of_rows(life)
         self._lives[group.group_id] = life
         if self.checkers is not None:

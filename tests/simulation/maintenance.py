@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_storage.readers.epoch_steps import BlockEpochSummary
-from sublet_storage.spaces.small_block_compaction import BlockRow, pieces, runs
+from sublet_storage.spaces.small_block_compaction import BlockRow, compute_append_times, find_runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -106,10 +106,10 @@ class Maintenance:
         if stream.generation.gone:
             return
         rows = [BlockRow(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
-        for run in runs(rows, most, most):
+        for run in find_runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
             old = [mark for mark in stream.block_summaries if begin <= mark.first < end]
-            starts, times = pieces([(m.end - m.first, *self._appended(stream.blocks, m)) for m in old])
+            starts, times = compute_append_times([(m.end - m.first, *self._appended(stream.blocks, m)) for m in old])
             ends = [*(begin + start for start in starts[1:]), end]
             place = stream.block_summaries.index(old[0])
             entire = BlockEpochSummary(begin, end, sum(mark.size for mark in old), old[0].lower, old[0].epochs)

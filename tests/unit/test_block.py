@@ -20,7 +20,7 @@ from sublet_storage.log.block import (
     pack,
 )
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import FEW, decode_block
+from sublet_storage.log.record_batch_decoder import MIN_ARROW_VALUES, decode_block
 
 
 def batch(topics: list[str], **columns: list[object]) -> pa.RecordBatch:
@@ -75,7 +75,7 @@ def test_delivered_batches_carry_stream_and_offset() -> None:
     assert drop_before(found, 40, 40).num_rows == 3
 
 
-@pytest.mark.parametrize("count", [1, FEW - 1, FEW, 500])
+@pytest.mark.parametrize("count", [1, MIN_ARROW_VALUES - 1, MIN_ARROW_VALUES, 500])
 def test_positions_are_the_same_for_few_and_many(count: int) -> None:
     first = MAX_OFFSET - count
     found = add_position_columns(batch(["a"] * count), MAX_OFFSET, first)

@@ -191,7 +191,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     monkeypatch: pytest.MonkeyPatch, call: Callable[[SendBuffer], object], entire: list[set[bytes]], before: int
 ) -> None:
     """Wherever an exception breaks it off; all else goes on."""
-    monkeypatch.setattr(module, "ROUTED_AT_ONCE", 3)
+    monkeypatch.setattr(module, "MAX_ROUTED_ROWS", 3)
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)
     streams = [StreamInfo(1, 1, 1, low, middle, 0, False), StreamInfo(2, 1, 1, after, high, 0, False)]
@@ -245,7 +245,7 @@ def test_a_batch_is_as_old_as_its_last_part(monkeypatch: pytest.MonkeyPatch, fai
     """It may take longer to queue than its timeout is; but where a part has failed, the rest is not tried anew."""
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(module, "ROUTED_AT_ONCE", 1)
+    monkeypatch.setattr(module, "MAX_ROUTED_ROWS", 1)
     buffer = a_buffer(ONE_MESSAGE)
     ages: list[float] = []
 

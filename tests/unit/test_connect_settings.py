@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 
 SECRET = "s3cr-et"
 
@@ -27,9 +27,9 @@ def test_a_socket_of_another_machine_is_called_one() -> None:
 
 @pytest.mark.parametrize("name", ["Sublet", "1st", "pg_mine", "a b", 'a"b', "a" * 64, "a;drop"])
 def test_a_schema_name_in_need_of_quotes_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert schema_name("") == "sublet"
+    assert resolve_schema_name("") == "sublet"
     with pytest.raises(InvalidSetting, match="1 to 63"):
-        schema_name(name)
+        resolve_schema_name(name)
     monkeypatch.setenv("SUBLET_SCHEMA", name)
     with pytest.raises(InvalidSetting, match="1 to 63"):
         connect("postgresql://localhost:1/db")

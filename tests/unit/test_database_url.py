@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret, hide_secrets
 from sublet_storage.db.connect import connect
-from sublet_storage.db.database_url import as_secret, database_url, format_url, parse_url, secret_parts
+from sublet_storage.db.database_url import as_secret, format_url, parse_secret_parts, parse_url, resolve_database_url
 
 pytestmark = pytest.mark.conforms("X3")
 
@@ -99,22 +99,22 @@ def test_a_malformed_url_is_shown_as_nothing(url: str, reason: str) -> None:
 
 def test_secret_parts_are_those_that_libpq_hides() -> None:
     url = "postgresql://ann:a@host/db?sslpassword=b&sslkey=/c"
-    assert secret_parts(url) == {"password": "a", "sslpassword": "b"}
+    assert parse_secret_parts(url) == {"password": "a", "sslpassword": "b"}
 
 
 def test_the_explicit_url_goes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert database_url(None) is None
+    assert resolve_database_url(None) is None
     file = tmp_path / "url"
     file.write_text("postgresql://c/c\n")
     file.chmod(0o600)
     monkeypatch.setenv("SUBLET_DATABASE_URL_FILE", str(file))
-    assert parse_url(database_url(None) or "")["host"] == "c"
-    assert database_url("postgresql://a/a") == Secret("postgresql://a/a")
+    assert parse_url(resolve_database_url(None) or "")["host"] == "c"
+    assert resolve_database_url("postgresql://a/a") == Secret("postgresql://a/a")
     monkeypatch.setenv("SUBLET_DATABASE_URL", "postgresql://b/b")
     with pytest.raises(InvalidSetting, match="both set"):
-        database_url(None)
+        resolve_database_url(None)
     monkeypatch.delenv("SUBLET_DATABASE_URL_FILE")
-    assert database_url(None) == Secret("postgresql://b/b")
+    assert resolve_database_url(None) == Secret("postgresql://b/b")
 
 
 def test_a_changed_file_is_the_next_connections(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_changed_file_is_the_next_connections(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("SUBLET_DATABASE_URL_FILE", str(file))
     file.write_text("postgresql://ann:first@host/db")
     file.chmod(0o600)
-    url = database_url(None)
+    url = resolve_database_url(None)
     assert url is not None
     for text, password in (("ann:second@host", "second"), ("ann:3@r@d@host", "second"), ("ann:fourth@host", "fourth")):
         file.write_text(f"postgresql://{text}/db")

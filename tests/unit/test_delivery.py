@@ -58,12 +58,12 @@ def test_the_timeout_counts_from_when_it_was_given(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     timeout = DeliveryTimeout(20.0)
     clock[0] = 115.0
-    assert timeout.backoff(100.0).left_s == 5.0
+    assert timeout.make_backoff(100.0).left_s == 5.0
     clock[0] = 125.0
     assert not timeout.is_over(100.0)
-    timeout.failed()
+    timeout.record_timeout()
     assert [timeout.is_over(entered_at) for entered_at in (100.0, 105.0, 106.0)] == [True, True, False]
     clock[0] = 150.0
     assert [timeout.is_over(entered_at) for entered_at in (124.0, 126.0)] == [True, False]
-    timeout.succeeded()
+    timeout.record_success()
     assert not timeout.is_over(100.0)

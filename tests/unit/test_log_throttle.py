@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sublet_storage.util.log_throttle import CAUSES, LONGEST, MAX_REMEMBERED, LogThrottle, error_signature
+from sublet_storage.util.log_throttle import CAUSES, MAX_CAUSES, MAX_ERROR_CHARS, LogThrottle, error_signature
 
 
 class Clock:
@@ -35,7 +35,7 @@ def test_after_a_reset_a_line_is_logged_at_once() -> None:
 
 def test_only_so_many_subjects_are_remembered() -> None:
     asked = LogThrottle(10.0, Clock())
-    for number in range(MAX_REMEMBERED + 5):
+    for number in range(MAX_CAUSES + 5):
         assert asked.acquire(number) == 0
     assert [asked.acquire(5), asked.acquire(4)] == [None, 0], "the first five are forgotten"
 
@@ -67,4 +67,4 @@ def test_a_cause_is_the_same_whatever_ids_it_names() -> None:
     assert one == two
     assert one != error_signature(OSError("block_3: read-only file system at 12:03:07 (/mnt/9f3e-3)"))
     assert one != error_signature(ValueError("block_3: no space left at 12:03:07 (/mnt/9f3e-3)"))
-    assert len(error_signature(OSError("x" * 10**6))) < LONGEST + 20
+    assert len(error_signature(OSError("x" * 10**6))) < MAX_ERROR_CHARS + 20

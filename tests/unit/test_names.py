@@ -53,7 +53,7 @@ OLD_KEYS = {
 }  # fmt: skip
 """Of JSON: of the command line, the HTTP API, exports, logs, and of what the database stores."""
 LEVELS = {"debug", "info", "warning", "error", "exception", "critical"}
-LOGGING = {**dict.fromkeys(LEVELS | {"log_warning"}, 0), "log": 1, "_complain": 1}
+LOGGING = {**dict.fromkeys(LEVELS | {"log_warning"}, 0), "log": 1, "_log_failure": 1}
 """Functions that log: which argument is the text."""
 LOG_LINE = re.compile(
     r"[^%:=]+"  # the event
@@ -66,7 +66,7 @@ NO_LINES = {
     "protocol/sublet_protocol/gate/audit.py: '%s'",  # JSON
     "sublet/cli/base/command.py: '%s'",  # what ends a command
     "sublet/cli/base/json_logging.py: '%s'",  # what a command reports
-    "storage/sublet_storage/notify/publisher.py: text",  # of `_complain`
+    "storage/sublet_storage/notify/publisher.py: text",  # of `_log_failure`
     "storage/sublet_storage/util/threads.py: text + '%s'",  # of `log_warning`
 }
 NO_KEYS = {"storage/sublet_storage/notify/drivers/zmq.py: curve"}  # an ability of ZeroMQ

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sublet_protocol.domain.errors import InvalidSetting, PayloadUnavailable
-from sublet_storage.objects.allowed_locations import allowed_endpoints, find_refusal
+from sublet_storage.objects.allowed_locations import find_refusal, read_allowed_endpoints
 from sublet_storage.objects.location import locate_object, new_object_name, parse_location
 from sublet_storage.objects.object_stores import ObjectStore
 
@@ -111,7 +111,7 @@ def test_a_store_elsewhere_is_away_and_named(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_no_endpoint_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("SUBLET_S3_ENDPOINTS", f"https://store,{text}")
     with pytest.raises(InvalidSetting, match="Give https://HOST:PORT"):
-        allowed_endpoints()
+        read_allowed_endpoints()
 
 
 @pytest.mark.conforms("X4")

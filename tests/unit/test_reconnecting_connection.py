@@ -47,7 +47,7 @@ def test_it_is_opened_when_needed_and_used_again() -> None:
     assert server.made == []
     for _ in range(3):
         with retained as connection:
-            assert connection is retained.ready() is server.made[0]
+            assert connection is retained.get_connection() is server.made[0]
     retained.close()
     assert server.made[0].closed
     with retained as connection:
@@ -73,7 +73,7 @@ def test_an_error_closes_it(error: BaseException, is_reused: bool) -> None:
     with pytest.raises(type(error)), retained:
         raise error
     assert server.made[0].closed is not is_reused
-    assert retained.ready() is server.made[0 if is_reused else 1]
+    assert retained.get_connection() is server.made[0 if is_reused else 1]
 
 
 def test_a_block_without_end_closes_it() -> None:

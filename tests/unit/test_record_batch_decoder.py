@@ -15,10 +15,10 @@ from sublet_storage.log import column_encoding, record_batch_decoder
 from sublet_storage.log.block import DELIVERED_SCHEMA, MAX_PACKED_BYTES, add_position_columns, encode, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, encode_codec, stored_schema
 from sublet_storage.log.record_batch_decoder import (
-    FEW,
     MAX_BLOCK_BYTES,
     MAX_BLOCK_MESSAGES,
     MAX_PAYLOAD_BYTES,
+    MIN_ARROW_VALUES,
     InvalidRecordBatch,
     decode_block,
     decode_stream,
@@ -94,7 +94,7 @@ def test_what_every_way_in_refuses_is_refused(columns: dict[str, Any], said: str
         decode(0, message(batch(**columns)), 3)
 
 
-@pytest.mark.parametrize("count", [FEW - 1, FEW])
+@pytest.mark.parametrize("count", [MIN_ARROW_VALUES - 1, MIN_ARROW_VALUES])
 def test_one_time_of_many_is_refused(count: int) -> None:
     good = [record_batch_decoder.FIRST_US, *range(count - 2), record_batch_decoder.LAST_US]
     assert decode(0, message(batch(count, timestamp=good)), count).column("timestamp").cast("int64").to_pylist() == good

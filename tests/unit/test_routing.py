@@ -14,7 +14,7 @@ from sublet_storage.spaces.routing import (
     HashRing,
     Space,
     StreamInfo,
-    candidate_filters,
+    find_candidate_filters,
     find_space_for,
     hash_key,
     ranges_overlap,
@@ -72,7 +72,7 @@ def test_without_a_catch_all_a_topic_may_have_no_space() -> None:
 )
 def test_candidates_intersect_and_are_not_covered(wanted: str, expected: set[str]) -> None:
     have = [TopicFilter(text) for text in ("#", "a/#", "a/b/#", "c")]
-    assert {found.text for found in candidate_filters(TopicFilter(wanted), have)} == expected
+    assert {found.text for found in find_candidate_filters(TopicFilter(wanted), have)} == expected
 
 
 def test_a_generation_has_the_filter_it_was_filled_by() -> None:
@@ -91,8 +91,8 @@ def test_a_ring_finds_streams_at_their_edges(shards: int) -> None:
     cut = split_ring(shards)
     ring = HashRing([StreamInfo(index, 1, 1, low, high, 0, False) for index, (low, high) in enumerate(cut)][::-1])
     edges = {edge: index for index, (low, high) in enumerate(cut) for edge in (low, high - 1)}
-    assert [ring.stream_id(edge) for edge in edges] == list(edges.values())
-    assert ring.stream_ids(edges) == list(edges.values())
+    assert [ring.find_stream_id(edge) for edge in edges] == list(edges.values())
+    assert ring.find_stream_ids(edges) == list(edges.values())
 
 
 def test_a_ring_with_a_hole_is_our_own_broken_rule() -> None:

@@ -222,7 +222,7 @@ def test_pauses_double_and_vary() -> None:
     policy = RetryPolicy(backoff_s=0.2, max_backoff_s=1.0)
     backoffs = [policy.new_backoff() for _ in range(50)]
     for longest in (0.2, 0.4, 0.8, *[1.0] * 100):
-        pauses = {each.next_s() for each in backoffs}
+        pauses = {each.draw_pause_s() for each in backoffs}
         assert longest / 2 <= min(pauses) < max(pauses) <= longest
 
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 from psycopg import sql
 
 from sublet_protocol.domain.limits import MAX_HEADER_BYTES, MAX_HEADERS
-from sublet_storage.db.connect import schema_name
-from sublet_storage.producer.batches.input_conversion import header_size
+from sublet_storage.db.connect import resolve_schema_name
+from sublet_storage.producer.batches.input_conversion import compute_header_size
 
 SHOWN_ERROR = 2000
 """A longer error text is cut, in characters."""
@@ -32,17 +32,17 @@ def publish_dead_letter(
     row = record.to_pylist()[0]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
     added = [(f"sublet.{name}", _printable(str(value))) for name, value in origin.items()]
-    room = MAX_HEADER_BYTES - sum(header_size(name, text.encode()) for name, text in added)
+    room = MAX_HEADER_BYTES - sum(compute_header_size(name, text.encode()) for name, text in added)
     headers: list[tuple[str, Any]] = []
     for header in (row["headers"] or ())[: MAX_HEADERS - len(added)]:
-        room -= header_size(header["key"], header["value"])
+        room -= compute_header_size(header["key"], header["value"])
         if room < 0:
             break
         headers.append((header["key"], _encoded(header["value"])))
     headers += added
     call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
     connection.execute(
-        call.format(sql.Identifier(schema_name())),
+        call.format(sql.Identifier(resolve_schema_name())),
         (topic, row["value"], row["key"], json.dumps(headers), row["timestamp"]),
     )
 

@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
-from sublet_storage.node_directory import live_nodes
+from sublet_storage.node_directory import list_live_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,4 +78,4 @@ def _next_session_epoch(url: str, subscription: Subscription, session: str) -> i
 
 def _read_live_nodes(url: str, silence_s: float) -> list[str]:
     with connect(url, application_name="sublet session", silence_s=silence_s) as connection:
-        return [node.address for node in live_nodes(connection)]
+        return [node.address for node in list_live_nodes(connection)]

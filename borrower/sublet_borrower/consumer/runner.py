@@ -156,7 +156,7 @@ class _Runner:
                     return error
             else:
                 return None
-            self._session.wait(backoff.next_s())
+            self._session.wait(backoff.draw_pause_s())
             self._await_trust(batch)
 
     def _await_trust(self, batch: Batch) -> None:
@@ -198,7 +198,7 @@ class _Runner:
             except Unavailable as away:
                 text = "dead letter not published, retrying: stream_id=%d offset=%d topic=%s: %s"
                 log.warning(text, record.stream_id, record.first, topic, away)
-                self._session.wait(backoff.next_s())
+                self._session.wait(backoff.draw_pause_s())
             except psycopg.Error as refused:
                 detail = f"{_error_text(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
                 raise _blame(record, 0, self._policy.max_attempts, detail) from error

@@ -63,7 +63,7 @@ class CommittableBatch(Protocol):
 
 @dataclass(slots=True)
 class _Doubt:
-    """A transaction whose commit was begun, until its batches know its outcome. `was_committed`: whether it was
+    """A transaction whose commit was begun, until its batches know its outcome. `is_committed`: whether it was
     committed, once that is known.
     """
 
@@ -91,7 +91,7 @@ class ProgressTransactions:
 
     def __init__(self, url: str | None, group_id: Callable[[], int], batch_s: float) -> None:
         self._url, self._group_id = url, group_id
-        self._idle_s = consumer_progress.idle_limit_s(batch_s)
+        self._idle_s = consumer_progress.compute_idle_limit_s(batch_s)
         self._reconnecting = ReconnectingConnection(self._connect)
         self._open = False
         self._doubt: _Doubt | None = None
@@ -235,7 +235,7 @@ class ProgressTransactions:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
         try:
             self._open = True
-            yield self._reconnecting.answering()
+            yield self._reconnecting.get_answering_connection()
         finally:
             self._open = False
 
@@ -272,8 +272,8 @@ class ProgressTransactions:
 
     def _ask(self, doubt: _Doubt, timeout_s: float) -> bool:
         try:
-            connection = self._reconnecting.ready()
-            was_committed = consumer_progress.was_committed(connection, doubt.attempt, timeout_s)
+            connection = self._reconnecting.get_connection()
+            was_committed = consumer_progress.is_committed(connection, doubt.attempt, timeout_s)
             return was_committed is not False and self._are_durable(connection, doubt.furthest)
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()

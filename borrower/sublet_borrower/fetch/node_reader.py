@@ -135,11 +135,11 @@ class NodeReader:
             if not self._is_waiting:
                 log.warning("no node available for reads, retrying: %s", error)
             self._is_waiting = True
-            self._backoff.failed(error.after_s)
+            self._backoff.start_pause(error.after_s)
             return None
         if self._is_waiting:
             self._is_waiting = False
-            self._backoff.succeeded()
+            self._backoff.reset()
             log.info("node available for reads again")
         return answer
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import psycopg
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
 from sublet_storage.notify.subscriber import NotificationRateLimiter
@@ -46,19 +46,19 @@ class PostgresHeadListener(StoppableThread):
 
     def run(self) -> None:
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
-        self.sleep(backoff.next_s())
+        self.sleep(backoff.draw_pause_s())
         while not self.is_stopping:
             try:
                 with connect(
                     self._url, application_name="sublet direct listener", silence_s=RECEIVE_TIMEOUT_S
                 ) as connection:
                     if acquire_listener_slot(connection):
-                        backoff.succeeded()
+                        backoff.reset()
                         for payload in receive_payloads(connection, self):
                             self.receive(payload, time.monotonic())
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("direct listener not connected, using nodes: %s", error)
-            self.sleep(backoff.next_s())
+            self.sleep(backoff.draw_pause_s())
 
     def receive(self, payload: bytes, now: float) -> None:
         """Pass on the heads of a payload, of as many as a node takes in in a second: nodes push the others."""
@@ -78,7 +78,7 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
     """
     if direct_listener_slots() == 0:
         return lambda: None
-    database = url, schema_name()
+    database = url, resolve_schema_name()
     with _lock:
         listener = _open.get(database)
         if listener is None or not listener.is_alive():

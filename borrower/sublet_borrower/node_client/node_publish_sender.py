@@ -51,7 +51,7 @@ class PassThroughRoutingTable(RoutingTable):
         super().__init__((), (), None)
         self._good: set[str] = set()
 
-    def stream_of(self, topic: str, key: bytes | None) -> int:
+    def find_stream(self, topic: str, key: bytes | None) -> int:
         """Return the only route, 0. Raise `InvalidTopic`."""
         if topic not in self._good:
             check_topic(topic)
@@ -63,13 +63,13 @@ class PassThroughRoutingTable(RoutingTable):
     def check(self, batch: pa.RecordBatch) -> None:
         """Raise `InvalidTopic` for the first topic that may not be published to."""
         for topic in batch.column("topic").unique().to_pylist():
-            self.stream_of(topic, None)
+            self.find_stream(topic, None)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[Routed]:
         """Return all rows in one part."""
         return [(0, batch, rows)]
 
-    def compression(self, stream_id: int) -> str:
+    def get_compression(self, stream_id: int) -> str:
         """Return "none": nodes take plain batches."""
         return "none"
 
@@ -122,7 +122,7 @@ class NodePublishSender(threading.Thread):
         request = encode_publish(
             FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())
         )
-        backoff = self._timeout.backoff(entered_at)
+        backoff = self._timeout.make_backoff(entered_at)
 
         def may_try_again(error: Exception) -> bool:
             if not isinstance(error, RetryableCallError) or self._giving_up.is_set():
@@ -135,11 +135,11 @@ class NodePublishSender(threading.Thread):
                 lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
         except RetryableCallError as error:
-            self._timeout.failed()
+            self._timeout.record_timeout()
             if self._giving_up.is_set():
                 raise Unavailable(f"no word from {error} before the feed was closed. {HINT}") from error
             raise error.given_up(self._timeout.timeout_s, HINT) from error
-        self._timeout.succeeded()
+        self._timeout.record_success()
         return answer
 
     def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:

@@ -279,7 +279,9 @@ class MicroBatchPlanner:
         rows = (
             None
             if group_id is None
-            else self._reader.query(lambda conn: consumer_progress.ahead(conn, group_id, self._session, self._filter))
+            else self._reader.query(
+                lambda conn: consumer_progress.read_lagging_streams(conn, group_id, self._session, self._filter)
+            )
         )
         if rows is None:
             return None

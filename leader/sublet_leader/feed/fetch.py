@@ -18,10 +18,10 @@ from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.groups.admin.access_snapshot import groups_of_streams
+from sublet_storage.groups.admin.access_snapshot import read_groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 
 PAGE_BYTES = 8 << 20
 """A page is cut off after this many bytes. More than `READ_BYTES` of compressed messages mostly expand to, as what is
@@ -34,10 +34,10 @@ def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: Fetc
     if caller.principal is None:
         return
     caller.check_token()
-    groups = groups_of_streams(conn, [request.stream_id]).get(request.stream_id, ())
+    groups = read_groups_of_streams(conn, [request.stream_id]).get(request.stream_id, ())
     if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for group, filter in groups):
         return
-    if groups or not (caller.may_somewhere(Right.JOIN) and missing(conn, [request.stream_id])):
+    if groups or not (caller.may_somewhere(Right.JOIN) and find_deleted_streams(conn, [request.stream_id])):
         raise caller.denied_error(Right.JOIN, request.filter)
 
 
@@ -46,7 +46,7 @@ def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: 
     if caller.principal is None:
         return stream_ids
     caller.check_token()
-    groups = groups_of_streams(conn, stream_ids)
+    groups = read_groups_of_streams(conn, stream_ids)
     return [
         id for id in stream_ids if any(caller.may(Right.JOIN, filter, group) for group, filter in groups.get(id, ()))
     ]

@@ -15,7 +15,7 @@ from sublet_protocol.domain.errors import Unavailable
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages import feed
-from sublet_storage.db.bounded_connection import timeline_of
+from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.idempotent_batch import BatchStoreResult, IdempotentBatch, StreamClosedError, store_batch
 
@@ -56,7 +56,7 @@ class FeedPublisher:
     def _refresh_routes(self, conn: psycopg.Connection[Any]) -> RoutingTable:
         """Return the routes, read anew after a change of timeline: old ones may lead to streams that are missing or
         reused."""
-        timeline, cached = timeline_of(conn), self._routes
+        timeline, cached = get_timeline(conn), self._routes
         if cached is None or cached[0] != timeline:
             cached = self._routes = timeline, RoutingTable.load(conn)
         return cached[1]

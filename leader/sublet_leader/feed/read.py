@@ -76,7 +76,7 @@ class FeedReadCall:
                 await self._send_available(reading)
                 new_heads = await self._wait_for_heads(waiter, reading)
                 if reading.is_beyond(new_heads):  # or these are older than what was read since
-                    await self._run_with_heartbeats(reading.look_again)
+                    await self._run_with_heartbeats(reading.refresh_heads)
                 reading.update_heads(new_heads)
         finally:
             waiter.set_streams(())

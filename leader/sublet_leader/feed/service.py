@@ -40,7 +40,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages import feed, feed_fetch
 from sublet_protocol.v1 import sublet_pb2_grpc
-from sublet_storage.db.bounded_connection import BoundedConnection, timeline_of
+from sublet_storage.db.bounded_connection import BoundedConnection, get_timeline
 from sublet_storage.groups.coordinator import session_names
 from sublet_storage.log import fetch as message_log
 
@@ -241,7 +241,7 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 def _read_heads(
     conn: psycopg.Connection[Any], stream_ids: list[int]
 ) -> tuple[str | None, dict[int, message_log.HeadState]]:
-    return timeline_of(conn), message_log.heads_or_ends(conn, stream_ids)
+    return get_timeline(conn), message_log.read_heads_or_ends(conn, stream_ids)
 
 
 async def _refuse(context: Any, error: Exception) -> None:

@@ -13,8 +13,8 @@ from starlette.requests import Request
 
 from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin.reset_targets import LARGEST, ResetTarget
+from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
+from sublet_storage.groups.admin.reset_targets import ResetTarget
 
 JsonBody = dict[str, Any]
 
@@ -78,8 +78,8 @@ def read_number(body: JsonBody, name: str, default: float | None = None) -> floa
 def read_stream_ids(body: JsonBody) -> Collection[int]:
     """Return the listed stream ids, empty for all. Raises `UsageError`."""
     stream_ids = body.get("streams", [])
-    if not isinstance(stream_ids, list) or not all(_is_integer(each) and 0 < each <= LARGEST for each in stream_ids):
-        raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {LARGEST}.")
+    if not isinstance(stream_ids, list) or not all(_is_integer(each) and 0 < each <= MAX_OFFSET for each in stream_ids):
+        raise UsageError(f"'streams' must be a list of ids of streams, whole numbers from 1 to {MAX_OFFSET}.")
     return frozenset(stream_ids)
 
 

@@ -27,7 +27,7 @@ from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, 
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss, OnPoison
 from sublet_storage.groups.status.json_views import options_to_json
 from sublet_storage.groups.status.overview import describe_group
-from sublet_storage.node_directory import live_nodes
+from sublet_storage.node_directory import list_live_nodes
 
 _E = TypeVar("_E", bound=StrEnum)
 
@@ -132,7 +132,7 @@ class GroupActionsApi:
             leader = overview.leader
             if leader is None or not overview.has_leader:
                 raise Conflict(f"nobody leads {subscription}: there is nobody to step down.")
-            if len(live_nodes(connection)) < 2:
+            if len(list_live_nodes(connection)) < 2:
                 raise Conflict(
                     f"node {leader.node} is the only one that can lead {subscription}: start another one first."
                 )

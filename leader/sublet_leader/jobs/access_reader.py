@@ -19,7 +19,7 @@ from sublet_protocol.gate.access_cache import AccessCache
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, note_used, read_access, read_changes, read_version
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, read_access, read_changes, read_version, record_use
 from sublet_storage.util.threads import JOIN_TIMEOUT_S, StoppableThread
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class AccessReader(StoppableThread):
             for change in read_changes(connection, previous_version, self._cache.version, MAX_AUDITED):
                 audit.record(change.by, "", change.event, change.object, "done")
         if used := self._cache.take_used():
-            note_used(connection, used)
+            record_use(connection, used)
 
     def _open_connection(self) -> BoundedConnection:
         connection = connect(self._url, application_name="sublet access", statement_timeout_s=10.0, silence_s=15.0)

@@ -172,7 +172,7 @@ def _list_steps(
     fragmented: list[int] = []
     yield (
         "search for fragmented streams",
-        lambda: fragmented.extend(small_block_compaction.newly_fragmented(connection, guard)),
+        lambda: fragmented.extend(small_block_compaction.list_newly_fragmented(connection, guard)),
     )
     for stream_id in fragmented:
         yield f"compaction of stream {stream_id}", partial(_compact, connection, guard, stream_id)
@@ -197,7 +197,7 @@ def _list_payload_steps(
 
 
 def _roll_over(connection: psycopg.Connection[Any], guard: Guard, name: str, notify: Publish) -> None:
-    if space_changes.rollover_due(connection, guard, name):
+    if space_changes.roll_over_due(connection, guard, name):
         log.info("space rolled over: space=%s", name)
         notify(catch_up_reads.read_spaces(connection))
 

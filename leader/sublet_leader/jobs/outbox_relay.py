@@ -66,8 +66,8 @@ class OutboxRelay(StoppableThread):
             shared_publisher(self._url).publish_heads(moved.heads)
             _log_rejected(moved)
             if moved.messages or moved.rejected:
-                pauses.succeeded()
-            if self.sleep(0 if moved.has_more else pauses.next_s()):
+                pauses.reset()
+            if self.sleep(0 if moved.has_more else pauses.draw_pause_s()):
                 return
 
     def _notify(self, error: Exception) -> None:

@@ -94,8 +94,8 @@ def _read_epoch(request: ReadSessionEpoch, store: GroupStore) -> SessionEpochRea
         if request.principal is not None:
             store.bind_session(*name, request.principal)
     except PermissionDenied as problem:
-        return SessionEpochRead(request, store.last_session_epoch(*name), str(problem))
-    return SessionEpochRead(request, store.last_session_epoch(*name))
+        return SessionEpochRead(request, store.read_last_session_epoch(*name), str(problem))
+    return SessionEpochRead(request, store.read_last_session_epoch(*name))
 
 
 def _open(request: OpenGroup, store: GroupStore) -> GroupOpenCompleted:

@@ -25,7 +25,13 @@ from sublet_leader.observe.node_view import NodeView
 from sublet_leader.observe.settings import MetricsSettings
 from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.status.lag_queries import LagByStatus, StreamLag, status_lags, stream_lags, sum_by_status
+from sublet_storage.groups.status.lag_queries import (
+    LagByStatus,
+    StreamLag,
+    read_lags_by_status,
+    read_stream_lags,
+    sum_by_status,
+)
 from sublet_storage.groups.status.overview import list_leaderless_groups
 from sublet_storage.groups.status.overview_model import GroupOverview
 
@@ -122,9 +128,9 @@ class NodeCollector(Collector):
                 leaderless, total = self._read_leaderless_groups(connection, led) if is_maintenance_leader else ((), 0)
                 sizes |= {each.group.group_id: sum(each.statuses.values()) for each in leaderless}
                 single = _select_within_budget(sizes, self._settings.max_stream_series)
-                streams = stream_lags(connection, tuple(single)) if single else []
+                streams = read_stream_lags(connection, tuple(single)) if single else []
                 summed_groups = tuple(group_id for group_id in led if group_id not in single)
-                sums = status_lags(connection, summed_groups) if summed_groups else []
+                sums = read_lags_by_status(connection, summed_groups) if summed_groups else []
         except (SubletError, psycopg.Error) as error:
             log.debug("group lag not read for this scrape: %s", error)
             return LagSnapshot(stream_series_groups=_select_within_budget(sizes, self._settings.max_stream_series))

@@ -15,7 +15,7 @@ import psycopg
 
 from sublet_leader.observe.http_database_pool import HttpDatabasePool
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage.groups.status.lag_queries import all_lags
+from sublet_storage.groups.status.lag_queries import read_total_lags
 from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class LagHistory(StoppableThread):
             began = time.monotonic()
             try:
                 with self._reading.connection() as connection:
-                    lags = all_lags(connection)
+                    lags = read_total_lags(connection)
                 self.add_sample(time.time(), lags)
             except (SubletError, psycopg.Error) as error:
                 log.debug("group lag not sampled: %s", error)

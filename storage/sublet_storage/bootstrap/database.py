@@ -17,7 +17,7 @@ import psycopg
 from sublet_protocol.domain.errors import InvalidSetting, SchemaMismatch, Unavailable
 from sublet_protocol.domain.secret import Secret
 from sublet_storage.db.connect import check_schema, connect
-from sublet_storage.db.database_url import as_secret, database_url, format_url
+from sublet_storage.db.database_url import as_secret, format_url, resolve_database_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,14 @@ def open_database(
     """
     if url and data_dir:
         raise InvalidSetting(f"both a database URL and a data directory ({data_dir}) are given. Give one of them.")
-    configured_url = url if data_dir else database_url(url)
+    configured_url = url if data_dir else resolve_database_url(url)
     if configured_url:
         check_database(configured_url)
         yield DatabaseLocation(as_secret(configured_url))
         return
-    from sublet_storage.bootstrap.embedded import EmbeddedPostgres, usable_data_dir
+    from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 
-    with EmbeddedPostgres(Path(data_dir) if data_dir else usable_data_dir()) as server:
+    with EmbeddedPostgres(Path(data_dir) if data_dir else find_usable_data_dir()) as server:
         if migrate_embedded:
             _bring_up_to_date(server.url)
         yield DatabaseLocation(as_secret(server.url), server.data_dir)
@@ -65,7 +65,7 @@ def open_database(
 @contextmanager
 def open_connection(url: str | None, data_dir: Path | None, application_name: str) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection to the database that `open_database` would open; a given database is checked first."""
-    configured_url = None if data_dir else database_url(url)
+    configured_url = None if data_dir else resolve_database_url(url)
     if configured_url:
         with connect(configured_url, application_name=application_name) as connection:
             check_schema(connection)

@@ -27,8 +27,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.pool import NullPool
 
 from sublet_protocol.domain.errors import Conflict, InvalidSetting, SchemaMismatch, Unavailable
-from sublet_storage.db.connect import check_released, connect, schema_name, schema_version, works_with
-from sublet_storage.db.roles import Role, create_statements, existing_roles, grant_statements
+from sublet_storage.db.connect import check_released, connect, is_compatible, read_schema_version, resolve_schema_name
+from sublet_storage.db.roles import Role, create_statements, grant_statements, read_existing_roles
 from sublet_storage.node_directory import list_nodes
 from sublet_storage.spaces.space_changes import ensure_default
 
@@ -65,12 +65,15 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
     and where nodes are at work that do not work with that version;
     `InvalidSetting` for a version of which nothing is known here, and for a database that is not in UTF-8.
     """
-    schema, target = schema_name(schema), _known(to or latest_version())
-    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
+    schema, target = resolve_schema_name(schema), _check_version(to or latest_version())
+    with (
+        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        _hold_migration_lock(conn, schema),
+    ):
         _refuse_encoding(conn)
         _create_schema(conn, schema)
-        version, compatible_from = schema_version(conn)
-        if version is not None and to is None and version > target and works_with(version, compatible_from):
+        version, compatible_from = read_schema_version(conn)
+        if version is not None and to is None and version > target and is_compatible(version, compatible_from):
             return version
         _refuse_foreign(version, schema)
         if version is not None and version > target:
@@ -79,8 +82,8 @@ def migrate(url: str, schema: str | None = None, to: str | None = None) -> str:
                 f"publisher and consumer to the release of {target} first, and then add --downgrade."
             )
         if version != target:
-            compatible = _compatible_from(target)
-            _alembic_command(
+            compatible = _read_compatible_from(target)
+            _run_alembic(
                 url, schema, command.upgrade, target, partial(_refuse_under_nodes, version, target, compatible)
             )
         ensure_default(conn)
@@ -94,10 +97,13 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
     Raises `SchemaMismatch` where this program has no scripts for what it is, where `to` is newer than it, and where
     nodes are at work though programs of that version do not work with the schema as it is.
     """
-    schema = schema_name(schema)
-    target = None if to is None else _known(to)
-    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
-        version, compatible_from = schema_version(conn)
+    schema = resolve_schema_name(schema)
+    target = None if to is None else _check_version(to)
+    with (
+        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        _hold_migration_lock(conn, schema),
+    ):
+        version, compatible_from = read_schema_version(conn)
         if version is None:
             return
         _refuse_foreign(version, schema)
@@ -106,7 +112,7 @@ def downgrade(url: str, schema: str | None = None, to: str | None = None) -> Non
                 f"schema {schema!r} is at version {version}, and {target} is not older. Leave out --downgrade."
             )
         check = partial(_refuse_under_nodes, version, target, compatible_from)
-        _alembic_command(url, schema, command.downgrade, target or "base", check)
+        _run_alembic(url, schema, command.downgrade, target or "base", check)
 
 
 def make_roles(url: str, schema: str | None = None) -> list[Role]:
@@ -114,9 +120,12 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
 
     Raises `Conflict` where this user may not create roles.
     """
-    schema = schema_name(schema)
-    with connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn, _alone(conn, schema):
-        missing = [role for role in Role if role not in existing_roles(conn)]
+    schema = resolve_schema_name(schema)
+    with (
+        connect(url, schema=schema, application_name="sublet migrate", silence_s=None) as conn,
+        _hold_migration_lock(conn, schema),
+    ):
+        missing = [role for role in Role if role not in read_existing_roles(conn)]
         try:
             with conn.transaction():
                 for created in create_statements(conn, schema, missing):
@@ -133,12 +142,12 @@ def make_roles(url: str, schema: str | None = None) -> list[Role]:
 def current_version(url: str, schema: str | None = None) -> str | None:
     """Return the version the database is at; None if it has none of our tables."""
     with connect(url, schema=schema) as conn:
-        return schema_version(conn)[0]
+        return read_schema_version(conn)[0]
 
 
 def latest_version() -> str:
     """Return the newest version this program has scripts for."""
-    return str(_directory().get_current_head())
+    return str(_open_scripts().get_current_head())
 
 
 def scripts_path() -> Path:
@@ -151,24 +160,24 @@ def scripts_path() -> Path:
     raise Unavailable(f"no migration scripts in {' or '.join(map(str, folders))}. Install sublet again.")
 
 
-def _config() -> Config:
+def _make_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(scripts_path()).replace("%", "%%"))
     config.set_main_option("path_separator", "os")
     return config
 
 
-def _directory() -> ScriptDirectory:
-    return ScriptDirectory.from_config(_config())
+def _open_scripts() -> ScriptDirectory:
+    return ScriptDirectory.from_config(_make_config())
 
 
-def _versions() -> list[str]:
+def _list_versions() -> list[str]:
     """Return all that this program has scripts for, oldest first."""
-    return sorted(script.revision for script in _directory().walk_revisions())
+    return sorted(script.revision for script in _open_scripts().walk_revisions())
 
 
-def _known(version: str) -> str:
-    versions = _versions()
+def _check_version(version: str) -> str:
+    versions = _list_versions()
     if version not in versions:
         raise InvalidSetting(
             f"version {version!r}: this program knows {', '.join(versions)}. Give one of these, or install the release "
@@ -177,18 +186,18 @@ def _known(version: str) -> str:
     return version
 
 
-def _compatible_from(version: str) -> str | None:
+def _read_compatible_from(version: str) -> str | None:
     """Return the oldest version whose programs work with the schema of that one, by its script; None: only its own."""
-    script = _directory().get_revision(version)
+    script = _open_scripts().get_revision(version)
     return getattr(script.module, "compatible_from", None)
 
 
-def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
+def _run_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
     """Try until the tables are free: a transaction that waits for a table makes all others wait behind it. Each time
     `check` may raise, before anything is done and again before the commit, as there may have been a wait."""
     for _ in range(ATTEMPTS):
         try:
-            _alembic_attempt(url, schema, run, revision, check)
+            _try_alembic(url, schema, run, revision, check)
         except (psycopg.OperationalError, OperationalError) as error:
             if not isinstance(getattr(error, "orig", error), _IN_USE):
                 raise
@@ -206,7 +215,7 @@ def _alembic_command(url: str, schema: str, run: Any, revision: str, check: Chec
     )
 
 
-def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
+def _try_alembic(url: str, schema: str, run: Any, revision: str, check: Check) -> None:
     engine = create_engine(
         "postgresql+psycopg://",
         creator=lambda: connect(
@@ -220,10 +229,10 @@ def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Chec
         poolclass=NullPool,
     )
     with _alembic, engine.connect() as connection:
-        config, driver = _config(), connection.connection.dbapi_connection
+        config, driver = _make_config(), connection.connection.dbapi_connection
 
         def finish() -> None:
-            _mark(connection)
+            _record_compatible_from(connection)
             _grant_rights(driver, schema)
             check(driver)
 
@@ -234,12 +243,12 @@ def _alembic_attempt(url: str, schema: str, run: Any, revision: str, check: Chec
     engine.dispose()
 
 
-def _mark(connection: Connection) -> None:
+def _record_compatible_from(connection: Connection) -> None:
     """Write beside the version from which one on programs work with it; in the transaction of the migration."""
     version = connection.exec_driver_sql("select version_num from alembic_version").scalar()
     connection.exec_driver_sql("alter table alembic_version add column if not exists compatible_from text")
     if version is not None:
-        declared = _compatible_from(str(version))
+        declared = _read_compatible_from(str(version))
         connection.exec_driver_sql("update alembic_version set compatible_from = %s", (declared,))
 
 
@@ -248,12 +257,12 @@ def _grant_rights(driver: Any, schema: str) -> None:
     migration, so that none can omit it: a function is executable by PUBLIC from its creation on."""
     for statement in _NOTHING_FOR_PUBLIC:
         driver.execute(sql.SQL(statement).format(schema=sql.Identifier(schema)))
-    for granted in grant_statements(driver, schema, existing_roles(driver)):
+    for granted in grant_statements(driver, schema, read_existing_roles(driver)):
         driver.execute(granted)
 
 
 @contextmanager
-def _alone(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
+def _hold_migration_lock(conn: psycopg.Connection[Any], schema: str) -> Iterator[None]:
     """Hold the advisory lock of this schema's migrations; the server releases it if this process dies."""
     key = zlib.crc32(f"sublet migrate {schema}".encode())
     conn.execute("select set_config('lock_timeout', %s, false)", (f"{LOCK_TIMEOUT_S:g}s",))
@@ -294,7 +303,7 @@ def _refuse_foreign(version: str | None, schema: str) -> None:
     if version is None:
         return
     check_released(version, f"schema {schema!r}")
-    versions = _versions()
+    versions = _list_versions()
     if version not in versions:
         raise SchemaMismatch(
             f"schema {schema!r} is at version {version}, newer than the {versions[-1]} this program knows. "

@@ -51,9 +51,9 @@ class BoundedConnection(psycopg.Connection[Any]):
 
     def wait(self, gen: PQGen[_T], *arguments: Any, **keywords: Any) -> _T:
         """Run the base class's wait, resuming the generator at intervals while nothing is received."""
-        return super().wait(self._bounded(gen), *arguments, **keywords)
+        return super().wait(self._wait_bounded(gen), *arguments, **keywords)
 
-    def _bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
+    def _wait_bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
             state, received = next(gen), time.monotonic()
             while True:
@@ -79,7 +79,7 @@ class BoundedConnection(psycopg.Connection[Any]):
 _connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _close_after_fork() -> None:
     nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for connection in tuple(_connections):
         with contextlib.suppress(psycopg.OperationalError):  # closed meanwhile
@@ -88,7 +88,7 @@ def _after_fork() -> None:
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=_close_after_fork)
 
 
 def is_direct(connection: psycopg.Connection[Any]) -> bool:
@@ -97,14 +97,14 @@ def is_direct(connection: psycopg.Connection[Any]) -> bool:
     return connection.execute("select pg_backend_pid()").fetchall() == [(connection.info.backend_pid,)]
 
 
-def timeline_of(connection: psycopg.Connection[Any]) -> str | None:
+def get_timeline(connection: psycopg.Connection[Any]) -> str | None:
     """Return the timeline of its server; None where it is not known."""
     return connection.timeline if isinstance(connection, BoundedConnection) else None
 
 
 def has_gone_over(connection: psycopg.Connection[Any], timeline: str | None) -> bool:
     """Return whether its server is on another timeline than this; not where one of them is unknown."""
-    current_timeline = timeline_of(connection)
+    current_timeline = get_timeline(connection)
     return None not in (timeline, current_timeline) and timeline != current_timeline
 
 
@@ -112,7 +112,7 @@ def check_timeline(connection: psycopg.Connection[Any], timeline: str | None, su
     """Raise `PositionBeyondHead` where `subject`, positions stored elsewhere, is of another timeline than the server is
     on: a position below the head may have been beyond it once."""
     if has_gone_over(connection, timeline):
-        current_timeline = timeline_of(connection)
+        current_timeline = get_timeline(connection)
         raise PositionBeyondHead(
             f"{subject} is of timeline {timeline} of the database, and this is {current_timeline}: a standby was "
             "promoted, or a backup restored, and other messages may lie at its offsets now. Begin again at a time, or "

@@ -17,16 +17,16 @@ Clock = Callable[[], int]
 NOW = "coalesce(timestamptz 'epoch' + %(now_us)s::bigint * interval '1 microsecond', clock_timestamp())"
 
 
-WHO = "'database user ' || session_user"
+DATABASE_USER = "'database user ' || session_user"
 """The user of a command, as recorded in the history: the login role, whatever role was set since."""
 
 
-def database_user(connection: psycopg.Connection[Any]) -> str:
+def read_database_user(connection: psycopg.Connection[Any]) -> str:
     """Return the same."""
-    (row,) = connection.execute(f"select {WHO}").fetchall()
+    (row,) = connection.execute(f"select {DATABASE_USER}").fetchall()
     return str(row[0])
 
 
-def in_microseconds(timestamp: str) -> str:
+def format_microseconds(timestamp: str) -> str:
     """Return an SQL timestamptz as an integer."""
     return f"(extract(epoch from {timestamp}) * 1000000)::bigint"

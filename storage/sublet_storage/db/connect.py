@@ -96,20 +96,20 @@ def connect(
     written. No message contains the password. The URL of a file is read anew, from its file.
     """
     url = as_secret(url)
-    timeouts = _timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
-    search_path = schema_name(schema) if own_search_path else None
-    conninfo = _conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
+    timeouts = _convert_timeouts(statement_timeout_s, lock_timeout_s, idle_in_transaction_timeout_s)
+    search_path = resolve_schema_name(schema) if own_search_path else None
+    conninfo = _make_conninfo(url, search_path, application_name, timeouts, tcp_timeout_s)
     try:
         connection = BoundedConnection.connect(conninfo, autocommit=True)
         connection.receive_timeout_s = float("inf") if silence_s is None else silence_s
         _check(connection, url)
         if transaction_timeout_s is not None and connection.info.server_version >= 170000:
-            connection.execute(f"set transaction_timeout = {_milliseconds(transaction_timeout_s)}")
+            connection.execute(f"set transaction_timeout = {_to_milliseconds(transaction_timeout_s)}")
         connection.autocommit = autocommit
     except psycopg.OperationalError as error:
         if "unsupported startup parameter" in str(error):  # PgBouncer's words
-            raise _pooled(url) from None
-        raise _unreachable(url, error) from None
+            raise _pooler_error(url) from None
+        raise _unreachable_error(url, error) from None
     return connection
 
 
@@ -127,10 +127,10 @@ def _check(connection: BoundedConnection, url: str) -> None:
             "addresses as HOST,HOST and target_session_attrs=read-write; or wait until it is promoted."
         )
     if not has_options:
-        raise _pooled(url)
+        raise _pooler_error(url)
 
 
-def schema_name(explicit: str | None = None) -> str:
+def resolve_schema_name(explicit: str | None = None) -> str:
     """Return where the tables live: the given name, else SUBLET_SCHEMA, else `sublet`. Raises `InvalidSetting`."""
     name = explicit or os.environ.get("SUBLET_SCHEMA") or DEFAULT_SCHEMA
     if not _SCHEMA_NAME.fullmatch(name) or name.startswith("pg_"):
@@ -147,8 +147,8 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
     Their version: this program's, or a newer one that declares itself compatible with this program's. So a schema is
     migrated first, and the programs that use it are replaced one by one afterwards.
     """
-    location = f"schema {_schema_of(conn)!r} of database {conn.info.dbname!r}"
-    version, compatible_from = schema_version(conn)
+    location = f"schema {_read_search_path_schema(conn)!r} of database {conn.info.dbname!r}"
+    version, compatible_from = read_schema_version(conn)
     if version is None:
         raise SchemaMismatch(
             f"{location} has no sublet tables, this program needs version {SCHEMA_VERSION}. Run `sublet migrate` "
@@ -160,7 +160,7 @@ def check_schema(conn: psycopg.Connection[Any]) -> str:
             f"{location} is at version {version}, older than this program's {SCHEMA_VERSION}. Run `sublet migrate` on "
             "it."
         )
-    if not works_with(version, compatible_from):
+    if not is_compatible(version, compatible_from):
         raise SchemaMismatch(
             f"{location} is at version {version}, newer than this program's {SCHEMA_VERSION}. Upgrade sublet here: "
             f"that schema works with programs of version {compatible_from or version} and later."
@@ -178,7 +178,7 @@ def check_released(version: str, location: str) -> None:
         )
 
 
-def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
+def read_schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | None]:
     """Return (version, oldest version whose programs work with it) from the tables; (None, None) where there are none.
 
     A schema without the second works with the programs of its own version alone.
@@ -192,7 +192,7 @@ def schema_version(conn: psycopg.Connection[Any]) -> tuple[str | None, str | Non
     return (None, None) if row is None else (str(row[0]), row[1])
 
 
-def works_with(version: str, compatible_from: str | None) -> bool:
+def is_compatible(version: str, compatible_from: str | None) -> bool:
     """Return whether this program works with a schema of that version, which is compatible with programs from
     `compatible_from` on."""
     if compatible_from is None or version < SCHEMA_VERSION:
@@ -200,13 +200,13 @@ def works_with(version: str, compatible_from: str | None) -> bool:
     return compatible_from <= SCHEMA_VERSION
 
 
-def _schema_of(conn: psycopg.Connection[Any]) -> str:
+def _read_search_path_schema(conn: psycopg.Connection[Any]) -> str:
     """Return the first name of the search_path, whether or not it exists."""
     row = conn.execute("select current_setting('search_path')").fetchone()
     return str(row[0]).split(",")[0].strip(' "') if row else DEFAULT_SCHEMA
 
 
-def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | None) -> dict[str, float]:
+def _convert_timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | None) -> dict[str, float]:
     limits = {
         "statement_timeout": statement_s,
         "lock_timeout": lock_s,
@@ -215,7 +215,7 @@ def _timeouts(statement_s: float | None, lock_s: float | None, idle_s: float | N
     return {name: seconds for name, seconds in limits.items() if seconds is not None}
 
 
-def _conninfo(
+def _make_conninfo(
     url: str, search_path: str | None, application_name: str, timeouts_s: dict[str, float], tcp_timeout_s: float
 ) -> str:
     parameters = parse_url(url)
@@ -223,7 +223,7 @@ def _conninfo(
     if search_path is not None:
         settings += [f"-c {each}" for each in (f"search_path={search_path}", *_RESULTS)]
         parameters["client_encoding"] = "UTF8"
-    settings += [f"-c {name}={_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
+    settings += [f"-c {name}={_to_milliseconds(seconds)}" for name, seconds in timeouts_s.items()]
     probe_s = max(1, round(tcp_timeout_s / 4))
     defaults: dict[str, Any] = {
         "application_name": application_name,
@@ -238,11 +238,11 @@ def _conninfo(
     return make_conninfo("", **{**defaults, **parameters, "options": options})
 
 
-def _milliseconds(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return max(1, round(seconds * 1000))
 
 
-def _pooled(url: str) -> InvalidSetting:
+def _pooler_error(url: str) -> InvalidSetting:
     return InvalidSetting(
         f"what listens at {format_url(url)} drops the startup options of a connection, without which nothing of "
         "sublet's works: a pooler such as PgBouncer. Give the address of the server itself; programs that cannot reach "
@@ -250,12 +250,12 @@ def _pooled(url: str) -> InvalidSetting:
     )
 
 
-def _unreachable(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
+def _unreachable_error(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
     text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
-    return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_hint(url, text)}.")
+    return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_find_hint(url, text)}.")
 
 
-def _hint(url: str, text: str) -> str:
+def _find_hint(url: str, text: str) -> str:
     try:
         os.close(os.open(os.devnull, os.O_RDONLY))
     except OSError as lack:  # libpq does not report that it got no socket

@@ -26,15 +26,15 @@ _SHOWN = re.compile(r"[\w.$@ +-]*")
 """What a user or database that is shown consists of: another one may be a URL itself."""
 
 
-def database_url(explicit: str | None) -> Secret | None:
+def resolve_database_url(explicit: str | None) -> Secret | None:
     """Return the given URL, else that of SUBLET_DATABASE_URL or SUBLET_DATABASE_URL_FILE, else None (which means the
     embedded server). Raises `InvalidSetting`."""
-    return as_secret(explicit) if explicit else read_secret_setting(SETTING, _secret_texts, parse_url)
+    return as_secret(explicit) if explicit else read_secret_setting(SETTING, _find_secret_texts, parse_url)
 
 
 def as_secret(url: str | Callable[[], str]) -> Secret:
     """Return a URL, or what reads one, as a secret; one that is a secret already is returned unchanged."""
-    return url if isinstance(url, Secret) else Secret(url, _secret_texts)
+    return url if isinstance(url, Secret) else Secret(url, _find_secret_texts)
 
 
 def parse_url(url: str) -> dict[str, Any]:
@@ -43,16 +43,16 @@ def parse_url(url: str) -> dict[str, Any]:
     try:
         parts = dict(conninfo_to_dict(text))
     except psycopg.ProgrammingError as error:
-        raise _malformed(_without_values(str(error).strip())) from None
+        raise _malformed_error(_strip_values(str(error).strip())) from None
     except UnicodeError:
-        raise _malformed("it is not UTF-8") from None
+        raise _malformed_error("it is not UTF-8") from None
     if _has_stray_at(text):
-        raise _malformed("an @ in it is not percent-encoded, as %40")
+        raise _malformed_error("an @ in it is not percent-encoded, as %40")
     if not all(_HOST.fullmatch(host) for host in str(parts.get("host") or "").split(",")):
-        raise _malformed("its host has characters that no host has")
+        raise _malformed_error("its host has characters that no host has")
     for port in str(parts.get("port") or "").split(","):
         if port and not (port.isascii() and port.isdigit() and len(port) < 9 and 0 < int(port) < 65536):
-            raise _malformed("its port is not a number from 1 to 65535")
+            raise _malformed_error("its port is not a number from 1 to 65535")
     return parts
 
 
@@ -63,27 +63,27 @@ def format_url(url: str) -> str:
     ports = parts.get("port", "").split(",")
     ports = ports * len(hosts) if len(ports) == 1 else [*ports, *[""] * len(hosts)]
     addresses = ",".join(f"{host}:{port}" if port else host for host, port in zip(hosts, ports, strict=False))
-    user, database = _shown(parts.get("user", "")), _shown(parts.get("dbname", ""))
+    user, database = _mask(parts.get("user", "")), _mask(parts.get("dbname", ""))
     return (f"{user}@" if user else "") + addresses + (f"/{database}" if database else "")
 
 
-def secret_parts(url: str) -> dict[str, str]:
+def parse_secret_parts(url: str) -> dict[str, str]:
     """Return the parts that are secret. Raises `InvalidSetting`."""
-    return {name: str(value) for name, value in parse_url(url).items() if value and name in _secret_names()}
+    return {name: str(value) for name, value in parse_url(url).items() if value and name in _list_secret_names()}
 
 
 @cache
-def _secret_names() -> set[str]:
+def _list_secret_names() -> set[str]:
     """Return those that libpq would not show as they are typed, and two of its keys."""
     options = psycopg.pq.Conninfo.get_defaults()
     hidden = {option.keyword.decode() for option in options if option.dispchar == b"*"}
     return hidden | {"scram_client_key", "scram_server_key"}
 
 
-def _secret_texts(text: str) -> Collection[str]:
+def _find_secret_texts(text: str) -> Collection[str]:
     """Return what of a URL must not be shown: all of one that cannot be parsed, else secrets, also encoded."""
     try:
-        secrets = secret_parts(text).values()
+        secrets = parse_secret_parts(text).values()
     except InvalidSetting:
         return (text,)
     return [text, *secrets, *(quote(each, safe="") for each in secrets)] if secrets else ()
@@ -97,18 +97,18 @@ def _has_stray_at(text: str) -> bool:
     return bool(separator) and ("/" in prefix or "@" in suffix)
 
 
-def _shown(text: str) -> str:
+def _mask(text: str) -> str:
     return text if _SHOWN.fullmatch(text) else "..."
 
 
-def _malformed(reason: str) -> InvalidSetting:
+def _malformed_error(reason: str) -> InvalidSetting:
     return InvalidSetting(
         f"the database URL is malformed: {reason}. Write it as {_SHAPE}; for SQLAlchemy's postgresql+psycopg://, drop "
         "the +psycopg."
     )
 
 
-def _without_values(reason: str) -> str:
+def _strip_values(reason: str) -> str:
     """Return the message up to the value that libpq quotes because it could not parse it: it may be a piece of the
     password."""
     return reason.replace('missing "="', "missing =").partition('"')[0].strip(" :")

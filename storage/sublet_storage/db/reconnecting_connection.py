@@ -25,7 +25,8 @@ class ReconnectingConnection:
     """Not thread-safe. `connect` opens it and configures it.
 
     A `with` block uses it exclusively. An exception out of the block closes it, except for a `SubletError` about the
-    request; `TimelineChanged` may be about either. A caller that decides itself when to close it calls `ready`.
+    request; `TimelineChanged` may be about either. A caller that decides itself when to close it calls
+    `get_connection`.
 
     With a `log` the first failure in a row is a warning there, and the end of the row is logged too, and it cannot be
     opened again until a pause is over, which grows from one failure to the next. Without, the caller does both.
@@ -41,7 +42,7 @@ class ReconnectingConnection:
     def __enter__(self) -> BoundedConnection:
         if self._in_use:
             self.close()  # a signal's exception broke off the block before, and the end of it too
-        connection = self.ready()
+        connection = self.get_connection()
         self._in_use = True
         return connection
 
@@ -52,14 +53,14 @@ class ReconnectingConnection:
             self.close()  # it may be this that leads to a server of the past, which is still there
         elif error is None or (isinstance(error, SubletError) and not isinstance(error, _LOST)):
             if self._away:
-                self._back()
+                self._on_return()
         elif isinstance(error, _LOST):
-            self._failed(error)
+            self._on_failure(error)
         else:
             self.close()
         self._in_use = False
 
-    def ready(self) -> BoundedConnection:
+    def get_connection(self) -> BoundedConnection:
         """Return the connection, with no transaction open on it. Raises what `connect` does, and `DatabaseUnreachable`
         within the pause after a failure."""
         current = self.current
@@ -71,14 +72,14 @@ class ReconnectingConnection:
             try:
                 self.current = self._connect()
             except _LOST as error:
-                self._failed(error)
+                self._on_failure(error)
                 raise
         return self.current
 
-    def answering(self) -> BoundedConnection:
-        """Return the connection, as `ready` does, for work that cannot be retried by itself: after an idle time the
-        server is first sent a query, and the connection is opened again if no answer comes."""
-        idle, connection = self.current, self.ready()
+    def get_answering_connection(self) -> BoundedConnection:
+        """Return the connection, as `get_connection` does, for work that cannot be retried by itself: after an idle
+        time the server is first sent a query, and the connection is opened again if no answer comes."""
+        idle, connection = self.current, self.get_connection()
         now, previous_at = time.monotonic(), self._asked_at
         self._asked_at = now
         if connection is not idle or now - previous_at < IDLE_S:
@@ -88,7 +89,7 @@ class ReconnectingConnection:
             connection.execute("select")
         except _LOST:
             self.close()
-            return self.ready()
+            return self.get_connection()
         finally:
             connection.receive_timeout_s = limit_s
         return connection
@@ -104,15 +105,15 @@ class ReconnectingConnection:
         if (connection := self.current) is not None:
             connection.receive_timeout_s = 0.0
 
-    def _failed(self, error: BaseException) -> None:
-        self._backoff.failed()
+    def _on_failure(self, error: BaseException) -> None:
+        self._backoff.start_pause()
         if not self._away and self._log is not None:
             self._log.warning("database unavailable, retrying: %s", error)
         self._away = True
         self.close()
 
-    def _back(self) -> None:
+    def _on_return(self) -> None:
         self._away = False
-        self._backoff.succeeded()
+        self._backoff.reset()
         if self._log is not None:
             self._log.info("database available again")

@@ -212,7 +212,7 @@ def list_unknown(conn: Connection, schema: str) -> list[str]:
     return [schema_object.listed for schema_object in _find(conn, schema) if schema_object.listed not in RIGHTS]
 
 
-def expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
+def compute_expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
     """Return what members of these roles may do with the schema as it is."""
     requested_roles = list(roles)
     rights = {
@@ -229,14 +229,14 @@ def read_rights(conn: Connection, schema: str, user: str) -> frozenset[DatabaseP
     return frozenset(DatabasePrivilege(*row) for row in rows)
 
 
-def missing_rights(
+def find_missing_rights(
     expected: frozenset[DatabasePrivilege], actual: frozenset[DatabasePrivilege]
 ) -> frozenset[DatabasePrivilege]:
     """Return the privileges of `expected` that are not in `actual`; one on a table includes each of its columns."""
     return frozenset(right for right in expected - actual if DatabasePrivilege(right.privilege, right.on) not in actual)
 
 
-def existing_roles(conn: Connection) -> list[Role]:
+def read_existing_roles(conn: Connection) -> list[Role]:
     """Return those that the server has."""
     rows = conn.execute("select rolname from pg_roles where rolname = any(%s)", (list(Role),)).fetchall()
     return sorted((Role(name) for (name,) in rows), key=list(Role).index)
@@ -247,18 +247,18 @@ def create_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> I
     rights otherwise; never of a superuser."""
     for role in roles:
         yield f"create role {role} nologin{' noinherit' if role is Role.NODE else ''}"
-        if role is Role.NODE and (owner := dropping_role(conn, schema)) is not None:
+        if role is Role.NODE and (owner := find_dropping_role(conn, schema)) is not None:
             yield f"grant {owner} to {role}"
 
 
-def dropping_role(conn: Connection, schema: str) -> str | None:
+def find_dropping_role(conn: Connection, schema: str) -> str | None:
     """Return the quoted name of the owner of the blocks, as which a node drops partitions; None if that is a
     superuser."""
     row = conn.execute(_OWNER, {"schema": schema}).fetchone()
     return None if row is None else str(row[0])
 
 
-def script(conn: Connection, schema: str) -> list[str]:
+def build_role_statements(conn: Connection, schema: str) -> list[str]:
     """Return statements that make the roles that are missing and give all of them their rights. They may be run
     again."""
     statements = []
@@ -288,7 +288,7 @@ def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> It
     for role in requested_roles:
         objects = defaultdict(list)
         for schema_object in schema_objects:
-            if privileges := ", ".join(_phrases(schema_object, role)):
+            if privileges := ", ".join(_format_privileges(schema_object, role)):
                 objects[privileges].append(f'  "{schema}".{schema_object.name}')
         for privileges, names in objects.items():
             kind = " function" if privileges == "execute" else ""
@@ -307,18 +307,18 @@ def _find(conn: Connection, schema: str) -> list[_SchemaObject]:
 
 
 def _of(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
-    for privilege, columns in _columns(schema_object, role):
+    for privilege, columns in _list_columns(schema_object, role):
         for column in columns or (None,):
             yield DatabasePrivilege(privilege, schema_object.name, column)
 
 
-def _phrases(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
+def _format_privileges(schema_object: _SchemaObject, role: Role) -> Iterator[str]:
     """Yield the privileges as GRANT has them."""
-    for privilege, columns in _columns(schema_object, role):
+    for privilege, columns in _list_columns(schema_object, role):
         yield f"{privilege} ({', '.join(columns)})" if columns else privilege
 
 
-def _columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _list_columns(schema_object: _SchemaObject, role: Role) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each privilege, and on which columns it is; on none: on all."""
     for letter in RIGHTS.get(schema_object.listed, {}).get(role, "-").strip("-"):
         hidden = _HIDDEN[schema_object.listed] if letter == "s" else frozenset()

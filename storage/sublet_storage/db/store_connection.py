@@ -63,9 +63,9 @@ class GroupStoreConnection:
     def read(self, work: Callable[[Connection], T]) -> T:
         """Run statements that write nothing, each on its own."""
         with self._turn:
-            connection = self._ready()
+            connection = self._get_connection()
             try:
-                with self._pipelined(connection):
+                with self._open_pipeline(connection):
                     return work(connection)
             except psycopg.Error as error:
                 self._fail(connection, error, committing=False)
@@ -73,10 +73,10 @@ class GroupStoreConnection:
     def write(self, work: Callable[[Connection], T]) -> T:
         """Run `work` as one transaction; whatever it raises rolls it back."""
         with self._turn:
-            connection = self._ready()
+            connection = self._get_connection()
             committing = False
             try:
-                with self._pipelined(connection):
+                with self._open_pipeline(connection):
                     connection.execute("begin isolation level read committed")
                     answer = work(connection)
                     committing = True
@@ -94,15 +94,15 @@ class GroupStoreConnection:
             self._reconnecting.close()
 
     @contextmanager
-    def _pipelined(self, connection: Connection) -> Iterator[None]:
+    def _open_pipeline(self, connection: Connection) -> Iterator[None]:
         try:
             with connection.pipeline() as self.pipeline:
                 yield
         finally:
             self.pipeline = None
 
-    def _ready(self) -> Connection:
-        connection = self._reconnecting.ready()
+    def _get_connection(self) -> Connection:
+        connection = self._reconnecting.get_connection()
         connection.cursor_factory = self._cursors
         return connection
 

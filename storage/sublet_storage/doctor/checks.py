@@ -17,7 +17,7 @@ from sublet_storage.db.roles import Role
 from sublet_storage.doctor.privileges import compare_rights
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
-from sublet_storage.groups.status.diagnosis import lower_head
+from sublet_storage.groups.status.diagnosis import parse_lower_head
 from sublet_storage.groups.status.lag_queries import list_unconsumed_groups
 from sublet_storage.groups.status.overview import UNREADABLE_NOW
 from sublet_storage.node_directory import list_nodes
@@ -25,11 +25,11 @@ from sublet_storage.node_directory import list_nodes
 MIN_VERSION = 150_000
 SKEW_S = 1.0
 """From which difference on a clock is reported."""
-CROWDED = 0.8
+MAX_CONNECTION_SHARE = 0.8
 """Of all connections that the server allows."""
-FILLED = 0.1
+MAX_QUEUE_SHARE = 0.1
 """The share of the server's queue of notifications, which is read by all listeners, and retained for the slowest."""
-LONG_S = 600.0
+MAX_TRANSACTION_S = 600.0
 """How long an open transaction may keep the server from vacuuming what was changed since."""
 MAX_NAMED = 5
 
@@ -60,21 +60,21 @@ class DoctorFinding:
 def run_checks(connection: Connection, now_s: float, protocol_version: int) -> Iterator[DoctorFinding]:
     """Run all checks, one after the other. `now_s`: this machine's time; `protocol_version`: that of this release."""
     checks: dict[str, Callable[[], DoctorFinding]] = {
-        "server": lambda: _server(connection),
-        "rights": lambda: _rights(connection),
-        "durability": lambda: _durability(connection),
-        "isolation": lambda: _isolation(connection),
-        "clock": lambda: _clock(connection, now_s),
-        "connections": lambda: _connections(connection),
-        "transactions": lambda: _transactions(connection),
-        "notifications": lambda: _notifications(connection),
-        "nodes": lambda: _nodes(connection, protocol_version),
-        "maintenance": lambda: _maintenance(connection),
-        "groups": lambda: _leaderless(connection),
-        "streams": lambda: _blocked(connection),
-        "reading": lambda: _unreadable(connection),
-        "pauses": lambda: _paused(connection),
-        "lag": lambda: _lag(connection),
+        "server": lambda: _check_server(connection),
+        "rights": lambda: _check_rights(connection),
+        "durability": lambda: _check_durability(connection),
+        "isolation": lambda: _check_isolation(connection),
+        "clock": lambda: _check_clock(connection, now_s),
+        "connections": lambda: _check_connections(connection),
+        "transactions": lambda: _check_transactions(connection),
+        "notifications": lambda: _check_notifications(connection),
+        "nodes": lambda: _check_nodes(connection, protocol_version),
+        "maintenance": lambda: _check_maintenance(connection),
+        "groups": lambda: _check_leaderless_groups(connection),
+        "streams": lambda: _check_blocked_streams(connection),
+        "reading": lambda: _check_unreadable_streams(connection),
+        "pauses": lambda: _check_paused_groups(connection),
+        "lag": lambda: _check_lag(connection),
     }
     for name, check in checks.items():
         try:
@@ -94,7 +94,7 @@ def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
     return DoctorFinding(check, Severity.ERROR, detail, "Try again; the server's log has more of it.")
 
 
-def _server(connection: Connection) -> DoctorFinding:
+def _check_server(connection: Connection) -> DoctorFinding:
     version = connection.info.server_version
     detail = f"Postgres {version // 10_000}.{version % 10_000}"
     if version < MIN_VERSION:
@@ -102,7 +102,7 @@ def _server(connection: Connection) -> DoctorFinding:
     return DoctorFinding("server", Severity.OK, detail)
 
 
-def _rights(connection: Connection) -> DoctorFinding:
+def _check_rights(connection: Connection) -> DoctorFinding:
     """Compare the user's privileges with those of its roles; the owner of the tables may do all."""
     privileges = compare_rights(connection)
     if privileges.is_owner:
@@ -129,7 +129,7 @@ def _rights(connection: Connection) -> DoctorFinding:
     return DoctorFinding("rights", Severity.OK, f"{detail}, and may do no more than that")
 
 
-def _durability(connection: Connection) -> DoctorFinding:
+def _check_durability(connection: Connection) -> DoctorFinding:
     names = ("fsync", "full_page_writes", "synchronous_commit")
     rows = connection.execute(
         "select name, setting from pg_settings where name = any(%s) order by name", (list(names),)
@@ -143,7 +143,7 @@ def _durability(connection: Connection) -> DoctorFinding:
     return DoctorFinding("durability", Severity.OK, ", ".join(f"{name} {setting}" for name, setting in rows))
 
 
-def _isolation(connection: Connection) -> DoctorFinding:
+def _check_isolation(connection: Connection) -> DoctorFinding:
     """Check the isolation level of server, role and database: each connection of ours overrules it, so it concerns
     users' own alone."""
     rows = connection.execute(
@@ -158,12 +158,12 @@ def _isolation(connection: Connection) -> DoctorFinding:
     ).fetchall()
     deviations = [f"{level} of {owner}" for owner, level in rows if level != ISOLATION]
     if deviations:
-        detail = f"{ISOLATION}; {_some(deviations)} is used by nothing of sublet's"
+        detail = f"{ISOLATION}; {_format_names(deviations)} is used by nothing of sublet's"
         return DoctorFinding("isolation", Severity.OK, detail)
     return DoctorFinding("isolation", Severity.OK, ISOLATION)
 
 
-def _clock(connection: Connection, now_s: float) -> DoctorFinding:
+def _check_clock(connection: Connection, now_s: float) -> DoctorFinding:
     (row,) = connection.execute("select extract(epoch from clock_timestamp())::float8").fetchall()
     ahead = now_s - row[0]
     detail = f"this machine's is {abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
@@ -173,24 +173,24 @@ def _clock(connection: Connection, now_s: float) -> DoctorFinding:
     return DoctorFinding("clock", Severity.OK, detail)
 
 
-def _connections(connection: Connection) -> DoctorFinding:
+def _check_connections(connection: Connection) -> DoctorFinding:
     (row,) = connection.execute(
         "select count(*), current_setting('max_connections')::int from pg_stat_activity"
         " where backend_type = 'client backend'"
     ).fetchall()
     used, max_connections = row
-    if used > CROWDED * max_connections:
+    if used > MAX_CONNECTION_SHARE * max_connections:
         hint = "Raise max_connections: each session, publisher and node has a few, and each Spark worker one."
         return DoctorFinding("connections", Severity.WARNING, f"{used} of {max_connections} are used", hint)
     return DoctorFinding("connections", Severity.OK, f"{used} of {max_connections} are used")
 
 
-def _transactions(connection: Connection) -> DoctorFinding:
+def _check_transactions(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         "select pid, application_name, extract(epoch from clock_timestamp() - xact_start)::float8 from pg_stat_activity"
         " where xact_start < clock_timestamp() - make_interval(secs => %s) and pid <> pg_backend_pid()"
         " and backend_type = 'client backend' order by xact_start",
-        (LONG_S,),
+        (MAX_TRANSACTION_S,),
     ).fetchall()
     if rows:
         pid, name, age_s = rows[0]
@@ -199,10 +199,10 @@ def _transactions(connection: Connection) -> DoctorFinding:
     return DoctorFinding("transactions", Severity.OK, "none is open for long")
 
 
-def _notifications(connection: Connection) -> DoctorFinding:
+def _check_notifications(connection: Connection) -> DoctorFinding:
     (row,) = connection.execute("select pg_notification_queue_usage()").fetchall()
     detail = f"{row[0]:.0%} of the server's queue is used"
-    if row[0] > FILLED:
+    if row[0] > MAX_QUEUE_SHARE:
         hint = (
             "Somebody listens and does not read, in whichever database: a client that is stopped, or a transaction that"
             " stays open. Find it by state, wait_event and age in pg_stat_activity, and end it with"
@@ -212,7 +212,7 @@ def _notifications(connection: Connection) -> DoctorFinding:
     return DoctorFinding("notifications", Severity.OK, detail)
 
 
-def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
+def _check_nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     live = [each for each in list_nodes(connection) if each.remaining_s > 0]
     nodes, drained = (
         [each for each in live if not each.is_draining],
@@ -220,7 +220,7 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     )
     undo = f"sublet nodes drain {quote(drained[0])} --undo" if drained else None
     if not nodes and undo:
-        detail = f"no node is there that may lead: an operator has drained {_some(drained)}"
+        detail = f"no node is there that may lead: an operator has drained {_format_names(drained)}"
         hint = f"Start another, sublet leader --name ANOTHER --listen HOST:PORT, or let it lead again: {undo}"
         return DoctorFinding("nodes", Severity.ERROR, detail, hint)
     if not nodes:
@@ -228,13 +228,13 @@ def _nodes(connection: Connection, protocol_version: int) -> DoctorFinding:
     versions = [(each.node.name, each.protocol_version) for each in nodes]
     other_nodes = [f"{name} ({version})" for name, version in versions if version != protocol_version]
     if other_nodes:
-        detail = f"of another protocol version than this release's ({protocol_version}): {_some(other_nodes)}"
+        detail = f"of another protocol version than this release's ({protocol_version}): {_format_names(other_nodes)}"
         return DoctorFinding("nodes", Severity.ERROR, detail, "Bring all to the same release of sublet.")
-    detail = f"{len(nodes)}: {_some([name for name, _ in versions])}"
+    detail = f"{len(nodes)}: {_format_names([name for name, _ in versions])}"
     if plain := [f"{each.node.name} ({each.node.address})" for each in live if _is_insecure(each.node.address)]:
-        detail += f"; others reach without TLS: {_some(plain)}"
+        detail += f"; others reach without TLS: {_format_names(plain)}"
         return DoctorFinding("nodes", Severity.WARNING, detail, "Start them with --tls-cert and --tls-key.")
-    detail += f"; drained: {_some(drained)}" if drained else ""
+    detail += f"; drained: {_format_names(drained)}" if drained else ""
     if len(nodes) == 1:
         hint = "Start a second one for safety: sublet leader --name ANOTHER --listen HOST:PORT"
         hint += f", or let a drained one lead again: {undo}" if undo else ""
@@ -251,7 +251,7 @@ def _is_insecure(address: str) -> bool:
         return not is_tls(address) and host != "localhost"
 
 
-def _maintenance(connection: Connection) -> DoctorFinding:
+def _check_maintenance(connection: Connection) -> DoctorFinding:
     """Check that a node runs maintenance (retention, rollover, the outbox and epoch leases), which one does at a
     time."""
     leader = leadership.read_leaderships(connection, (MAINTENANCE,), None).get(MAINTENANCE)
@@ -282,16 +282,16 @@ def find_leaderless_groups(connection: Connection) -> LeaderlessGroups:
     return LeaderlessGroups(rows[0][1] if rows else 0, tuple(name for name, _ in rows))
 
 
-def _leaderless(connection: Connection) -> DoctorFinding:
+def _check_leaderless_groups(connection: Connection) -> DoctorFinding:
     groups = find_leaderless_groups(connection)
     if groups.total:
-        detail = f"{groups.total} have consumers and no leader: {_some(groups.names, groups.total)}"
+        detail = f"{groups.total} have consumers and no leader: {_format_names(groups.names, groups.total)}"
         hint = "One is elected within its lease if a node is there that does not drain, and as soon as a consumer asks."
         return DoctorFinding("groups", Severity.WARNING, detail, hint)
     return DoctorFinding("groups", Severity.OK, "each that has consumers is led")
 
 
-def _blocked(connection: Connection) -> DoctorFinding:
+def _check_blocked_streams(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, l.stream_id, (select h.reason from lending_history h where h.group_id = l.group_id"
         " and h.stream_id = l.stream_id and h.event = 'block' order by h.history_id desc limit 1)"
@@ -300,51 +300,51 @@ def _blocked(connection: Connection) -> DoctorFinding:
     ).fetchall()
     if rows:
         name, stream_id, reason = rows[0]
-        detail = f"{len(rows)} are blocked: {_some([f'{stream} of {group}' for group, stream, _ in rows])}"
+        detail = f"{len(rows)} are blocked: {_format_names([f'{stream} of {group}' for group, stream, _ in rows])}"
         detail += "" if reason is None else f"; the first because of this: {reason.rstrip(' .')}"
-        target = "--to-current" if (head := lower_head(reason)) is None else f"--to-offset {head}"
+        target = "--to-current" if (head := parse_lower_head(reason)) is None else f"--to-offset {head}"
         reset = f"sublet groups reset {quote(name)} --stream {stream_id} {target}"
         hint = f"sublet groups why {quote(name)} says why, {reset} lets it go on."
         return DoctorFinding("streams", Severity.ERROR, detail, hint)
     return DoctorFinding("streams", Severity.OK, "none is blocked")
 
 
-def _unreadable(connection: Connection) -> DoctorFinding:
+def _check_unreadable_streams(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION}, u.stream_id from ({UNREADABLE_NOW.format(groups='true')}) u"
         " join consumer_group g using (group_id) where g.deleted_at is null order by u.since, 1, 2"
     ).fetchall()
     if rows:
         detail = f"{len(rows)} streams cannot be read on by who holds them: "
-        detail += _some([f"{stream} of {group}" for group, stream in rows])
+        detail += _format_names([f"{stream} of {group}" for group, stream in rows])
         return DoctorFinding(
             "reading", Severity.ERROR, detail, f"sublet groups why {quote(rows[0][0])} says why, and what helps."
         )
     return DoctorFinding("reading", Severity.OK, "no holder of a stream says that it cannot read on")
 
 
-def _paused(connection: Connection) -> DoctorFinding:
+def _check_paused_groups(connection: Connection) -> DoctorFinding:
     rows = connection.execute(
         f"select {_SUBSCRIPTION} from consumer_group g"
         " where g.deleted_at is null and g.desired_state ? 'paused' order by 1"
     ).fetchall()
     if rows:
-        detail = f"{len(rows)} groups are paused: {_some([name for (name,) in rows])}"
+        detail = f"{len(rows)} groups are paused: {_format_names([name for (name,) in rows])}"
         return DoctorFinding(
             "pauses", Severity.WARNING, detail, f"Where it is not meant: sublet groups resume {quote(rows[0][0])}"
         )
     return DoctorFinding("pauses", Severity.OK, "no group is paused")
 
 
-def _lag(connection: Connection) -> DoctorFinding:
+def _check_lag(connection: Connection) -> DoctorFinding:
     if waiting := list_unconsumed_groups(connection):
         detail = f"{len(waiting)} groups have messages and nobody who holds a stream: "
-        detail += _some([f"{name} ({lag})" for name, lag in waiting])
+        detail += _format_names([f"{name} ({lag})" for name, lag in waiting])
         hint = f"Start their consumers, or see what keeps them: sublet groups why {quote(waiting[0][0])}"
         return DoctorFinding("lag", Severity.WARNING, detail, hint)
     return DoctorFinding("lag", Severity.OK, "no group has messages that nobody is there for")
 
 
-def _some(names: Sequence[str], total: int | None = None) -> str:
+def _format_names(names: Sequence[str], total: int | None = None) -> str:
     unnamed = (len(names) if total is None else total) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {unnamed} more" if unnamed > 0 else "")

@@ -62,10 +62,10 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
             locations.setdefault(parse_location(text).prefix, parse_location(text))
         for prefix, location in sorted(locations.items()):
             if prefix == present:
-                yield _present(name, location)
-                yield from _overdue(conn, space_id, name, location)
+                yield _check_current(name, location)
+                yield from _check_overdue(conn, space_id, name, location)
             else:
-                yield from _former(conn, space_id, name, location)
+                yield from _check_former(conn, space_id, name, location)
     (row,) = conn.execute(_STUCK).fetchall()
     if row[0]:
         detail = f"{row[0]} objects that no block names could not be deleted"
@@ -74,19 +74,19 @@ def check_locations(conn: psycopg.Connection[Any]) -> Iterator[DoctorFinding]:
         )
 
 
-def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
+def _check_current(space: str, location: PayloadStoreLocation) -> DoctorFinding:
     """Check the location that payloads are moved to: a node has to write there, while consumers only read."""
     store, detail = get_store(location), f"space {space} at {location}"
     try:
         if location.marker:
             run_with_timeout(store, TO_CHANGE, store.check_marker)
     except PayloadUnavailable as error:
-        return _unavailable(Severity.ERROR, space, error)
+        return _unavailable_finding(Severity.ERROR, space, error)
     try:
         run_with_timeout(store, TO_CHANGE, partial(_probe, store))
     except PayloadUnavailable as error:
         if not location.marker:
-            return _unavailable(Severity.ERROR, space, error)
+            return _unavailable_finding(Severity.ERROR, space, error)
         problem = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
         return DoctorFinding(
@@ -98,11 +98,11 @@ def _present(space: str, location: PayloadStoreLocation) -> DoctorFinding:
     return DoctorFinding("payloads", Severity.OK, detail)
 
 
-def _overdue(
+def _check_overdue(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
     """Yield a finding for payloads that should have been moved and still fill Postgres."""
-    due_times = [_due_for(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
+    due_times = [_read_overdue_s(conn, *stream) for stream in conn.execute(_TO_TIER, {"space": space_id}).fetchall()]
     if late := [due_s for due_s in due_times if due_s > LATE_S]:
         detail = f"space {space}: payloads of {len(late)} streams should have been moved to {location} long ago"
         hint = (
@@ -113,7 +113,7 @@ def _overdue(
         yield DoctorFinding("payloads", Severity.WARNING, f"{detail}, the oldest {max(late) / 3600:.0f} h ago", hint)
 
 
-def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
+def _read_overdue_s(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, offset: int) -> float:
     """Return for how many seconds the next block of the stream has been due to be moved."""
     parameters = {"generation": generation_id, "stream": stream_id, "offset": offset}
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
@@ -123,7 +123,7 @@ def _due_for(conn: psycopg.Connection[Any], generation_id: int, stream_id: int, 
     return 0.0
 
 
-def _former(
+def _check_former(
     conn: psycopg.Connection[Any], space_id: int, space: str, location: PayloadStoreLocation
 ) -> Iterator[DoctorFinding]:
     """Check a former location, which matters as long as it still has payloads."""
@@ -137,7 +137,7 @@ def _former(
         run_with_timeout(store, TO_READ, store.check_marker)
     except PayloadUnavailable as error:
         if is_named:
-            yield _unavailable(Severity.ERROR, space, error)
+            yield _unavailable_finding(Severity.ERROR, space, error)
             return
         detail = f"space {space}: {waiting} objects wait to be deleted at {location}, which is away"
         hint = (
@@ -151,7 +151,7 @@ def _former(
             )
 
 
-def _unavailable(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
+def _unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
     problem, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
     return DoctorFinding("payloads", state, f"space {space}: {problem}", hint.partition(". ")[2] or None)
 

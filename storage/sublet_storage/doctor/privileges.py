@@ -10,8 +10,8 @@ from typing import Any
 
 import psycopg
 
-from sublet_storage.db.connect import schema_name
-from sublet_storage.db.roles import DatabasePrivilege, Role, expected_rights, missing_rights, read_rights
+from sublet_storage.db.connect import resolve_schema_name
+from sublet_storage.db.roles import DatabasePrivilege, Role, compute_expected_rights, find_missing_rights, read_rights
 
 _USER = """
 select current_user::text, u.rolsuper, pg_has_role(c.relowner, 'usage'), pg_has_role(c.relowner, 'member'),
@@ -41,27 +41,29 @@ class UserPrivileges:
 
 def compare_rights(conn: psycopg.Connection[Any]) -> UserPrivileges:
     """Compare the rights of the present user with those of its roles; of none, with each role's."""
-    schema = schema_name()
+    schema = resolve_schema_name()
     rows = conn.execute(_USER, (list(Role), schema)).fetchall()
     user, is_super, is_owner, may_drop, owner, is_owner_super, member_of = rows[0]
     if is_super or is_owner:
         return UserPrivileges(user, is_owner=True)
     actual = read_rights(conn, schema, user)
     if not member_of:
-        lacking = {role: missing_rights(expected_rights(conn, schema, [role]), actual) for role in Role}
+        lacking = {role: find_missing_rights(compute_expected_rights(conn, schema, [role]), actual) for role in Role}
         fitting = tuple(role for role, missing in lacking.items() if not missing)
         if not fitting:
             return UserPrivileges(user, lacking={role: describe(missing) for role, missing in lacking.items()})
-        return UserPrivileges(user, roles=fitting, excess=describe(actual - expected_rights(conn, schema, fitting)))
+        return UserPrivileges(
+            user, roles=fitting, excess=describe(actual - compute_expected_rights(conn, schema, fitting))
+        )
     roles = tuple(role for role in Role if role in member_of)
-    expected, hint = expected_rights(conn, schema, roles), None
+    expected, hint = compute_expected_rights(conn, schema, roles), None
     if Role.NODE in roles and not may_drop:
         hint = f"A superuser says: grant {owner} to {Role.NODE}"
         if is_owner_super:
             hint = (
                 "Have the tables owned by a role that is no superuser, and is granted to sublet_node (docs/roles.md)."
             )
-    missing, excess = describe(missing_rights(expected, actual)), describe(actual - expected)
+    missing, excess = describe(find_missing_rights(expected, actual)), describe(actual - expected)
     return UserPrivileges(user, is_member=True, roles=roles, missing=missing, excess=excess, drop_hint=hint)
 
 

@@ -22,7 +22,7 @@ from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number
-from sublet_storage.db.connect import schema_name
+from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 BEFORE_COMMIT_S = 10.0
@@ -84,7 +84,7 @@ class PostgresTransactionId:
     timeline: str
 
 
-def idle_limit_s(batch_s: float) -> float:
+def compute_idle_limit_s(batch_s: float) -> float:
     """Return how long a client may idle in a user's transaction: longer than a batch may take."""
     return min(batch_s + BEFORE_COMMIT_S, MAX_IDLE_S)
 
@@ -109,7 +109,9 @@ def next_session_epoch(
 
     Call it outside of a transaction: the next caller waits for its end.
     """
-    call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(sql.Identifier(schema_name(schema)))
+    call = sql.SQL("select {}.next_session_epoch(%s::text, %s::text)").format(
+        sql.Identifier(resolve_schema_name(schema))
+    )
     row = conn.execute(call, (str(subscription), session)).fetchone()
     assert row is not None
     return int(row[0])
@@ -130,17 +132,17 @@ def advance(
     """Move the group's progress in the transaction that is open, so that it commits with it or not at all. Of a group
     that is atomic, `consumed` is part of the progress. `in_doubt`: only if that is still what was planned last.
 
-    The result shows later whether it was committed: `was_committed`. From now on the server ends the transaction
+    The result shows later whether it was committed: `is_committed`. From now on the server ends the transaction
     when the client idles for `BEFORE_COMMIT_S`. Raises `GrantLost` unless the stream is held under that grant, of
     which this is the key, on the timeline on which it was granted, its progress is below this one, and its head not.
     The transaction is then broken, and can only be rolled back. `UsageError` where it is not at read committed.
     """
-    stored = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
+    documents = [None if part is None else json.dumps(part.to_json()) for part in (consumed, in_doubt)]
     idle = f"{BEFORE_COMMIT_S:g}s"
     try:
         row = conn.execute(
-            _ADVANCE.format(sql.Identifier(schema_name(schema))),
-            (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *stored),
+            _ADVANCE.format(sql.Identifier(resolve_schema_name(schema))),
+            (idle, group_id, stream_id, grant_id, position, grant_key.reveal(), *documents),
         ).fetchone()
     except psycopg.Error as error:
         if error.sqlstate == _LOST:
@@ -152,7 +154,7 @@ def advance(
     return PostgresTransactionId(row[0], row[1])
 
 
-def was_committed(
+def is_committed(
     conn: psycopg.Connection[Any], attempt: PostgresTransactionId, timeout_s: float = OUTCOME_TIMEOUT_S
 ) -> bool | None:
     """Return whether the transaction of that number was committed; None if this server cannot answer, as it is another
@@ -226,7 +228,7 @@ def _read_of_grant(
 ) -> Any:
     """Return what that function of the database has about a grant: (group id, stream id, grant id)."""
     call = sql.SQL("select {}.{}(%s::bigint, %s::bigint, %s::bigint, %s::bytea)").format(
-        sql.Identifier(schema_name(schema)), sql.Identifier(function)
+        sql.Identifier(resolve_schema_name(schema)), sql.Identifier(function)
     )
     row = conn.execute(call, (*grant, grant_key.reveal())).fetchone()
     return None if row is None else row[0]
@@ -243,16 +245,16 @@ def read_last_planned_ranges(
     """Return {stream: its last planned range} for the streams whose last range was planned by this session, and which
     has no later process."""
     call = sql.SQL("select * from {}.read_planned_ranges(%s::bigint, %s::text, %s::bigint, %s::bigint[])").format(
-        sql.Identifier(schema_name(schema))
+        sql.Identifier(resolve_schema_name(schema))
     )
-    found = {}
+    planned_ranges = {}
     rows = conn.execute(call, (group_id, session.name, session.epoch, list(stream_ids))).fetchall()
     for stream_id, is_ours, grant_id, reached, frontier, doubt in rows:
         in_doubt = InDoubtRange.from_json(doubt)
         done_before = None if frontier is None else ConsumedFrontier.from_json(frontier)
         is_open = pending_in_doubt(in_doubt, reached, done_before) is not None
-        found[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
-    return found
+        planned_ranges[stream_id] = LastPlannedRange(in_doubt, is_open, is_ours, grant_id)
+    return planned_ranges
 
 
 def read_ended_grants(
@@ -267,13 +269,13 @@ def read_ended_grants(
     those of the `grants` that history has, except of streams that were reset since."""
     call = sql.SQL(
         "select * from {}.read_ended_grants(%s::bigint, %s::text, %s::bigint, %s::bigint[], %s::bigint[])"
-    ).format(sql.Identifier(schema_name(schema)))
+    ).format(sql.Identifier(resolve_schema_name(schema)))
     streams, grant_ids = zip(*grants, strict=True)
     rows = conn.execute(call, (group_id, session.name, session.epoch, list(streams), list(grant_ids))).fetchall()
     return {(stream_id, grant_id): (reached, is_finished) for stream_id, grant_id, reached, is_finished in rows}
 
 
-def ahead(
+def read_lagging_streams(
     conn: psycopg.Connection[Any],
     group_id: int,
     session: SessionIdentity,
@@ -284,9 +286,12 @@ def ahead(
     """Return {stream: what the session's group has before it}, of those that it has something before it in, also where
     no leader has made a row yet. What a session is to have read that ends when it has had all there was is known by
     this."""
-    wanted = read_generation_filters(conn).matching(filter)
+    matching = read_generation_filters(conn).matching(filter)
     call = sql.SQL("select * from {}.ahead_of(%s::bigint, %s::text, %s::bigint, %s::text[], %s::text[])")
-    filters = [filter.text for filter, now in wanted.items() if now], [filter.text for filter in wanted]
-    whose = (group_id, session.name, session.epoch)
-    rows = conn.execute(call.format(sql.Identifier(schema_name(schema))), (*whose, *filters))
+    filters = (
+        [filter.text for filter, is_current in matching.items() if is_current],
+        [filter.text for filter in matching],
+    )
+    identity = (group_id, session.name, session.epoch)
+    rows = conn.execute(call.format(sql.Identifier(resolve_schema_name(schema))), (*identity, *filters))
     return {row[0]: LaggingStream(*row) for row in rows}

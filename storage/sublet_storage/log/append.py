@@ -162,12 +162,12 @@ def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Curs
         Int8(append.stream_id),
         Int4(block.count),
         *block_parameters,
-        _epochs(block.epochs),
+        _encode_epochs(block.epochs),
     )
     return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 
-def _epochs(epochs: EpochBounds | None) -> str | None:
+def _encode_epochs(epochs: EpochBounds | None) -> str | None:
     if epochs is None:
         return None
     return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "has_unset": epochs.has_unset})

@@ -47,18 +47,18 @@ class ArrowHeaderLayout:
 def locate_numbers(stored: bytes) -> ArrowHeaderLayout:
     """Return where they are in a message of our own that has a body. Raises `ValueError` where one is absent."""
     metadata = stored[_PREFIX:]
-    root = _offset(metadata, 0)
-    table = _offset(metadata, _present(metadata, root, _HEADER))
+    root = _read_offset(metadata, 0)
+    table = _read_offset(metadata, _get_field(metadata, root, _HEADER))
     vectors: list[tuple[int, int]] = []
     for index in (_NODES, _BUFFERS):
-        vector = _offset(metadata, _present(metadata, table, index))
+        vector = _read_offset(metadata, _get_field(metadata, table, index))
         vectors.append((_PREFIX + vector + 4, struct.unpack_from("<I", metadata, vector)[0]))
-    count, body = _present(metadata, table, _LENGTH), _present(metadata, root, _BODY_LENGTH)
+    count, body = _get_field(metadata, table, _LENGTH), _get_field(metadata, root, _BODY_LENGTH)
     end = _PREFIX + struct.unpack_from("<I", stored, _PREFIX - 4)[0]
     return ArrowHeaderLayout(_PREFIX + count, _PREFIX + body, *vectors[0], *vectors[1], end)
 
 
-def envelope(message: pa.ipc.Message) -> ArrowHeader:
+def parse_envelope(message: pa.ipc.Message) -> ArrowHeader:
     """Return the parsed header. Raises `ValueError` where it is no record batch, or contradicts itself."""
     if message.type != "record batch":
         raise ValueError(f"Arrow's {message.type!r}, and not a record batch")
@@ -69,24 +69,24 @@ def envelope(message: pa.ipc.Message) -> ArrowHeader:
 
 
 def _read(metadata: bytes, body: memoryview) -> ArrowHeader:
-    root = _offset(metadata, 0)
-    if _field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
+    root = _read_offset(metadata, 0)
+    if _find_field(metadata, root, _CUSTOM_METADATA) is not None:  # in which Arrow looks for an old kind of compression
         raise ValueError("a record batch with metadata of its own")
-    header = _field(metadata, root, _HEADER)
+    header = _find_field(metadata, root, _HEADER)
     if header is None:
         raise ValueError("a record batch without a header")
-    table = _offset(metadata, header)
-    length = _field(metadata, table, _LENGTH)
+    table = _read_offset(metadata, header)
+    length = _find_field(metadata, table, _LENGTH)
     count = 0 if length is None else struct.unpack_from("<q", metadata, length)[0]
-    compressed = _field(metadata, table, _COMPRESSION) is not None
-    buffers = _field(metadata, table, _BUFFERS)
-    spans = [] if buffers is None else _spans(metadata, _offset(metadata, buffers), len(body))
+    compressed = _find_field(metadata, table, _COMPRESSION) is not None
+    buffers = _find_field(metadata, table, _BUFFERS)
+    spans = [] if buffers is None else _read_spans(metadata, _read_offset(metadata, buffers), len(body))
     if not compressed:
         return ArrowHeader(count, sum(size for _, size in spans), compressed)
-    return ArrowHeader(count, sum(_decoded(body, start, size) for start, size in spans if size), compressed)
+    return ArrowHeader(count, sum(_read_decoded_size(body, start, size) for start, size in spans if size), compressed)
 
 
-def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
+def _read_spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
     """Return (start, size) of each buffer in the body."""
     (count,) = struct.unpack_from("<I", metadata, vector)
     numbers = struct.unpack_from(f"<{2 * count}q", metadata, vector + 4)
@@ -97,7 +97,7 @@ def _spans(metadata: bytes, vector: int, body: int) -> list[tuple[int, int]]:
     return spans
 
 
-def _decoded(body: memoryview, start: int, size: int) -> int:
+def _read_decoded_size(body: memoryview, start: int, size: int) -> int:
     if size < 8:
         raise ValueError(f"a compressed buffer of {size} bytes, without its length")
     (length,) = struct.unpack_from("<q", body, start)
@@ -106,12 +106,12 @@ def _decoded(body: memoryview, start: int, size: int) -> int:
     return size - 8 if length == _UNCOMPRESSED else int(length)
 
 
-def _offset(data: bytes, at: int) -> int:
+def _read_offset(data: bytes, at: int) -> int:
     """Return where the flatbuffer's offset at that place leads."""
     return int(at + struct.unpack_from("<I", data, at)[0])
 
 
-def _field(data: bytes, table: int, index: int) -> int | None:
+def _find_field(data: bytes, table: int, index: int) -> int | None:
     """Return where a field of a flatbuffer's table stands; None if it is absent."""
     vtable = table - struct.unpack_from("<i", data, table)[0]
     if vtable < 0 or 6 + 2 * index > struct.unpack_from("<H", data, vtable)[0]:
@@ -120,8 +120,8 @@ def _field(data: bytes, table: int, index: int) -> int | None:
     return table + offset if offset else None
 
 
-def _present(data: bytes, table: int, index: int) -> int:
-    position = _field(data, table, index)
+def _get_field(data: bytes, table: int, index: int) -> int:
+    position = _find_field(data, table, index)
     if position is None:
         raise ValueError(f"a record batch without the field {index}")
     return position

@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidSetting, ValueTooLarge
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log import column_encoding
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
-from sublet_storage.log.record_batch_decoder import FEW, MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES
+from sublet_storage.log.record_batch_decoder import MAX_BLOCK_BYTES, MAX_BLOCK_MESSAGES, MIN_ARROW_VALUES
 
 DELIVERED_SCHEMA = BLOCK_SCHEMA.append(pa.field("stream", pa.int64(), nullable=False)).append(
     pa.field("offset", pa.int64(), nullable=False)
@@ -76,7 +76,7 @@ def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
     codec, payload = encode(batch, compression)
     span = pc.min_max(batch.column("timestamp"))
     first, last = span["min"].as_py(), span["max"].as_py()
-    epochs = _one_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
+    epochs = _get_only_epoch(batch) if column_encoding.has_one_epoch(codec) else compute_epoch_bounds(batch)
     return PackedBlock(batch.num_rows, first, last, build_topic_index(batch), codec, payload, epochs)
 
 
@@ -96,18 +96,18 @@ def encode(batch: pa.RecordBatch, compression: str = "none") -> tuple[int, pa.Bu
 def add_position_columns(batch: pa.RecordBatch, stream_id: int, first_offset: int) -> pa.RecordBatch:
     """Add the columns stream and offset to a stored batch whose first message is at `first_offset`."""
     count = batch.num_rows
-    if count < FEW:
+    if count < MIN_ARROW_VALUES:
         last = first_offset + count
         columns = [struct.pack("<q", stream_id) * count, struct.pack(f"<{count}q", *range(first_offset, last))]
         added = [pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(column)]) for column in columns]
         return pa.RecordBatch.from_arrays([*batch.columns, *added], schema=DELIVERED_SCHEMA)
     streams = pa.repeat(pa.scalar(stream_id, pa.int64()), count)
-    offsets = pc.add(_counting(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
+    offsets = pc.add(_count_up_to(column_encoding.round_up(count)).slice(0, count), pa.scalar(first_offset, pa.int64()))
     return pa.RecordBatch.from_arrays([*batch.columns, streams, offsets], schema=DELIVERED_SCHEMA)
 
 
 @lru_cache
-def _counting(count: int) -> pa.Array:
+def _count_up_to(count: int) -> pa.Array:
     """Return 0, 1, 2 and so on: cached, as to count takes longer than to add."""
     return pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count), start=-1)
 
@@ -141,7 +141,7 @@ def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
     return EpochBounds(LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed)
 
 
-def _one_epoch(batch: pa.RecordBatch) -> EpochBounds:
+def _get_only_epoch(batch: pa.RecordBatch) -> EpochBounds:
     epoch = tuple(batch.column("epoch")[0].as_py())
     return EpochBounds((epoch,), (epoch,))
 

@@ -69,13 +69,13 @@ def strip_columns(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
     count, flags, columns = batch.num_rows, 0, []
     for name, column in zip(BLOCK_SCHEMA.names, batch.columns, strict=True):
         if name in _OPTIONAL and column.null_count == count:
-            flags |= _bit("absent", name)
+            flags |= _get_flag("absent", name)
             continue
-        if name in _REPEATING and _repeats(column):
-            flags |= _bit("runs", name)
+        if name in _REPEATING and _is_worth_runs(column):
+            flags |= _get_flag("runs", name)
             column = pc.run_end_encode(column)
         elif name == "epoch" and _is_one(column):
-            flags |= _bit("runs", name)
+            flags |= _get_flag("runs", name)
             column = pa.RunEndEncodedArray.from_arrays(_run_of(count), column.slice(0, 1))
         columns.append(column)
     return flags, pa.RecordBatch.from_arrays(columns, schema=stored_schema(flags))
@@ -92,38 +92,39 @@ def restore_columns(flags: int, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
     stored, count = iter(batch.columns), batch.num_rows
     columns = [
-        _nothing(codec, count) if isinstance(codec, pa.Field) else codec(next(stored)) for codec in _codecs(flags)
+        _make_nulls(codec, count) if isinstance(codec, pa.Field) else codec(next(stored))
+        for codec in _list_codecs(flags)
     ]
     return pa.RecordBatch.from_arrays(columns, schema=BLOCK_SCHEMA)
 
 
 @lru_cache
-def _codecs(flags: int) -> list[Any]:
+def _list_codecs(flags: int) -> list[Any]:
     """Return for each column of `BLOCK_SCHEMA` how it comes from the stored one; for one that is not stored its
     field."""
-    return [_codec(flags, field) for field in BLOCK_SCHEMA]
+    return [_find_codec(flags, field) for field in BLOCK_SCHEMA]
 
 
-def _codec(flags: int, field: pa.Field) -> Any:
+def _find_codec(flags: int, field: pa.Field) -> Any:
     if _is(flags, "absent", field.name):
         return field
     if not _is(flags, "runs", field.name):
         return _as_it_is
-    return _repeated if field.name == "epoch" else pc.run_end_decode
+    return _expand_run if field.name == "epoch" else pc.run_end_decode
 
 
 def _as_it_is(column: pa.Array) -> pa.Array:
     return column
 
 
-def _nothing(field: pa.Field, count: int) -> pa.Array:
+def _make_nulls(field: pa.Field, count: int) -> pa.Array:
     """Return a column of nulls, which all batches have in common: to make one anew takes longer than to read the
     others."""
-    return _nulls(field.name, round_up(count)).slice(0, count)
+    return _get_nulls(field.name, round_up(count)).slice(0, count)
 
 
 @lru_cache
-def _nulls(name: str, count: int) -> pa.Array:
+def _get_nulls(name: str, count: int) -> pa.Array:
     return pa.nulls(count, BLOCK_SCHEMA.field(name).type)
 
 
@@ -137,10 +138,10 @@ def round_up(count: int) -> int:
     return 1 << max(count - 1, 1).bit_length()
 
 
-def _repeats(column: pa.Array) -> bool:
+def _is_worth_runs(column: pa.Array) -> bool:
     """Return whether the column has few runs: comparing neighbours costs less than a useless encoding."""
     count = len(column)
-    if not is_few_runs(count, 1) or (count > 4 * _SAMPLE and not _repeats(column.slice(0, _SAMPLE))):
+    if not is_few_runs(count, 1) or (count > 4 * _SAMPLE and not _is_worth_runs(column.slice(0, _SAMPLE))):
         return False
     changes: int = pc.sum(pc.not_equal(column.slice(1), column.slice(0, count - 1))).as_py() or 0
     return is_few_runs(count, changes + column.null_count + 1)
@@ -161,24 +162,24 @@ def _is_one(epochs: pa.Array) -> bool:
     return all(bounds["min"] == bounds["max"] for bounds in map(pc.min_max, dimensions))
 
 
-def _repeated(column: pa.RunEndEncodedArray) -> pa.Array:
+def _expand_run(column: pa.RunEndEncodedArray) -> pa.Array:
     return column.values.take(pa.repeat(pa.scalar(0, pa.int32()), len(column)))
 
 
-def absent_flag(name: str) -> int:
+def get_absent_flag(name: str) -> int:
     """Return the flag of a column that is null throughout, and is not stored."""
-    return _bit("absent", name)
+    return _get_flag("absent", name)
 
 
-def runs_flag(name: str) -> int:
+def get_runs_flag(name: str) -> int:
     """Return the flag of a column that is stored as runs."""
-    return _bit("runs", name)
+    return _get_flag("runs", name)
 
 
 @lru_cache
-def _bit(kind: str, name: str) -> int:
+def _get_flag(kind: str, name: str) -> int:
     return 1 << _FLAGS.index((kind, name))
 
 
 def _is(flags: int, kind: str, name: str) -> bool:
-    return (kind, name) in _FLAGS and bool(flags & _bit(kind, name))
+    return (kind, name) in _FLAGS and bool(flags & _get_flag(kind, name))

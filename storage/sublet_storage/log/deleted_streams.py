@@ -16,7 +16,7 @@ select u.stream_id, u.stream_id <= ever.lost
    and not exists (select from stream s where s.stream_id = u.stream_id)"""
 
 
-def missing(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, bool]:
+def find_deleted_streams(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, bool]:
     """Return {stream: whether it had messages, as far as is known} for those of these streams whose rows maintenance
     has deleted."""
     rows = conn.execute(_MISSING, {"streams": list(stream_ids)}).fetchall()

@@ -100,9 +100,9 @@ def append_and_advance(
         answers = append(conn, appends, in_pipeline=True)
         if any(answer.outcome not in STORED_OUTCOMES for answer in answers):
             return EpochAdvanceResult(answers)
-        cursor = _ask_to_hold(conn, space_id, producer, frontier, lease_s)
+        cursor = _query_hold(conn, space_id, producer, frontier, lease_s)
     try:
-        return EpochAdvanceResult(answers, _held(cursor, space_id, producer, frontier)[1])
+        return EpochAdvanceResult(answers, _fetch_hold(cursor, space_id, producer, frontier)[1])
     except SubletError as error:
         return EpochAdvanceResult(answers, error=error)
 
@@ -151,7 +151,7 @@ def complete_space(conn: psycopg.Connection[Any], space_id: int) -> None:
     if lower is not None:
         conn.execute(
             "update space set lower_frontier = %s, frontier_move_count = frontier_move_count + 1 where space_id = %s",
-            (_json(lower.after_completing(_begun(conn, space_id))), space_id),
+            (_encode_frontier(lower.after_completing(_read_upper_frontier(conn, space_id))), space_id),
         )
 
 
@@ -181,7 +181,7 @@ def expire_one(conn: psycopg.Connection[Any], space_id: int, producer_id: str, g
             marked = conn.execute(
                 "update capability set expired_at = clock_timestamp(), upper_frontier = %s where space_id = %s"
                 " and producer_id = %s and expired_at is null and expires_at < clock_timestamp()",
-                (json.dumps(_begun(conn, space_id).greatest), space_id, producer_id),
+                (json.dumps(_read_upper_frontier(conn, space_id).greatest), space_id, producer_id),
             )
             if marked.rowcount:
                 conn.execute("select settle_epochs(%s)", (space_id,))
@@ -221,18 +221,18 @@ def _hold(
     conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier, lease_s: float
 ) -> tuple[LowerFrontier, ObjectChange]:
     """Return the frontier that is left, and the change that announces it. Raises what `hold` raises."""
-    return _held(_ask_to_hold(conn, space_id, producer, frontier, lease_s), space_id, producer, frontier)
+    return _fetch_hold(_query_hold(conn, space_id, producer, frontier, lease_s), space_id, producer, frontier)
 
 
-def _ask_to_hold(
+def _query_hold(
     conn: psycopg.Connection[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier, lease_s: float
 ) -> psycopg.Cursor[Any]:
     return conn.execute(
-        _HOLD, (space_id, producer.producer_id, producer.incarnation, _json(frontier), lease_s), prepare=True
+        _HOLD, (space_id, producer.producer_id, producer.incarnation, _encode_frontier(frontier), lease_s), prepare=True
     )
 
 
-def _held(
+def _fetch_hold(
     cursor: psycopg.Cursor[Any], space_id: int, producer: ProducerIdentity, frontier: LowerFrontier
 ) -> tuple[LowerFrontier, ObjectChange]:
     row = cursor.fetchone()
@@ -258,7 +258,7 @@ def _held(
     raise AssertionError(f"hold_epochs says {outcome}: {frontier} by {lower}")
 
 
-def _begun(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
+def _read_upper_frontier(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
     rows = conn.execute(
         "select upper_frontier from stream_upper_frontier where space_id = %s and upper_frontier is not null",
         (space_id,),
@@ -277,5 +277,5 @@ def _check_open(lower: LowerFrontier, requested_frontier: LowerFrontier) -> None
             )
 
 
-def _json(lower: LowerFrontier) -> str:
+def _encode_frontier(lower: LowerFrontier) -> str:
     return json.dumps(lower.least)

@@ -82,31 +82,31 @@ class EpochSelection:
         Raises `InvalidEpoch` if epochs cannot be compared.
         """
         begun, gone = list(begun), list(gone)
-        check_same_dimensions(_epochs(lowers, *begun, *gone))
+        check_same_dimensions(_list_epochs(lowers, *begun, *gone))
         upper, gone_frontier = UpperFrontier().join(*begun), UpperFrontier().join(*gone)
-        lower, elsewhere = _least(lowers), elsewhere or {}
+        lower, elsewhere = _meet_frontiers(lowers), elsewhere or {}
         if begin is EpochStartingPosition.EARLIEST:
             return cls(None, gone_frontier, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
         if begin is EpochStartingPosition.ACTIVE:
             covered = active_epochs(gone_frontier, lower)
             return cls(lower, covered, excluded_by_space=apart or {}, covered_elsewhere=elsewhere)
-        return cls(lower, active_epochs(upper, lower), _passed(lowers, lower), covered_elsewhere=elsewhere)
+        return cls(lower, active_epochs(upper, lower), _find_passed(lowers, lower), covered_elsewhere=elsewhere)
 
     def excluded_in(self, space_id: int) -> ExcludedEpochs | None:
         """Return the epochs excluded from a space's streams; None: none."""
         if space_id in self.excluded_by_space:
             return self.excluded_by_space[space_id]
         least = None if space_id in self.skipped_streams else self.announced
-        covered = self._covered_in(space_id)
+        covered = self._find_covered(space_id)
         return ExcludedEpochs(covered, least) if covered.greatest or least is not None else None
 
     def advanced_to(self, lowers: LowerFrontiers) -> EpochSelection:
         """Return the selection once everything below the heads of an instant was delivered; `lowers`: the frontiers of
         that instant. `announced` never moves back."""
         check_same_dimensions(
-            [*_epochs(lowers, self.covered), *(self.announced.least if self.announced is not None else ())]
+            [*_list_epochs(lowers, self.covered), *(self.announced.least if self.announced is not None else ())]
         )
-        announced = _least(lowers)
+        announced = _meet_frontiers(lowers)
         if announced is None or self.announced is None:
             announced = announced or self.announced
         elif announced != self.announced:
@@ -119,20 +119,20 @@ class EpochSelection:
         return EpochSelection(
             announced,
             active_epochs(self.covered, announced),
-            _passed(lowers, announced),
+            _find_passed(lowers, announced),
             covered_elsewhere=elsewhere,
         )
 
     def may_need(self, space_id: int, begun: UpperFrontier) -> bool:
         """Return whether a stream of the space with these epochs may have messages that are yet to be delivered."""
-        left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._covered_in(space_id), self.announced)
+        left_out = self.excluded_by_space.get(space_id) or ExcludedEpochs(self._find_covered(space_id), self.announced)
         return not all(map(left_out.contains, begun.greatest))
 
-    def _covered_in(self, space_id: int) -> UpperFrontier:
+    def _find_covered(self, space_id: int) -> UpperFrontier:
         elsewhere = self.covered_elsewhere.get(space_id)
         if elsewhere is None:
             return self.covered
-        check_same_dimensions(_epochs({}, self.covered, elsewhere))
+        check_same_dimensions(_list_epochs({}, self.covered, elsewhere))
         return self.covered.join(elsewhere)
 
 
@@ -158,22 +158,22 @@ def drop_excluded(batch: pa.RecordBatch, left_out: ExcludedEpochs) -> pa.RecordB
         return batch
     epochs = [epoch and tuple(epoch) for epoch in column.to_pylist()]
     distinct = set(epochs) - {None}
-    check_same_dimensions([*_epochs({0: left_out.least}, left_out.covered), *distinct])
+    check_same_dimensions([*_list_epochs({0: left_out.least}, left_out.covered), *distinct])
     out = set(filter(left_out.contains, distinct))
     return batch.filter(pa.array([epoch not in out for epoch in epochs])) if out else batch
 
 
-def _epochs(lowers: LowerFrontiers, *uppers: UpperFrontier) -> list[Epoch]:
+def _list_epochs(lowers: LowerFrontiers, *uppers: UpperFrontier) -> list[Epoch]:
     epochs = [epoch for lower in lowers.values() if lower is not None for epoch in lower.least]
     return epochs + [epoch for upper in uppers for epoch in upper.greatest]
 
 
-def _least(lowers: LowerFrontiers) -> LowerFrontier | None:
+def _meet_frontiers(lowers: LowerFrontiers) -> LowerFrontier | None:
     frontiers = [lower for lower in lowers.values() if lower is not None]
     return LowerFrontier().meet(*frontiers) if frontiers else None
 
 
-def _passed(lowers: LowerFrontiers, announced: LowerFrontier | None) -> frozenset[int]:
+def _find_passed(lowers: LowerFrontiers, announced: LowerFrontier | None) -> frozenset[int]:
     return frozenset(
         space_id
         for space_id, lower in lowers.items()

@@ -33,7 +33,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.log.block import add_position_columns, drop_before, encode, filter_by_topic
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA, has_one_epoch
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.epoch_selection import ExcludedEpochs, drop_excluded
 from sublet_storage.log.message_predicate import BLOCK_MAY_MATCH, MessagePredicate
 from sublet_storage.log.partition_reads import read_blocks
@@ -164,8 +164,10 @@ def fetch(
     read.
     """
     if generation_id is None:
-        generation_id = _generation_of(conn, stream_id, offset)
-    statement = _statement(_is_for_postgres(filter), left_out is not None, predicate is not None, end is not None)
+        generation_id = _read_generation_id(conn, stream_id, offset)
+    statement = _format_statement(
+        _is_for_postgres(filter), left_out is not None, predicate is not None, end is not None
+    )
     parameters = {
         "generation": Int8(generation_id),
         "stream": Int8(stream_id),
@@ -185,10 +187,10 @@ def fetch(
         head, closed, blocks = find()
     if not blocks:
         return LogPage((), offset, offset, head, closed)
-    blocks = _decoded(stream_id, blocks)
+    blocks = _decode_blocks(stream_id, blocks)
     takes_all = filter == MATCH_ALL and left_out is None and predicate is None
-    parts = _few_together(blocks, few) if takes_all else [[block] for block in blocks]
-    read = (_batch(stream_id, offset, filter, left_out, predicate, part) for part in parts)
+    parts = _group_small_blocks(blocks, few) if takes_all else [[block] for block in blocks]
+    read = (_select_messages(stream_id, offset, filter, left_out, predicate, part) for part in parts)
     page = LogPage(tuple(batch for batch in read if batch is not None), offset, blocks[-1][0], head, closed)
     return page if end is None else page.truncate(end)
 
@@ -206,8 +208,8 @@ def fetch_next(
     spans = [(offset, offset), *((row[0] - row[1], row[0]) for row in rows)]
     if not 0 < len(rows) < NEXT_BLOCKS or count_contiguous(spans) < len(spans) or any(row[4] is None for row in rows):
         return None
-    blocks = _decoded(stream_id, rows)
-    read = (_batch(stream_id, offset, filter, None, None, [block]) for block in blocks)
+    blocks = _decode_blocks(stream_id, rows)
+    read = (_select_messages(stream_id, offset, filter, None, None, [block]) for block in blocks)
     batches = tuple(batch for batch in read if batch is not None)
     return LogPage(batches, offset, blocks[-1][0], rows[-1][0], False)
 
@@ -236,17 +238,17 @@ def read_heads(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict
     return {stream_id: HeadState(*facts) for stream_id, *facts in rows}
 
 
-def heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
-    """Return {stream: its head}; deleted streams have the end that `ends` returns."""
+def read_heads_or_ends(conn: psycopg.Connection[Any], stream_ids: Iterable[int]) -> dict[int, HeadState]:
+    """Return {stream: its head}; deleted streams have the end that `read_ends` returns."""
     requested_ids = list(stream_ids)
     heads = read_heads(conn, requested_ids)
-    return heads | ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
+    return heads | read_ends(conn, [stream_id for stream_id in requested_ids if stream_id not in heads])
 
 
-def ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
+def read_ends(conn: psycopg.Connection[Any], absent: Sequence[int]) -> dict[int, HeadState]:
     """Return {stream: its head} for those streams without a row that existed: `UNKNOWN` if they had messages, else
     0."""
-    deleted_streams = missing(conn, absent) if absent else {}
+    deleted_streams = find_deleted_streams(conn, absent) if absent else {}
     return {stream_id: HeadState(UNKNOWN if had else 0, True, had) for stream_id, had in deleted_streams.items()}
 
 
@@ -281,7 +283,7 @@ def offset_at_time(conn: psycopg.Connection[Any], stream_id: int, when: datetime
     return int(row[0])
 
 
-def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
+def _read_generation_id(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> int:
     row = conn.execute("select generation_id from stream where stream_id = %s", (stream_id,)).fetchone()
     if row is None:
         raise stream_not_found_error(conn, stream_id, offset)
@@ -290,7 +292,7 @@ def _generation_of(conn: psycopg.Connection[Any], stream_id: int, offset: int = 
 
 def stream_not_found_error(conn: psycopg.Connection[Any], stream_id: int, offset: int = 0) -> PositionGone | NotFound:
     """Return `PositionGone` if the stream was deleted with its generation, else `NotFound`."""
-    if missing(conn, [stream_id]):
+    if find_deleted_streams(conn, [stream_id]):
         return PositionGone(stream_id, offset, None)
     return NotFound(f"stream {stream_id}: there is no such stream in this database. Look at the catalogue of streams.")
 
@@ -336,7 +338,7 @@ def _read_stream(
     return head, closed, attach_payloads(generation_id, stream_id, blocks)
 
 
-def _decoded(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _decode_blocks(stream_id: int, blocks: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Return the blocks with batches in place of the payloads, up to before the first that cannot be decoded, or would
     make a page too large. Raises `PoisonBlock` if that is the very first."""
     decoded_blocks: list[tuple[Any, ...]] = []
@@ -363,14 +365,14 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 
 
 @lru_cache
-def _statement(*selected: bool) -> str:
+def _format_statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
     conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
     return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 
 
-def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
+def _group_small_blocks(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tuple[Any, ...]]]:
     """Return groups of consecutive blocks with the same layout, if they have fewer messages than `few` on average; the
     others one by one."""
     parts = []
@@ -383,7 +385,7 @@ def _few_together(blocks: Sequence[tuple[Any, ...]], few: int) -> list[list[tupl
     return parts
 
 
-def _batch(
+def _select_messages(
     stream_id: int,
     offset: int,
     filter: TopicFilter,

@@ -59,19 +59,19 @@ class MessagePredicate:
     def filter_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the messages of a block that match, but for their timestamps. Raises `InvalidEpoch`."""
         if self.topics is not None or self.prefix:
-            batch = batch.filter(self._by_topic(batch))
-        return batch if self.epochs is None else batch.filter(_within(batch.column("epoch"), *self.epochs))
+            batch = batch.filter(self._match_topics(batch))
+        return batch if self.epochs is None else batch.filter(_match_epochs(batch.column("epoch"), *self.epochs))
 
     def may_match_topic(self, topic: str) -> bool:
         """Return whether messages of the topic can match."""
         return (self.topics is None or topic in self.topics) and topic.startswith(self.prefix)
 
-    def _by_topic(self, batch: pa.RecordBatch) -> pa.Array:
+    def _match_topics(self, batch: pa.RecordBatch) -> pa.Array:
         coded = batch.column("topic").dictionary_encode()
         return pa.array(map(self.may_match_topic, coded.dictionary.to_pylist()), pa.bool_()).take(coded.indices)
 
 
-def _within(column: pa.Array, min_epoch: int, end_epoch: int) -> pa.Array:
+def _match_epochs(column: pa.Array, min_epoch: int, end_epoch: int) -> pa.Array:
     """Return which epochs of one number lie from the first up to before the second."""
     max_dimensions = pc.max(pc.list_value_length(column)).as_py() or 1
     if max_dimensions > 1:

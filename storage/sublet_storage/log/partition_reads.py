@@ -21,7 +21,7 @@ _MAX_GENERATIONS: Final = 1_000
 _may_name: WeakKeyDictionary[psycopg.Connection[Any], dict[int, bool]] = WeakKeyDictionary()
 
 
-def partition_name(generation_id: int) -> str:
+def format_partition_name(generation_id: int) -> str:
     """Return the name of the table that holds the blocks of a generation."""
     return f"block_{generation_id}"
 
@@ -30,16 +30,16 @@ def read_blocks(
     conn: psycopg.Connection[Any], statement: str, parameters: Mapping[str, Any] | Sequence[Any], generation_id: int
 ) -> list[tuple[Any, ...]]:
     """Return the rows, in binary, of a statement that has `{block}` in place of the table of blocks."""
-    if _names_partition(conn, generation_id):
+    if _is_read_by_name(conn, generation_id):
         try:
-            partition = statement.replace("{block}", partition_name(generation_id))
+            partition = statement.replace("{block}", format_partition_name(generation_id))
             return conn.execute(partition, parameters, binary=True).fetchall()
         except (UndefinedTable, InsufficientPrivilege):  # dropped by retention, or a user who may read the table only
             _may_name[conn][generation_id] = False
     return conn.execute(statement.replace("{block}", "block"), parameters, prepare=False, binary=True).fetchall()
 
 
-def _names_partition(conn: psycopg.Connection[Any], generation_id: int) -> bool:
+def _is_read_by_name(conn: psycopg.Connection[Any], generation_id: int) -> bool:
     """Return whether the partition is read by its name: from the second read on, unless that has failed.
 
     Not within a transaction, which would end if the partition were dropped meanwhile.

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
-from sublet_storage.log.arrow_header import ArrowHeader, envelope
+from sublet_storage.log.arrow_header import ArrowHeader, parse_envelope
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20
@@ -35,7 +35,7 @@ MAX_PAGE_BYTES: Final = 64 << 20
 _MAX_CAUSE: Final = 300
 """Characters of a cause in an error."""
 
-FEW: Final = 64
+MIN_ARROW_VALUES: Final = 64
 """Fewer values than this Python goes through sooner than Arrow's functions."""
 
 _ESTIMATED: Final = 256 << 10
@@ -83,7 +83,7 @@ def decode_block(codec: int, payload: Stored, stream_id: int, end_offset: int, c
 def validate_block(codec: int, payload: Stored, stream_id: int, end_offset: int, count: int) -> ValidatedBatch:
     """Return the batch for `restore`. Raises as `decode_block` does."""
     try:
-        return _refusing(partial(_read_block, codec, payload, count))
+        return _read_or_reject(partial(_read_block, codec, payload, count))
     except InvalidRecordBatch as error:
         hint = (
             "Nothing of it is given out: put its payload back from a backup, or go past it; a group does so with "
@@ -107,16 +107,16 @@ def restore(codec: int, batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 def decode_published_batch(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
     """Return a batch of `BLOCK_SCHEMA` that a client has sent, which may not be compressed. Raises
     `InvalidRecordBatch`."""
-    return _refusing(lambda: _read_published(payload, max_messages, max_bytes))
+    return _read_or_reject(lambda: _read_published(payload, max_messages, max_bytes))
 
 
 def decode_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
     """Return the messages of an Arrow stream. Raises `InvalidRecordBatch`, and `SchemaMismatch` where it is in another
     schema."""
-    return _refusing(lambda: _read_stream(payload, schema), passed=(SchemaMismatch,))
+    return _read_or_reject(lambda: _read_stream(payload, schema), passed=(SchemaMismatch,))
 
 
-def _refusing(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) -> _T:
+def _read_or_reject(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) -> _T:
     """Return the result of the read. Raises `InvalidRecordBatch` for errors of Arrow about the bytes."""
     try:
         return read()
@@ -130,25 +130,25 @@ def _refusing(read: Callable[[], _T], passed: tuple[type[Exception], ...] = ()) 
 
 
 def _read_block(codec: int, payload: Stored, count: int) -> ValidatedBatch:
-    layout = _block_layout(column_encoding.decode_flags(codec))
+    layout = _get_block_layout(column_encoding.decode_flags(codec))
     stored = pa.py_buffer(payload)
     if stored.size > MAX_PAYLOAD_BYTES:
         raise ValueError(f"it has more than {MAX_PAYLOAD_BYTES} bytes, and that is the limit")
     message = pa.ipc.read_message(stored)
-    header = envelope(message)
+    header = parse_envelope(message)
     if header.count != count:
         raise ValueError(f"it has {header.count} messages, and its row says {count}")
-    validated_batch = _validated(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
+    validated_batch = _validate(message, header, layout, MAX_BLOCK_MESSAGES, MAX_BLOCK_BYTES)
     _check_columns(layout, validated_batch.batch)
     return validated_batch
 
 
 def _read_published(payload: bytes, max_messages: int, max_bytes: int) -> pa.RecordBatch:
     message = pa.ipc.read_message(payload)
-    header = envelope(message)
+    header = parse_envelope(message)
     if header.is_compressed:
         raise ValueError("a compressed record batch")
-    return _validated(message, header, _block_layout(0), max_messages, max_bytes).batch
+    return _validate(message, header, _get_block_layout(0), max_messages, max_bytes).batch
 
 
 def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
@@ -159,9 +159,9 @@ def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
         raise ValueError("its first message is not Arrow's 'schema'")
     if pa.ipc.read_schema(first) != schema:
         raise SchemaMismatch("it is in another schema")
-    layout, batches, size = _layout(schema), list[pa.RecordBatch](), 0
+    layout, batches, size = _make_layout(schema), list[pa.RecordBatch](), 0
     for message in reader:
-        validated_batch = _validated(message, envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
+        validated_batch = _validate(message, parse_envelope(message), layout, MAX_BLOCK_MESSAGES, MAX_PAGE_BYTES - size)
         _check_columns(layout, validated_batch.batch)
         batches.append(validated_batch.batch)
         size += validated_batch.decoded_bytes
@@ -169,11 +169,11 @@ def _read_stream(payload: bytes, schema: pa.Schema) -> pa.Table:
 
 
 @lru_cache
-def _block_layout(flags: int) -> _Layout:
-    return _layout(column_encoding.stored_schema(flags))
+def _get_block_layout(flags: int) -> _Layout:
+    return _make_layout(column_encoding.stored_schema(flags))
 
 
-def _layout(schema: pa.Schema) -> _Layout:
+def _make_layout(schema: pa.Schema) -> _Layout:
     runs = [index for index, field in enumerate(schema) if isinstance(field.type, pa.RunEndEncodedType)]
     checks = {
         index: (field.name, field.nullable, _COLUMN_CHECKS.get(field.name))
@@ -183,7 +183,7 @@ def _layout(schema: pa.Schema) -> _Layout:
     return _Layout(schema, runs, checks)
 
 
-def _validated(
+def _validate(
     message: pa.ipc.Message, header: ArrowHeader, layout: _Layout, max_messages: int, max_bytes: int
 ) -> ValidatedBatch:
     """Return the validated batch. Raises what Arrow raises, or `ValueError`."""
@@ -195,7 +195,7 @@ def _validated(
     batch.validate(full=True)
     if (headers := layout.schema.get_field_index("headers")) >= 0:
         _check_no_headers(batch.column(headers).values)
-    size = header.decoded_bytes + sum(_expanded_bytes(batch.column(index)) for index in layout.runs)
+    size = header.decoded_bytes + sum(_compute_expanded_bytes(batch.column(index)) for index in layout.runs)
     if size > max_bytes:
         raise ValueError(f"its columns expand to {size} bytes, and the limit is {max_bytes}")
     return ValidatedBatch(batch, size)
@@ -212,7 +212,7 @@ def _check_no_headers(pairs: pa.StructArray) -> None:
             raise ValueError("its column headers is empty, and begins outside of its data")
 
 
-def _expanded_bytes(column: pa.RunEndEncodedArray) -> int:
+def _compute_expanded_bytes(column: pa.RunEndEncodedArray) -> int:
     """Return how large runs become, or somewhat more: a few bytes can be repeated very often."""
     count, values = len(column), column.values
     if pa.types.is_timestamp(values.type):
@@ -259,7 +259,7 @@ def _check_headers(headers: pa.Array) -> None:
 
 
 def _check_timestamps(timestamps: pa.Array) -> None:
-    if len(timestamps) < FEW:
+    if len(timestamps) < MIN_ARROW_VALUES:
         start, end = 8 * timestamps.offset, 8 * (timestamps.offset + len(timestamps))
         values = memoryview(timestamps.buffers()[1])[start:end].cast("q")
         first, last = min(values), max(values)

@@ -49,7 +49,7 @@ class _Channel:
     begun_at: float = -math.inf
     regular_at: float = math.inf
 
-    def due_at(self, every_s: float) -> float:
+    def find_due_at(self, every_s: float) -> float:
         """Return when the next read is due."""
         if self.is_running:
             return math.inf
@@ -104,14 +104,14 @@ class CatchUpScheduler:
             return ()
         self._wake_at = None
         every_s = self._settings.catch_up_min_interval_s
-        due = [(channel, state) for channel, state in self.channels.items() if state.due_at(every_s) <= now]
+        due = [(channel, state) for channel, state in self.channels.items() if state.find_due_at(every_s) <= now]
         return tuple(CatchUp(channel, self._begin(state, now, jitter)) for channel, state in due)
 
     def wake_at(self) -> float:
         """Return when `take_due` has something to return next."""
         if self._wake_at is None:
             every_s = self._settings.catch_up_min_interval_s
-            self._wake_at = min((state.due_at(every_s) for state in self.channels.values()), default=math.inf)
+            self._wake_at = min((state.find_due_at(every_s) for state in self.channels.values()), default=math.inf)
         return self._wake_at
 
     def _begin(self, state: _Channel, now: float, jitter: float) -> frozenset[CatchUpCause]:

@@ -113,7 +113,7 @@ def epochs_change(space_id: int, moves: int) -> ObjectChange:
     return ObjectChange(EPOCHS, str(space_id), moves)
 
 
-def _at_least(name: str, *summands: str, reason: str) -> CrossSettingRule:
+def _make_sum_rule(name: str, *summands: str, reason: str) -> CrossSettingRule:
     return CrossSettingRule(
         (name, *summands),
         f"{name} must be at least {' + '.join(summands)}",
@@ -124,21 +124,25 @@ def _at_least(name: str, *summands: str, reason: str) -> CrossSettingRule:
 
 
 _RULES = (
-    _at_least("hello_interval_s", "gap_window_s", reason="a listener waits that long for what a hello says is missing"),
-    _at_least(
+    _make_sum_rule(
+        "hello_interval_s", "gap_window_s", reason="a listener waits that long for what a hello says is missing"
+    ),
+    _make_sum_rule(
         "publisher_expiry_s",
         "hello_interval_s",
         "gap_window_s",
         reason="a publisher that only says hello would be forgotten between two of them",
     ),
-    _at_least(
+    _make_sum_rule(
         "tombstone_retention_s",
         "hello_interval_s",
         "gap_window_s",
         reason="late news would bring back what was deleted",
     ),
-    _at_least("poll_interval_s", "catch_up_min_interval_s", reason="catch-ups are not made more often"),
-    _at_least("catch_up_interval_s", "poll_interval_s", reason="with push no more of them are needed than without"),
+    _make_sum_rule("poll_interval_s", "catch_up_min_interval_s", reason="catch-ups are not made more often"),
+    _make_sum_rule(
+        "catch_up_interval_s", "poll_interval_s", reason="with push no more of them are needed than without"
+    ),
 )
 
 

@@ -57,48 +57,52 @@ def decode(raw: bytes) -> Message:
         raise MalformedNotification(f"a message of {len(raw)} bytes: the longest is {MAX_NOTIFICATION_BYTES}.")
     try:
         document = json.loads(raw)
-        return _envelope(document) if isinstance(document, dict) and "e" in document else _hello(document)
+        return (
+            _decode_notification(document)
+            if isinstance(document, dict) and "e" in document
+            else _decode_heartbeat(document)
+        )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise MalformedNotification(f"not a message of sublet's ({type(error).__name__}): {raw[:60]!a}") from None
 
 
-def _envelope(fields: dict[str, Any]) -> ChangeNotification:
+def _decode_notification(fields: dict[str, Any]) -> ChangeNotification:
     publisher, incarnation, channel = fields["e"]
-    name = _text(channel, MAX_NAME)
-    sequence, predecessor = _integer(fields["s"]), _integer(fields["b"])
+    name = _check_text(channel, MAX_NAME)
+    sequence, predecessor = _check_integer(fields["s"]), _check_integer(fields["b"])
     if predecessor >= sequence:
         raise ValueError("a message cannot come before its predecessor")
-    changes = tuple(_change(name, *each) for each in fields["c"])
+    changes = tuple(_decode_change(name, *each) for each in fields["c"])
     return ChangeNotification(
-        _text(publisher, MAX_NAME), _text(incarnation, MAX_NAME), name, sequence, predecessor, changes
+        _check_text(publisher, MAX_NAME), _check_text(incarnation, MAX_NAME), name, sequence, predecessor, changes
     )
 
 
-def _hello(fields: dict[str, Any]) -> NotificationHeartbeat:
-    sequences = {_text(channel, MAX_NAME): _integer(number) for channel, number in fields["h"].items()}
+def _decode_heartbeat(fields: dict[str, Any]) -> NotificationHeartbeat:
+    sequences = {_check_text(channel, MAX_NAME): _check_integer(number) for channel, number in fields["h"].items()}
     if len(sequences) > MAX_CHANNELS:
         raise ValueError("too many channels")
-    publisher, incarnation = _text(fields["p"], MAX_NAME), _text(fields["i"], MAX_NAME)
+    publisher, incarnation = _check_text(fields["p"], MAX_NAME), _check_text(fields["i"], MAX_NAME)
     return NotificationHeartbeat(publisher, incarnation, sequences, bool(fields["l"]))
 
 
-def _change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:
+def _decode_change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:
     if not (data is None or (isinstance(data, dict) and all(_is_scalar(value) for value in data.values()))):
         raise TypeError("data is an object of texts and numbers, or null")
-    return ObjectChange(kind, _text(key, MAX_KEY), _integer(version), bool(_integer(deleted)), data)
+    return ObjectChange(kind, _check_text(key, MAX_KEY), _check_integer(version), bool(_check_integer(deleted)), data)
 
 
 def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
-def _text(value: object, longest: int) -> str:
+def _check_text(value: object, longest: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= longest:
         raise TypeError("a name is text")
     return value
 
 
-def _integer(value: object) -> int:
+def _check_integer(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < MAX_NUMBER:
         raise TypeError("a number is whole, and not negative")
     return value

@@ -79,14 +79,14 @@ class NotificationPublisher:
         self._changed = threading.Condition()
         self._queued_changes: deque[Sequence[ObjectChange]] = deque()
         self._has_overflown = self._is_closing = False
-        self._is_looking = self._is_napping = False
+        self._is_refreshing = self._is_napping = False
         self._directory_endpoints: list[str] | None = None
         self._deaf_until = -math.inf  # no node listens, and until then the directory is not read
         self._close_by = math.inf
         self._thread: threading.Thread | None = None
         # The rest belongs to that thread.
-        self._look_at = self._rest_at = -math.inf
-        self._announcer = self._new_announcer()
+        self._refresh_at = self._rest_at = -math.inf
+        self._announcer = self._make_machine()
         self._senders = NotificationSenders(url, load)
         self._quiet = LogThrottle()
         self.sent = 0
@@ -165,7 +165,7 @@ class NotificationPublisher:
     def _is_over(self) -> bool:
         """Return whether nothing is left to do before closing: changes that wait for the directory are, while there is
         time."""
-        is_waiting = self._is_looking and self._announcer.status is NotificationPublisherStatus.WAITING
+        is_waiting = self._is_refreshing and self._announcer.status is NotificationPublisherStatus.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
@@ -181,16 +181,16 @@ class NotificationPublisher:
         if queued_changes:
             self._rest_at = now + REST_S
             self._send(ChangesQueued(tuple(change for changes in queued_changes for change in changes)), now)
-            self._look_if_due(now)
+            self._refresh_if_due(now)
         if endpoints is not None:
-            self._reach(endpoints, now)
+            self._open_senders(endpoints, now)
         if has_overflown:
-            self._begin_anew(now)
+            self._restart_machine(now)
         if now >= self._rest_at:
-            self._rest(now)
+            self._close_idle_senders(now)
         if self._announcer.status is NotificationPublisherStatus.WAITING and self._announcer.has_pending:
-            self._look_if_due(now)  # the last look may have failed
-            return self._look_at
+            self._refresh_if_due(now)  # the last look may have failed
+            return self._refresh_at
         return self._send(Tick(), now)
 
     def _send(self, event: Event, now: float) -> float:
@@ -199,33 +199,33 @@ class NotificationPublisher:
             self.sent += self._senders.send(message)
         return math.inf if outcome.wake_at is None else min(outcome.wake_at, self._rest_at)
 
-    def _new_announcer(self) -> NotificationPublisherMachine:
+    def _make_machine(self) -> NotificationPublisherMachine:
         return NotificationPublisherMachine(self._publisher, secrets.token_hex(6), self._settings)
 
-    def _begin_anew(self, now: float) -> None:
-        self._announcer = self._new_announcer()
+    def _restart_machine(self, now: float) -> None:
+        self._announcer = self._make_machine()
         if self._senders:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
-    def _rest(self, now: float) -> None:
+    def _close_idle_senders(self, now: float) -> None:
         self._send(CloseRequested(), now)
         self._senders.close()
-        self._announcer = self._new_announcer()
-        self._look_at, self._rest_at = -math.inf, math.inf
+        self._announcer = self._make_machine()
+        self._refresh_at, self._rest_at = -math.inf, math.inf
 
     # --- endpoints --------------------------------------------------------------------------------------------------
 
-    def _look_if_due(self, now: float) -> None:
-        if self._is_looking or now < self._look_at:
+    def _refresh_if_due(self, now: float) -> None:
+        if self._is_refreshing or now < self._refresh_at:
             return
-        self._is_looking = True
-        self._look_at = now + self._settings.endpoint_refresh_interval_s
+        self._is_refreshing = True
+        self._refresh_at = now + self._settings.endpoint_refresh_interval_s
         try:
-            threading.Thread(target=self._look, name="sublet notify look", daemon=True).start()
+            threading.Thread(target=self._read_directory, name="sublet notify look", daemon=True).start()
         except RuntimeError:
-            self._is_looking = False
+            self._is_refreshing = False
 
-    def _look(self) -> None:
+    def _read_directory(self) -> None:
         """Read the directory in a thread of its own, so that a slow database does not delay known nodes."""
         endpoints: list[str] | None = None
         try:
@@ -235,15 +235,15 @@ class NotificationPublisher:
             if self._quiet.acquire("look") is not None:
                 log.info("node directory not read, new nodes not notified: %s", error)
         with self._changed:
-            self._directory_endpoints, self._is_looking = endpoints, False
+            self._directory_endpoints, self._is_refreshing = endpoints, False
             self._changed.notify()
 
-    def _reach(self, endpoints: list[str], now: float) -> None:
+    def _open_senders(self, endpoints: list[str], now: float) -> None:
         """Open senders to these endpoints; if they have changed, a hello is sent to all of them."""
         opened = self._senders.set_endpoints(endpoints)
         if not self._senders:
-            self._announcer = self._new_announcer()
-            self._deaf_until = self._look_at
+            self._announcer = self._make_machine()
+            self._deaf_until = self._refresh_at
         elif opened:
             self._send(NotificationSendersOpened(self._senders.payload_limit), now)
 
@@ -342,12 +342,12 @@ class NotificationSenders:
         try:
             sender.send(message)
         except Exception as error:  # noqa: BLE001 - a driver that breaks the rules must not silence the others
-            self._complain(name, "notification not sent: driver=%s: %s", error)
+            self._log_failure(name, "notification not sent: driver=%s: %s", error)
             return False
         return True
 
     def _open(self, name: str, endpoints: tuple[str, ...]) -> bool:
-        previous, driver = self._senders.get(name), self._driver(name)
+        previous, driver = self._senders.get(name), self._get_driver(name)
         if driver is None or (previous and previous.endpoints == endpoints):
             return False
         try:
@@ -358,7 +358,7 @@ class NotificationSenders:
                 driver.open_sender(endpoints), endpoints, None if limit is None else int(limit)
             )
         except Exception as error:  # noqa: BLE001 - whatever its trouble is, the others go on
-            self._complain(name, "notification sender not opened: driver=%s: %s", error)
+            self._log_failure(name, "notification sender not opened: driver=%s: %s", error)
             return False
         if previous:
             self._close(name, previous.sender)
@@ -368,18 +368,18 @@ class NotificationSenders:
         try:
             sender.close()
         except Exception as error:  # noqa: BLE001 - likewise
-            self._complain(name, "notification sender not closed: driver=%s: %s", error)
+            self._log_failure(name, "notification sender not closed: driver=%s: %s", error)
 
-    def _driver(self, name: str) -> NotificationDriver | None:
+    def _get_driver(self, name: str) -> NotificationDriver | None:
         """Return the driver; None if it is unavailable in this process: it is not tried again."""
         if name not in self._drivers:
             try:
                 self._drivers[name] = self._load(name)(self._url)
             except Exception as error:  # noqa: BLE001 - it may be another package's, and raise anything
-                self._complain(name, "notification driver not loaded: driver=%s: %s", error)
+                self._log_failure(name, "notification driver not loaded: driver=%s: %s", error)
                 self._drivers[name] = None
         return self._drivers[name]
 
-    def _complain(self, name: str, text: str, error: Exception) -> None:
+    def _log_failure(self, name: str, text: str, error: Exception) -> None:
         if self._quiet.acquire(name) is not None:
             log.warning(text, name, error)

@@ -106,36 +106,36 @@ class NotificationPublisherMachine:
         """Return what to send now; times are seconds of a monotonic clock."""
         sends: list[bytes] = []
         if self.status is not NotificationPublisherStatus.CLOSED:
-            sends += self._take_in(event)
+            sends += self._apply_event(event)
             if sends:
                 self._spoke_at = now
-            if self.status is NotificationPublisherStatus.OPEN and (due := self._due(now)):
+            if self.status is NotificationPublisherStatus.OPEN and (due := self._list_due(now)):
                 sends += due
                 self._spoke_at = now
         return NotificationPublisherOutcome(tuple(sends), self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event) -> Iterable[bytes]:
+    def _apply_event(self, event: Event) -> Iterable[bytes]:
         match event:
             case ChangesQueued(changes):
                 for change in changes:
-                    self._keep(change)
+                    self._queue_change(change)
             case NotificationSendersOpened(payload_limit):
                 self.status = NotificationPublisherStatus.OPEN
                 self._limit = (
                     MAX_NOTIFICATION_BYTES if payload_limit is None else min(payload_limit, MAX_NOTIFICATION_BYTES)
                 )
-                return [self._hello()]
+                return [self._encode_heartbeat()]
             case CloseRequested():
-                return self._leave()
+                return self._close()
             case Tick():
                 pass
             case _:
                 assert_never(event)
         return ()
 
-    def _keep(self, change: ObjectChange) -> None:
+    def _queue_change(self, change: ObjectChange) -> None:
         """Queue the newest change of each object, in the place of the first."""
         object_key = change.kind, change.key
         queued_change = self._waiting.get(object_key)
@@ -152,23 +152,23 @@ class NotificationPublisherMachine:
         self.dropped_change_count += 1
         self._sequences[channel] = self._sequences.get(channel, 0) + 1
 
-    def _leave(self) -> list[bytes]:
+    def _close(self) -> list[bytes]:
         was_open = self.status is NotificationPublisherStatus.OPEN
         self.status = NotificationPublisherStatus.CLOSED
-        return [*self._messages(), self._hello(leaving=True)] if was_open else []
+        return [*self._encode_waiting(), self._encode_heartbeat(leaving=True)] if was_open else []
 
     # --- sending ----------------------------------------------------------------------------------------------------
 
-    def _due(self, now: float) -> list[bytes]:
+    def _list_due(self, now: float) -> list[bytes]:
         if self._waiting and now >= self.ready_at:
-            self._pause_s = self._next_pause_s(now)
-            sends = list(self._messages())
+            self._pause_s = self._compute_pause_s(now)
+            sends = list(self._encode_waiting())
             self.ready_at = now + len(sends) * self._pause_s
             self._sent_at, self._replaced = now, 0
             return sends
-        return [self._hello()] if now >= self._spoke_at + self._settings.hello_interval_s else []
+        return [self._encode_heartbeat()] if now >= self._spoke_at + self._settings.hello_interval_s else []
 
-    def _next_pause_s(self, now: float) -> float:
+    def _compute_pause_s(self, now: float) -> float:
         """Return the next pause: longer where an object has changed more often since the last send than may be sent,
         and the shortest where it has changed seldom, so that a rare change is sent at once."""
         max_sends = self._settings.max_sends_per_s * (now - self._sent_at)
@@ -183,10 +183,10 @@ class NotificationPublisherMachine:
         hello_at = self._spoke_at + self._settings.hello_interval_s
         return min(hello_at, self.ready_at) if self._waiting else hello_at
 
-    def _hello(self, leaving: bool = False) -> bytes:
+    def _encode_heartbeat(self, leaving: bool = False) -> bytes:
         return encode(NotificationHeartbeat(self._publisher, self._incarnation, self._sequences, leaving))
 
-    def _messages(self) -> Iterator[bytes]:
+    def _encode_waiting(self) -> Iterator[bytes]:
         """Yield all that waits, by channel, in as few messages as the limit allows."""
         channels: dict[str, list[ObjectChange]] = {}
         for change in self._waiting.values():
@@ -201,25 +201,25 @@ class NotificationPublisherMachine:
         part: list[str] = []
         size = 0
         for change in changes:
-            text = self._fitting(change, room)
+            text = self._encode_fitting(change, room)
             if text is None:
                 self._skip(channel)
                 continue
             if part and size + len(text) + 1 > room:
-                yield self._message(channel, part)
+                yield self._encode_message(channel, part)
                 part, size = [], 0
             part.append(text)
             size += len(text) + 1
         if part:
-            yield self._message(channel, part)
+            yield self._encode_message(channel, part)
 
-    def _message(self, channel: str, parts: list[str]) -> bytes:
+    def _encode_message(self, channel: str, parts: list[str]) -> bytes:
         predecessor = self._sequences.get(channel, 0)
         self._sequences[channel] = predecessor + 1
         envelope = ChangeNotification(self._publisher, self._incarnation, channel, predecessor + 1, predecessor, ())
         return encode_parts(envelope, parts)
 
-    def _fitting(self, change: ObjectChange, room: int) -> str | None:
+    def _encode_fitting(self, change: ObjectChange, room: int) -> str | None:
         """Return the change as text, with as much of it as there is room for: the version is what matters."""
         for shorter in (change, replace(change, data=None)):
             text = encode_change(shorter)

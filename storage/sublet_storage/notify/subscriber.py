@@ -64,7 +64,7 @@ JOIN_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
+class _CatchUpRead:
     """The end of a catch-up; None: the database could not be read."""
 
     channel: str
@@ -122,7 +122,7 @@ class NotificationSubscriber:
         self._listener = NotificationSubscriberMachine(
             self._settings, pushes=driver.capabilities.is_push, channels=self._channels
         )
-        self._queue: deque[bytes | Event | _Read] = deque([SubscriberStarted()])
+        self._queue: deque[bytes | Event | _CatchUpRead] = deque([SubscriberStarted()])
         self._rung = threading.Event()
         self._closing = False
         self._uncaught = set(self._channels)
@@ -149,10 +149,10 @@ class NotificationSubscriber:
         with self._lock:
             return self._cache.get(kind, key)
 
-    def objects(self, kind: str) -> dict[str, ObjectChange]:
+    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind that are known, by key."""
         with self._lock:
-            return self._cache.objects(kind)
+            return self._cache.list_objects(kind)
 
     def request_catch_up(self, kind: str) -> None:
         """Read the objects of that kind soon."""
@@ -203,7 +203,7 @@ class NotificationSubscriber:
             for channel in self._channels:
                 self._put(CatchUpRequested(channel))
 
-    def _put(self, event: bytes | Event | _Read) -> None:
+    def _put(self, event: bytes | Event | _CatchUpRead) -> None:
         self._queue.append(event)
         self._rung.set()
 
@@ -214,15 +214,15 @@ class NotificationSubscriber:
         while not self._closing:
             self._rung.wait(None if wake_at is None else max(0.0, wake_at - time.monotonic()))
             self._rung.clear()
-            wake_at = self._take_in(Tick())
+            wake_at = self._apply_event(Tick())
             while self._queue and not self._closing:
-                wake_at = self._take_in(self._queue.popleft())
+                wake_at = self._apply_event(self._queue.popleft())
 
-    def _take_in(self, event: bytes | Event | _Read) -> float | None:
+    def _apply_event(self, event: bytes | Event | _CatchUpRead) -> float | None:
         if isinstance(event, bytes):
             self._bytes_out += len(event) + QUEUED_BYTES
-            event = self._decoded(event)
-        if isinstance(event, _Read):
+            event = self._decode_event(event)
+        if isinstance(event, _CatchUpRead):
             return self._merge(event)
         with self._lock:
             outcome = self._listener.decide(event, time.monotonic(), random.random())
@@ -230,10 +230,10 @@ class NotificationSubscriber:
             begun = self._cache.begin_snapshot()
         for catch_up in outcome.catch_ups:
             self._reader.read(catch_up, begun)
-        self._hand_on(changes)
+        self._deliver(changes)
         return outcome.wake_at
 
-    def _decoded(self, raw: bytes) -> Event:
+    def _decode_event(self, raw: bytes) -> Event:
         try:
             return NotificationReceived(decode(raw))
         except MalformedNotification as error:
@@ -247,19 +247,19 @@ class NotificationSubscriber:
             self._put(ChangeOrderUnknown(change.kind))
         return verdict is ChangeNovelty.NEWER
 
-    def _merge(self, read: _Read) -> float | None:
+    def _merge(self, read: _CatchUpRead) -> float | None:
         changes: list[ObjectChange] = []
         if read.snapshot is not None:
             with self._lock:
                 changes = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
-        self._hand_on(changes)
+        self._deliver(changes)
         if read.snapshot is not None:
             self._uncaught.discard(read.channel)
             if not self._uncaught:
                 self._caught_up.set()
-        return self._take_in(CatchUpCompleted(read.channel, read.snapshot is not None))
+        return self._apply_event(CatchUpCompleted(read.channel, read.snapshot is not None))
 
-    def _hand_on(self, changes: list[ObjectChange]) -> None:
+    def _deliver(self, changes: list[ObjectChange]) -> None:
         for change in changes:
             try:
                 self._on_change(change)
@@ -270,9 +270,9 @@ class NotificationSubscriber:
 
 
 class _SnapshotReader(threading.Thread):
-    """Executes reads in order, and puts a `_Read` for each."""
+    """Executes reads in order, and puts a `_CatchUpRead` for each."""
 
-    def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_Read], None]) -> None:
+    def __init__(self, url: str, read_snapshot: ReadSnapshot, put: Callable[[_CatchUpRead], None]) -> None:
         super().__init__(name="sublet notify catch-up", daemon=True)
         self._read_snapshot, self._put = read_snapshot, put
         self._requests: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
@@ -296,10 +296,10 @@ class _SnapshotReader(threading.Thread):
     def run(self) -> None:
         while (request := self._requests.get()) is not None and not self._ending:
             channel, begun = request
-            self._put(_Read(channel, self._attempt(channel), begun))
+            self._put(_CatchUpRead(channel, self._try_read(channel), begun))
         self._reconnecting.close()
 
-    def _attempt(self, channel: str) -> CatchUpSnapshot | None:
+    def _try_read(self, channel: str) -> CatchUpSnapshot | None:
         try:
             with self._reconnecting as connection:
                 snapshot = self._read_snapshot(connection, channel)

@@ -84,16 +84,16 @@ class NotificationSubscriberMachine:
 
     def decide(self, event: Event, now: float, jitter: float) -> NotificationSubscriberOutcome:
         """Process one event, and what has become due; times are seconds of a monotonic clock."""
-        self._take_in(event, now, jitter)
-        self._give_gaps_up(now)
-        self._notice_silence(now, jitter)
+        self._apply_event(event, now, jitter)
+        self._expire_gaps(now)
+        self._expire_silent_publishers(now, jitter)
         begun = self.catch_ups.take_due(now, jitter)
         changes, self._changes = tuple(self._changes), []
         return NotificationSubscriberOutcome(changes, begun, self._wake_at())
 
     # --- events -----------------------------------------------------------------------------------------------------
 
-    def _take_in(self, event: Event, now: float, jitter: float) -> None:
+    def _apply_event(self, event: Event, now: float, jitter: float) -> None:
         match event:
             case NotificationReceived(message):
                 self.counters.received += 1
@@ -129,34 +129,34 @@ class NotificationSubscriberMachine:
         need them."""
         if self._has_connected and not self._pushes:
             return
-        at = self._by_all(now, jitter) if self._has_connected else now
+        at = self._compute_shared_catch_up_at(now, jitter) if self._has_connected else now
         self._has_connected = True
         self.catch_ups.request_all(CatchUpCause.CONNECTED, at)
         period_s = self._settings.catch_up_interval_s if self._pushes else self._settings.poll_interval_s
         self.catch_ups.set_period(period_s, now + period_s)
 
-    def _by_all(self, now: float, jitter: float) -> float:
+    def _compute_shared_catch_up_at(self, now: float, jitter: float) -> float:
         """Return when to read what every subscriber has missed at the same time."""
         return now + self._settings.gap_window_s + jitter * self._settings.catch_up_jitter_s
 
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, message: Message, now: float, jitter: float) -> None:
-        publisher, is_met = self._publisher(message, now, jitter)
+        publisher, is_met = self._find_publisher(message, now, jitter)
         if isinstance(message, NotificationHeartbeat):
             for channel, sequence in message.sequences.items():
                 if channel in self.catch_ups.channels:
-                    self._greeted(message, publisher, channel, sequence, now)
+                    self._compare_heartbeat(message, publisher, channel, sequence, now)
             publisher.is_complete = True
             publisher.is_leaving |= message.is_leaving
             if message.is_leaving:
                 self._silent[message.publisher] = self._speaking.pop(message.publisher, publisher)
         elif message.channel in self.catch_ups.channels:
             if message.channel not in publisher.last:
-                self._first_of_channel(publisher, message, is_met, self._by_all(now, jitter))
-            self._follow(publisher, message, now)
+                self._start_channel(publisher, message, is_met, self._compute_shared_catch_up_at(now, jitter))
+            self._apply_notification(publisher, message, now)
 
-    def _publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
+    def _find_publisher(self, message: Message, now: float, jitter: float) -> tuple[_Publisher, bool]:
         """Return the publisher of a message, and whether it was unknown before."""
         name = message.publisher
         publisher = self._speaking.pop(name, None) or self._silent.pop(name, None)
@@ -165,31 +165,31 @@ class NotificationSubscriberMachine:
             cause = CatchUpCause.NEW_PUBLISHER if publisher is None else CatchUpCause.RESTARTED
             self.counters.restarts += publisher is not None
             self._drop_gaps(publisher)
-            self.catch_ups.request_all(cause, self._by_all(now, jitter))
+            self.catch_ups.request_all(cause, self._compute_shared_catch_up_at(now, jitter))
             publisher = _Publisher(message.incarnation)
         publisher.received_at = now
         (self._silent if publisher.is_leaving else self._speaking)[name] = publisher
-        self._forget_beyond_bound()
+        self._enforce_bound()
         return publisher, is_met
 
-    def _first_of_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
+    def _start_channel(self, publisher: _Publisher, envelope: ChangeNotification, is_met: bool, at: float) -> None:
         """Record the first message of a channel: nothing came before it if a hello has named all channels; else that is
         unknown."""
         publisher.last[envelope.channel] = 0 if publisher.is_complete else envelope.predecessor
         if not publisher.is_complete and not is_met:
             self.catch_ups.request(envelope.channel, CatchUpCause.NEW_PUBLISHER, at)
 
-    def _greeted(
+    def _compare_heartbeat(
         self, hello: NotificationHeartbeat, publisher: _Publisher, channel: str, sequence: int, now: float
     ) -> None:
         last = publisher.last.setdefault(channel, 0 if publisher.is_complete else sequence)
         if sequence > last:
             self._open_gap(publisher, channel, last, sequence, now)
 
-    def _follow(self, publisher: _Publisher, envelope: ChangeNotification, now: float) -> None:
+    def _apply_notification(self, publisher: _Publisher, envelope: ChangeNotification, now: float) -> None:
         channel, last = envelope.channel, publisher.last[envelope.channel]
         if envelope.sequence <= last:
-            if not self._heals(publisher, envelope):
+            if not self._fill_gap(publisher, envelope):
                 self.counters.duplicates += 1
                 return
         elif envelope.predecessor > last:
@@ -205,11 +205,11 @@ class NotificationSubscriberMachine:
         publisher.last[channel] = sequence
         still_open = [gap for gap in publisher.gaps.get(channel, ()) if gap.missing_ranges]
         if len(still_open) == MAX_GAPS:
-            self._give_up(still_open.pop(0), gap.deadline)
+            self._expire_gap(still_open.pop(0), gap.deadline)
         publisher.gaps[channel] = [*still_open, gap]
         self._gaps.append(gap)
 
-    def _heals(self, publisher: _Publisher, envelope: ChangeNotification) -> bool:
+    def _fill_gap(self, publisher: _Publisher, envelope: ChangeNotification) -> bool:
         """Return whether the message was missing; the gap may be closed by it."""
         gaps = publisher.gaps.get(envelope.channel, [])
         gap = next((gap for gap in gaps if gap.fill(envelope.predecessor, envelope.sequence)), None)
@@ -218,13 +218,13 @@ class NotificationSubscriberMachine:
             self.counters.filled_gaps += 1
         return gap is not None
 
-    def _give_gaps_up(self, now: float) -> None:
+    def _expire_gaps(self, now: float) -> None:
         while self._gaps and (not self._gaps[0].missing_ranges or self._gaps[0].deadline <= now):
             gap = self._gaps.popleft()
             if gap.missing_ranges:
-                self._give_up(gap, now)
+                self._expire_gap(gap, now)
 
-    def _give_up(self, gap: SequenceGap, at: float) -> None:
+    def _expire_gap(self, gap: SequenceGap, at: float) -> None:
         gap.missing_ranges.clear()
         self.counters.expired_gaps += 1
         self.catch_ups.request(gap.channel, CatchUpCause.GAP, at)
@@ -237,7 +237,7 @@ class NotificationSubscriberMachine:
 
     # --- silence ----------------------------------------------------------------------------------------------------
 
-    def _notice_silence(self, now: float, jitter: float) -> None:
+    def _expire_silent_publishers(self, now: float, jitter: float) -> None:
         """Request catch-ups, once for each silence, for publishers that should have sent a hello: their last messages
         may be lost."""
         while self._speaking:
@@ -252,13 +252,13 @@ class NotificationSubscriberMachine:
             name, publisher = next(iter(self._silent.items()))
             if now < publisher.received_at + self._settings.publisher_expiry_s:
                 break
-            self._forget(self._silent)
+            self._remove_oldest(self._silent)
 
-    def _forget_beyond_bound(self) -> None:
+    def _enforce_bound(self) -> None:
         if self.publishers > MAX_PUBLISHERS:
-            self._forget(self._silent or self._speaking)
+            self._remove_oldest(self._silent or self._speaking)
 
-    def _forget(self, publishers: OrderedDict[str, _Publisher]) -> None:
+    def _remove_oldest(self, publishers: OrderedDict[str, _Publisher]) -> None:
         publishers.popitem(last=False)
         self.counters.expired_publishers += 1
 

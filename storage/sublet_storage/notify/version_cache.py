@@ -31,7 +31,7 @@ class ChangeNovelty(Enum):
 
 
 @dataclass(slots=True)
-class _Entry:
+class _CachedVersion:
     """A cached change. `at`: when it was last applied, or a snapshot last confirmed it. `turn`: the number of its
     application."""
 
@@ -56,9 +56,9 @@ class VersionCache:
         self.old = 0
         """Changes that were not newer than what was known."""
         self._tombstone_s = tombstone_s
-        self._live: dict[str, dict[str, _Entry]] = {}
+        self._live: dict[str, dict[str, _CachedVersion]] = {}
         self._notified = _BoundedKeys(notified_bytes)  # of the living: not confirmed by a snapshot
-        self._dead: OrderedDict[_Key, _Entry] = OrderedDict()  # by when they died
+        self._dead: OrderedDict[_Key, _CachedVersion] = OrderedDict()  # by when they died
         self._tombstones = _BoundedKeys(tombstone_bytes)  # all of the dead
         self._turn = 0
         self._absent: set[_Key] = set()  # of the dead: missing from a snapshot, version unknown
@@ -73,7 +73,7 @@ class VersionCache:
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
 
-    def objects(self, kind: str) -> dict[str, ObjectChange]:
+    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
         """Return all living objects of a kind, by key."""
         return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
@@ -112,7 +112,7 @@ class VersionCache:
             if key in keys or entry.turn > begun:
                 continue
             if snapshot.keys is None or key in snapshot.keys:
-                changes.append(self._bury_absent(entry, now))
+                changes.append(self._delete_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
                 self._remove((kind, key))  # no longer requested
         return changes
@@ -150,7 +150,7 @@ class VersionCache:
         object_key = change.kind, change.key
         self._remove(object_key)
         self._turn += 1
-        entry = _Entry(change, self._turn, now)
+        entry = _CachedVersion(change, self._turn, now)
         if change.is_deleted:
             self._dead[object_key] = entry
             self._tombstones.add(object_key, _size(change))
@@ -166,7 +166,7 @@ class VersionCache:
         self._tombstones.discard(object_key)
         self._absent.discard(object_key)
 
-    def _bury_absent(self, entry: _Entry, now: float) -> ObjectChange:
+    def _delete_absent(self, entry: _CachedVersion, now: float) -> ObjectChange:
         last = entry.change
         deletion = ObjectChange(last.kind, last.key, last.version, is_deleted=True)
         self._put(deletion, now)

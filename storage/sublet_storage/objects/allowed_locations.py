@@ -19,7 +19,7 @@ _ENDPOINT = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(:\d{1,5})?", re
 def find_refusal(location: PayloadStoreLocation) -> str | None:
     """Return why this process does not use a place; None where it may: it is below one that is allowed, if any is
     named, and its endpoint is on this machine, the provider's own, or allowed. Raise `InvalidSetting`."""
-    allowed = _allowed_locations()
+    allowed = _read_allowed_locations()
     if allowed and not any(f"{location.prefix}/".startswith(f"{prefix}/") for prefix in allowed):
         return f"is below none of those that {LOCATIONS} of this process allows: add it if it is yours"
     options = dict(location.options)
@@ -28,15 +28,15 @@ def find_refusal(location: PayloadStoreLocation) -> str | None:
     value = options["endpoint_override"]
     endpoint = (value if "://" in value else f"{options.get('scheme', 'https')}://{value}").lower().rstrip("/")
     matched = _ENDPOINT.fullmatch(endpoint)
-    if matched is None or not (_is_loopback(matched[2]) or endpoint in allowed_endpoints()):
+    if matched is None or not (_is_loopback(matched[2]) or endpoint in read_allowed_endpoints()):
         return f"has the endpoint {endpoint}, which {ENDPOINTS} of this process does not allow: add it if it is yours"
     return None
 
 
-def allowed_endpoints() -> frozenset[str]:
+def read_allowed_endpoints() -> frozenset[str]:
     """Return those that this process's setting names, as SCHEME://HOST:PORT. Raise `InvalidSetting`."""
     endpoints = set[str]()
-    for text in _listed(ENDPOINTS):
+    for text in _read_list(ENDPOINTS):
         if not _ENDPOINT.fullmatch(text.rstrip("/")):
             raise InvalidSetting(
                 f"{ENDPOINTS}: {text!r} is no endpoint. Give https://HOST:PORT, several separated by commas."
@@ -45,10 +45,10 @@ def allowed_endpoints() -> frozenset[str]:
     return frozenset(endpoints)
 
 
-def _allowed_locations() -> list[str]:
+def _read_allowed_locations() -> list[str]:
     """Return the prefixes that this process's setting names; none: any place is allowed. Raise `InvalidSetting`."""
     try:
-        allowed = [parse_location(text) for text in _listed(LOCATIONS)]
+        allowed = [parse_location(text) for text in _read_list(LOCATIONS)]
     except InvalidSetting as problem:
         raise InvalidSetting(f"{LOCATIONS}: {problem}") from None
     if any(each.options for each in allowed):
@@ -56,7 +56,7 @@ def _allowed_locations() -> list[str]:
     return [each.prefix for each in allowed]
 
 
-def _listed(variable: str) -> list[str]:
+def _read_list(variable: str) -> list[str]:
     return [each.strip() for each in os.environ.get(variable, "").split(",") if each.strip()]
 
 

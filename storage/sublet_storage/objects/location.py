@@ -21,7 +21,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 OPTIONS = ("endpoint_override", "region", "scheme")
 """The options that may follow the `?` of an S3 location."""
 
-LONGEST = 1024
+MAX_LOCATION_CHARS = 1024
 MAX_SHOWN_CHARS = 200
 """How much of a malformed location is shown in an error."""
 
@@ -72,54 +72,56 @@ class PayloadObjectName:
 
 def parse_location(text: str) -> PayloadStoreLocation:
     """Parse a location. Raises `InvalidSetting`, which repeats nothing that could be a secret."""
-    shown = _shown(text)
-    if len(text) > LONGEST or not text.isascii() or not text.isprintable():
-        raise _invalid(shown, f"at most {LONGEST} printable ASCII characters")
+    shown = _mask(text)
+    if len(text) > MAX_LOCATION_CHARS or not text.isascii() or not text.isprintable():
+        raise _invalid_error(shown, f"at most {MAX_LOCATION_CHARS} printable ASCII characters")
     try:
         parts = urlsplit(text)
     except ValueError:
-        raise _invalid(shown, "a URI, without brackets around the host") from None
+        raise _invalid_error(shown, "a URI, without brackets around the host") from None
     if parts.fragment or "@" in parts.netloc or "@" in parts.query:
-        raise _invalid(
+        raise _invalid_error(
             shown, "without user, password or fragment: credentials come from the environment or the store's own files"
         )
     path = parts.path.rstrip("/")
     if not _PATH.fullmatch(path) or {".", ".."} & set(path.split("/")):
-        raise _invalid(shown, "a plain path, without empty parts, . and .., and of letters, digits and _.@:=+~- only")
+        raise _invalid_error(
+            shown, "a plain path, without empty parts, . and .., and of letters, digits and _.@:=+~- only"
+        )
     if parts.scheme == "file":
         if parts.netloc or parts.query or not path:
-            raise _invalid(shown, "file:// and an absolute directory other than /, without a host and options")
+            raise _invalid_error(shown, "file:// and an absolute directory other than /, without a host and options")
         return PayloadStoreLocation("file", path)
     if parts.scheme != "s3":
-        raise _invalid(shown, "of the scheme file or s3")
+        raise _invalid_error(shown, "of the scheme file or s3")
     if not _BUCKET.fullmatch(parts.netloc):
         rule = (
             "s3:// and a bucket: 3 to 63 small letters, digits, dots and hyphens, with a letter or digit at both ends"
         )
-        raise _invalid(shown, rule)
-    return PayloadStoreLocation("s3", parts.netloc + path, _options(shown, parts.query))
+        raise _invalid_error(shown, rule)
+    return PayloadStoreLocation("s3", parts.netloc + path, _parse_options(shown, parts.query))
 
 
-def _options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
+def _parse_options(shown: str, query: str) -> tuple[tuple[str, str], ...]:
     pairs = parse_qsl(query, keep_blank_values=True)
     options = dict(pairs)
     if len(options) < len(pairs):
-        raise _invalid(shown, "with each option once")
+        raise _invalid_error(shown, "with each option once")
     if options.keys() - set(OPTIONS):
-        raise _invalid(shown, f"without other options than {', '.join(OPTIONS)}")
+        raise _invalid_error(shown, f"without other options than {', '.join(OPTIONS)}")
     if not all(_VALUE.fullmatch(value) for value in options.values()) or options.get("scheme", "https") not in (
         "http",
         "https",
     ):
-        raise _invalid(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
+        raise _invalid_error(shown, "values of letters, digits and .:/[]_- only, and http or https as scheme")
     return tuple(sorted(options.items()))
 
 
-def _invalid(shown: str, rule: str) -> InvalidSetting:
+def _invalid_error(shown: str, rule: str) -> InvalidSetting:
     return InvalidSetting(f"payloads {shown!r}: a place is {rule}. Give {_SHAPES}.")
 
 
-def _shown(text: str) -> str:
+def _mask(text: str) -> str:
     """Return scheme, bucket and path of what looks like a location; else nothing, as a secret may be anywhere."""
     try:
         scheme, netloc, path, *_ = urlsplit(text[:MAX_SHOWN_CHARS])
@@ -140,12 +142,12 @@ def new_object_name(
     generation_id: int, stream_id: int, end_offset: int, payload: bytes | memoryview
 ) -> PayloadObjectName:
     """Return a new name for the object of this block."""
-    of_bytes = digest(payload)
+    of_bytes = compute_digest(payload)
     text = f"{generation_id}/{stream_id}-{end_offset}-{of_bytes}-{secrets.token_hex(8)}"
     return PayloadObjectName(generation_id, stream_id, end_offset, of_bytes, text)
 
 
-def digest(payload: bytes | memoryview) -> str:
+def compute_digest(payload: bytes | memoryview) -> str:
     """Return the digest of the bytes."""
     return xxhash.xxh3_128_hexdigest(payload)
 

@@ -87,8 +87,8 @@ class LocalBackend:
         self._root = location.root
 
     def write(self, name: str, payload: Payload) -> None:
-        with self._folder(name, make=True) as (folder, file_name):
-            part = _part(file_name)
+        with self._open_folder(name, make=True) as (folder, file_name):
+            part = _format_part_name(file_name)
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             try:
                 with open(os.open(part, flags, 0o666, dir_fd=folder), "wb") as file:
@@ -104,14 +104,17 @@ class LocalBackend:
 
     def read(self, name: str, limit: int) -> Payload:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with self._folder(name) as (folder, file_name), open(os.open(file_name, flags, dir_fd=folder), "rb") as file:
+        with (
+            self._open_folder(name) as (folder, file_name),
+            open(os.open(file_name, flags, dir_fd=folder), "rb") as file,
+        ):
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise IsADirectoryError(f"{self._root}/{name} is not a file")
             return file.read(limit)
 
     def delete(self, name: str) -> None:
         try:
-            with self._folder(name) as (folder, file_name):
+            with self._open_folder(name) as (folder, file_name):
                 for each in (file_name, f"{file_name}.part"):
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(each, dir_fd=folder)
@@ -124,7 +127,7 @@ class LocalBackend:
                 os.rmdir(f"{self._root}/{above}")
 
     @contextmanager
-    def _folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
+    def _open_folder(self, name: str, *, make: bool = False) -> Iterator[tuple[int, str]]:
         """Yield the open directory of an object, and the object's name in it; no link below the location is
         followed."""
         above, _, file_name = name.rpartition("/")
@@ -195,15 +198,15 @@ class ObjectStore:
 
     def put(self, name: str, payload: Payload) -> None:
         """Write an object that was not there, and see that it is there now. Raises `ObjectUnusable`."""
-        self._attempt(name, lambda backend: _write(backend, name, payload))
+        self._call_backend(name, lambda backend: _write(backend, name, payload))
 
     def get(self, name: str, limit: int) -> Payload:
         """Return the bytes of an object, at most `limit`. Raises `PayloadObjectNotFound`, `ObjectUnusable`."""
-        return self._attempt(name, lambda backend: backend.read(name, limit), may_miss=True)
+        return self._call_backend(name, lambda backend: backend.read(name, limit), may_miss=True)
 
     def delete(self, name: str) -> None:
         """Delete the object, if it exists. Raises `ObjectUnusable`."""
-        self._attempt(name, lambda backend: backend.delete(name))
+        self._call_backend(name, lambda backend: backend.delete(name))
 
     def check_writable(self) -> None:
         """Raise `PayloadUnavailable` where nothing can be written."""
@@ -211,64 +214,64 @@ class ObjectStore:
 
     def write_marker(self, marker: str) -> str:
         """Return the id of the location, which is this one from now on if it had none."""
-        stored_marker = self._marked()
+        stored_marker = self._read_marker_id()
         if stored_marker is None:
             text = f"sublet keeps payloads of messages here, id {marker}\n".encode()
-            with self._errors_mapped():
-                self._opened().write(MARKER, text)
-            stored_marker = self._marked()
+            with self._map_errors():
+                self._get_backend().write(MARKER, text)
+            stored_marker = self._read_marker_id()
         if not stored_marker:
-            raise self._unavailable(f"does not answer as it should: its object {MARKER} has no id")
+            raise self._unavailable_error(f"does not answer as it should: its object {MARKER} has no id")
         return stored_marker
 
     def check_marker(self) -> None:
         """Raise `PayloadUnavailable` unless the marker is there, with the id that it has had from the beginning."""
-        stored_marker, expected_marker = self._marked(), self.location.marker
+        stored_marker, expected_marker = self._read_marker_id(), self.location.marker
         if stored_marker is None:
-            raise self._unavailable(
+            raise self._unavailable_error(
                 f"is not there, or not mounted: it has no object {MARKER}, as all in use do"
                 + (f" (one that says `id {expected_marker}` is this place's)" if expected_marker else "")
             )
         if expected_marker and stored_marker != expected_marker:
-            raise self._unavailable(
+            raise self._unavailable_error(
                 f"is not the one that it was: its object {MARKER} should have the id {expected_marker}"
             )
-        self._backoff.succeeded()
+        self._backoff.reset()
 
     def note_timeout(self, seconds: float) -> PayloadUnavailable:
         """Return the error of a location that has not answered for `seconds`; it is not tried again for as long."""
-        return self._unavailable(f"has not answered for {seconds:g} s", seconds)
+        return self._unavailable_error(f"has not answered for {seconds:g} s", seconds)
 
-    def _marked(self) -> str | None:
+    def _read_marker_id(self) -> str | None:
         """Return the id in the marker; empty if it is none of ours; None if there is no marker."""
         self._pause()
-        with self._errors_mapped():
+        with self._map_errors():
             try:
-                content = bytes(memoryview(self._opened().read(MARKER, MARKER_BYTES)))
+                content = bytes(memoryview(self._get_backend().read(MARKER, MARKER_BYTES)))
             except FileNotFoundError:
                 return None
         matched = _ID.search(content.decode("ascii", "replace"))
         return matched[1] if matched else ""
 
-    def _attempt(self, name: str, work: Callable[[ObjectBackend], _T], *, may_miss: bool = False) -> _T:
+    def _call_backend(self, name: str, work: Callable[[ObjectBackend], _T], *, may_miss: bool = False) -> _T:
         self._pause()
         try:
-            answer = work(self._opened())
+            answer = work(self._get_backend())
         except (OSError, pa.ArrowException) as error:
             if self.location.marker:
                 self.check_marker()
             if may_miss and isinstance(error, FileNotFoundError):
                 raise PayloadObjectNotFound from error
             if not self.location.marker:
-                raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
+                raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
             refused = ObjectUnusable(
                 f"the object {name} at the place of payloads {self.location} does not do as it should: "
-                f"{_error_text(error)}. It "
+                f"{_format_error(error)}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
             raise refused from error
-        self._backoff.succeeded()
+        self._backoff.reset()
         return answer
 
     def _pause(self) -> None:
@@ -276,15 +279,15 @@ class ObjectStore:
             raise PayloadUnavailable(self._last_error)
 
     @contextmanager
-    def _errors_mapped(self) -> Iterator[None]:
+    def _map_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise self._unavailable(f"does not answer as it should: {_error_text(error)}") from error
+            raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
 
-    def _opened(self) -> ObjectBackend:
+    def _get_backend(self) -> ObjectBackend:
         if self._backend is None and (problem := find_refusal(self.location)):
-            raise self._unavailable(problem)
+            raise self._unavailable_error(problem)
         with self._lock:
             if self._backend is None:
                 self._backend = (
@@ -292,9 +295,9 @@ class ObjectStore:
                 )
             return self._backend
 
-    def _unavailable(self, problem: str, pause_s: float = 0.0) -> PayloadUnavailable:
+    def _unavailable_error(self, problem: str, pause_s: float = 0.0) -> PayloadUnavailable:
         with self._lock:
-            self._backoff.failed(pause_s)
+            self._backoff.start_pause(pause_s)
         hint = _HINTS[self.location.scheme]
         self._last_error = f"the place of payloads {self.location} {problem}. It is tried again. {hint}. {ASK_DOCTOR}"
         return PayloadUnavailable(self._last_error)
@@ -319,10 +322,10 @@ def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
         raise OSError(f"it came back different from what was written: {actual.nbytes} bytes, of {expected.nbytes}")
 
 
-def _part(name: str) -> str:
+def _format_part_name(name: str) -> str:
     """Create the file; the name is free: an object's name is new, that of a temporary file is made so."""
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
 
 
-def _error_text(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return " ".join(str(error).split())[:300].rstrip(".")

@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 
 from sublet_storage.objects.object_stores import ObjectStore
 
-AT_ONCE: Final = 8
+MAX_PARALLEL_CALLS: Final = 8
 RECEIVE_TIMEOUT_S: Final = 20.0
 """Less than a member of a group waits for the node that reads for it."""
 
@@ -64,7 +64,7 @@ class _Pool:
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[tuple[Future[Any], Callable[[Any], Any], Any]] = queue.SimpleQueue()
-        for _ in range(AT_ONCE):
+        for _ in range(MAX_PARALLEL_CALLS):
             threading.Thread(target=self._run, name="sublet payloads", daemon=True).start()
 
     def submit(self, work: Callable[[_T], _R], item: _T) -> Future[_R]:

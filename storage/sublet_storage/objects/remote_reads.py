@@ -14,7 +14,7 @@ from sublet_protocol.domain.errors import PayloadDamaged, PayloadObjectUnreadabl
 from sublet_storage.objects.location import (
     PayloadObjectName,
     PayloadStoreLocation,
-    digest,
+    compute_digest,
     format_location,
     locate_object,
 )
@@ -60,7 +60,7 @@ def read_payloads(generation_id: int, stream_id: int, rows: list[Row]) -> list[P
         reference = locate_object(uri, locations)
         if reference is None:
             listed = ", ".join(map(format_location, locations)) or "it has none"
-            payloads[index] = _damaged(
+            payloads[index] = _damaged_error(
                 stream_id, row, f"that is not in a place of its space ({listed}): it is not read"
             )
         else:
@@ -91,31 +91,31 @@ def _fetch_one(
     row, name = reference
     size = int(row[5][1])
     if (name.generation_id, name.stream_id, name.end_offset) != (generation_id, stream_id, row[0]):
-        raise _damaged(stream_id, row, "that is the name of another block's: it is not read")
+        raise _damaged_error(stream_id, row, "that is the name of another block's: it is not read")
     try:
         payload = get_store(location).get(name.text, size + 1)
     except PayloadObjectNotFound:
-        raise _damaged(stream_id, row, "there is nothing") from None
+        raise _damaged_error(stream_id, row, "there is nothing") from None
     except ObjectUnusable as unusable:
         detail = f"it cannot be read: {unusable.__cause__}"
         if unusable.is_permanent:
-            raise _damaged(stream_id, row, detail) from None
+            raise _damaged_error(stream_id, row, detail) from None
         begin = row[0] - row[1]
         raise PayloadObjectUnreadable(
             f"stream {stream_id}: the block that begins at offset {begin} and ends before offset {row[0]} lies at "
             f"{row[5][0]!r}, and {detail}. {_READ}."
         ) from None
     if memoryview(payload).nbytes != size:
-        raise _damaged(stream_id, row, f"it should have {size} bytes and has {_sized(payload, size)}")
-    if digest(payload) != name.digest:
-        raise _damaged(stream_id, row, "its bytes are not those that were put there")
+        raise _damaged_error(stream_id, row, f"it should have {size} bytes and has {_describe_size(payload, size)}")
+    if compute_digest(payload) != name.digest:
+        raise _damaged_error(stream_id, row, "its bytes are not those that were put there")
     return payload
 
 
-def _damaged(stream_id: int, row: Row, detail: str) -> PayloadDamaged:
+def _damaged_error(stream_id: int, row: Row, detail: str) -> PayloadDamaged:
     return PayloadDamaged(stream_id, (row[0] - row[1], row[0]), f"lies at {row[5][0]!r}, and {detail}. {_PUT_BACK}.")
 
 
-def _sized(payload: Payload, size: int) -> str:
+def _describe_size(payload: Payload, size: int) -> str:
     received_bytes = memoryview(payload).nbytes
     return "more" if received_bytes > size else str(received_bytes)

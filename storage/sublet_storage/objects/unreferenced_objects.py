@@ -91,7 +91,7 @@ class BlockOwner:
 
 def register_objects(conn: Connection, owner: BlockOwner, planned: Sequence[tuple[str, int]]) -> None:
     """Write down (uri, end offset) of objects that are about to be written."""
-    _note(conn, _INTEND, owner, planned)
+    _record_uris(conn, _INTEND, owner, planned)
 
 
 def mark_for_deletion(
@@ -99,7 +99,7 @@ def mark_for_deletion(
 ) -> None:
     """Mark these objects for deletion: no block names them, from this transaction on. `was_named`: one did before, and
     may still do so in a backup."""
-    _note(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, objects)
+    _record_uris(conn, _ORPHAN_NAMED if was_named else _ORPHAN_UNNAMED, owner, objects)
 
 
 def claim_objects(conn: Connection, uris: Sequence[str]) -> set[str]:
@@ -134,7 +134,7 @@ def delete_expired_objects(
         for (text,) in conn.execute(_LOCATIONS, parameters).fetchall():
             location = parse_stored_location(text)
             try:
-                uris = _picked(conn, {**parameters, "prefix": f"{location.prefix}/"})
+                uris = _pick_objects(conn, {**parameters, "prefix": f"{location.prefix}/"})
                 deleted += _delete(conn, location, uris, deadline, problems)
             except PayloadUnavailable as error:
                 problems.append(error)
@@ -143,7 +143,7 @@ def delete_expired_objects(
     return deleted
 
 
-def _picked(conn: Connection, parameters: dict[str, object]) -> list[str]:
+def _pick_objects(conn: Connection, parameters: dict[str, object]) -> list[str]:
     """Return the objects to be deleted at a location. Those that a block names are tried last from then on, like those
     that cannot be deleted."""
     rows = conn.execute(_PICKED, parameters).fetchall()
@@ -151,7 +151,7 @@ def _picked(conn: Connection, parameters: dict[str, object]) -> list[str]:
     return [uri for uri, is_named in rows if not is_named]
 
 
-def _note(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:
+def _record_uris(conn: Connection, statement: str, owner: BlockOwner, uris: Sequence[tuple[str, int]]) -> None:
     if uris:
         parameters = {
             "space": owner.space_id,

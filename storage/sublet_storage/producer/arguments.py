@@ -19,13 +19,13 @@ HINT = "Leave it out for the default."
 
 def check_int(name: str, value: object, maximum: int = MAX_COUNT) -> int:
     """Check that it is an integer from 1 to `maximum`. Raises `InvalidSetting`."""
-    number = _index(value)
+    number = _to_index(value)
     if number is None:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a whole number. {HINT}")
+        raise InvalidSetting(f"{name} {_format_value(value)}: must be a whole number. {HINT}")
     if number < 1:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be at least 1. {HINT}")
+        raise InvalidSetting(f"{name} {_format_value(value)}: must be at least 1. {HINT}")
     if number > maximum:
-        raise InvalidSetting(f"{name} {_shown(value)}: must be at most {maximum}. {HINT}")
+        raise InvalidSetting(f"{name} {_format_value(value)}: must be at most {maximum}. {HINT}")
     return number
 
 
@@ -37,7 +37,9 @@ def check_duration(name: str, value: object, maximum: float, hint: str = HINT, m
         or math.isnan(value)
         or not minimum <= value <= maximum
     ):
-        raise InvalidSetting(f"{name} {_shown(value)}: must be a number from {minimum:g} to {maximum:.12g}. {hint}")
+        raise InvalidSetting(
+            f"{name} {_format_value(value)}: must be a number from {minimum:g} to {maximum:.12g}. {hint}"
+        )
     return float(value)
 
 
@@ -53,19 +55,19 @@ def check_producer_name(value: object) -> str | None:
     name = check_text("producer", value)
     if name is not None and not (name.isprintable() and 0 < len(name) <= MAX_PRODUCER):
         raise InvalidSetting(
-            f"producer {_shown(name)}: must be 1 to {MAX_PRODUCER} printable characters. Choose a shorter or "
+            f"producer {_format_value(name)}: must be 1 to {MAX_PRODUCER} printable characters. Choose a shorter or "
             "plainer name, or leave it out."
         )
     return name
 
 
-def _index(value: object) -> int | None:
+def _to_index(value: object) -> int | None:
     try:
         return None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         return None
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return as much of a rejected value as an error needs; a number has no quotes."""
     return ascii(value)[:60]

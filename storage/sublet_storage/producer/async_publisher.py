@@ -16,7 +16,7 @@ from typing import Any
 from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
-from sublet_storage.producer.delivery import BatchDelivery, Delivery, ring
+from sublet_storage.producer.delivery import BatchDelivery, Delivery, wake_loop
 from sublet_storage.producer.publisher import Publisher, SingleEpochPublisher
 from sublet_storage.util.fork_guard import check_not_forked
 
@@ -37,7 +37,7 @@ class AsyncPublisher:
 
     async def open(self) -> AsyncPublisher:
         """Connect, as `async with` does. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
-        await self._opened()
+        await self._get_publisher()
         return self
 
     async def publish(
@@ -53,23 +53,23 @@ class AsyncPublisher:
 
     async def publish_batch(self, data: Columns) -> BatchDelivery:
         """Queue a batch, in a thread of its own where it has to wait."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         return await asyncio.to_thread(publisher.publish_batch, data)
 
     async def in_epoch(self, epoch: int | Sequence[int]) -> AsyncSingleEpochPublisher:
         """Publish in an epoch: `await (await publisher.in_epoch(7)).publish(...)`. See `Publisher.in_epoch`."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         return AsyncSingleEpochPublisher(self, await asyncio.to_thread(publisher.in_epoch, epoch))
 
     async def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
         """See `Publisher.advance`. It goes on when the waiting is cancelled."""
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         await asyncio.to_thread(publisher.advance, *epochs, wait=wait)
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
         if self._opening is not None and not self._opening.failed:
-            publisher = await self._opened()
+            publisher = await self._get_publisher()
             await asyncio.to_thread(publisher.flush, timeout_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
@@ -102,12 +102,12 @@ class AsyncPublisher:
         timestamp: datetime | int | None,
         epoch: Epoch | None = None,
     ) -> Delivery:
-        publisher = await self._opened()
+        publisher = await self._get_publisher()
         while (delivery := publisher._offer(topic, value, key, headers, timestamp, epoch, wait=False)) is None:
-            await self._room(publisher)
+            await self._wait_for_room(publisher)
         return delivery
 
-    async def _opened(self) -> Publisher:
+    async def _get_publisher(self) -> Publisher:
         """Return the one publisher of all callers."""
         check_not_forked(self._process, "this publisher")
         while True:
@@ -115,8 +115,8 @@ class AsyncPublisher:
                 if self._closed:
                     raise PublisherClosed("this publisher is closed. Make a new AsyncPublisher.")
                 self._opening = _Opening(self._make)
-            with contextlib.suppress(_Undone):
-                return await self._opening.opened()
+            with contextlib.suppress(_OpeningCancelled):
+                return await self._opening.wait()
 
     async def _end(self, close: Callable[[Publisher], None]) -> None:
         self._closed = True
@@ -124,11 +124,11 @@ class AsyncPublisher:
             await asyncio.to_thread(self._opening.end, close)
 
     @staticmethod
-    async def _room(publisher: Publisher) -> None:
+    async def _wait_for_room(publisher: Publisher) -> None:
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
 
-        publisher._buffer.add_room_callback(partial(ring, loop, room.set))
+        publisher._buffer.add_room_callback(partial(wake_loop, loop, room.set))
         await room.wait()
 
 
@@ -155,7 +155,7 @@ class AsyncSingleEpochPublisher:
         return await asyncio.to_thread(self._at.publish_batch, data)
 
 
-class _Undone(Exception):
+class _OpeningCancelled(Exception):
     """An error for an opening of which all waiters were cancelled."""
 
 
@@ -175,16 +175,16 @@ class _Opening:
         """Return whether the attempt has failed."""
         return self._publisher.done() and self._publisher.exception() is not None
 
-    async def opened(self) -> Publisher:
+    async def wait(self) -> Publisher:
         """Wait for the publisher. Raises the error of the attempt."""
         if self._publisher.done():
             return self._publisher.result()
-        bell = self._join()
+        bell = self._add_waiter()
         try:
             await bell.wait()
         except asyncio.CancelledError:
             if self._waiting == 1:
-                self._give_up()
+                self._cancel_if_pending()
             raise
         finally:
             self._waiting -= 1
@@ -192,7 +192,7 @@ class _Opening:
 
     def undo(self) -> None:
         """Close the publisher, or see to it that it is closed as soon as it is there; waits for neither."""
-        self._give_up()
+        self._cancel_if_pending()
         close = partial(self.end, lambda publisher: publisher.close())
         threading.Thread(target=close, name="sublet publisher closing", daemon=True).start()
 
@@ -201,17 +201,17 @@ class _Opening:
         if self._publisher.exception() is None:
             close(self._publisher.result())
 
-    def _join(self) -> asyncio.Event:
+    def _add_waiter(self) -> asyncio.Event:
         """Add a waiter; return the event that is set when the attempt is over."""
         loop, bell = asyncio.get_running_loop(), asyncio.Event()
 
         self._waiting += 1
         with self._lock:
             self._unwanted = False
-        self._publisher.add_done_callback(lambda _: ring(loop, bell.set))
+        self._publisher.add_done_callback(lambda _: wake_loop(loop, bell.set))
         return bell
 
-    def _give_up(self) -> None:
+    def _cancel_if_pending(self) -> None:
         with self._lock:
             self._unwanted = not self._publisher.done()
 
@@ -225,5 +225,5 @@ class _Opening:
             if not self._unwanted:
                 self._publisher.set_result(publisher)
                 return
-            self._publisher.set_exception(_Undone())
+            self._publisher.set_exception(_OpeningCancelled())
         publisher.close()

@@ -25,7 +25,7 @@ AGE_SPREAD_S = 1.0
 """While the database fails, only messages published within this time are sent together."""
 
 
-def ring(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
+def wake_loop(loop: asyncio.AbstractEventLoop, wake: Callable[[], object]) -> None:
     """Wake the waiters on a loop; none where it is closed, as they are gone with it."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(wake)
@@ -159,7 +159,7 @@ class DeliveryState:
             callback()
 
 
-class _Promise:
+class _DeliveryBase:
     """The common base of Delivery and BatchDelivery."""
 
     __slots__ = ("_ticket",)
@@ -172,7 +172,7 @@ class _Promise:
         """Return whether the outcome is known."""
         return self._ticket.is_done
 
-    def _settled_in_loop(self) -> asyncio.Future[None]:
+    def _make_loop_future(self) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -180,11 +180,11 @@ class _Promise:
             if not future.done():
                 future.set_result(None)
 
-        self._ticket.add_done_callback(partial(ring, loop, wake))
+        self._ticket.add_done_callback(partial(wake_loop, loop, wake))
         return future
 
 
-class Delivery(_Promise):
+class Delivery(_DeliveryBase):
     """The delivery of one message: `result()` or `await` returns its position once it is durable, or raises."""
 
     __slots__ = ("_row",)
@@ -195,13 +195,13 @@ class Delivery(_Promise):
 
     def result(self, timeout_s: float | None = None) -> Position:
         """Wait for the position. Raises what went wrong, or TimeoutError while it is still being tried."""
-        return self._position(self._ticket.wait(timeout_s))
+        return self._find_position(self._ticket.wait(timeout_s))
 
     def __await__(self) -> Generator[None, None, Position]:
-        yield from self._settled_in_loop()
-        return self._position(self._ticket.outcome())
+        yield from self._make_loop_future()
+        return self._find_position(self._ticket.outcome())
 
-    def _position(self, spans: tuple[AppendedSpan, ...]) -> Position:
+    def _find_position(self, spans: tuple[AppendedSpan, ...]) -> Position:
         for span in spans:
             offset = span.offset_of(self._row)
             if offset is not None:
@@ -209,7 +209,7 @@ class Delivery(_Promise):
         raise AssertionError(f"message {self._row} is in none of {spans}")
 
 
-class BatchDelivery(_Promise):
+class BatchDelivery(_DeliveryBase):
     """The delivery of a batch: `result()` or `await` returns the spans of its messages once all are durable."""
 
     __slots__ = ()
@@ -219,7 +219,7 @@ class BatchDelivery(_Promise):
         return self._ticket.wait(timeout_s)
 
     def __await__(self) -> Generator[None, None, tuple[AppendedSpan, ...]]:
-        yield from self._settled_in_loop()
+        yield from self._make_loop_future()
         return self._ticket.outcome()
 
 
@@ -231,7 +231,7 @@ class DeliveryTimeout:
         self.timeout_s = timeout_s
         self._failed_at = -math.inf
 
-    def backoff(self, entered_at: float) -> Backoff:
+    def make_backoff(self, entered_at: float) -> Backoff:
         """Return the pauses between attempts to store what was handed over at that time."""
         return Backoff(total_s=entered_at + self.timeout_s - time.monotonic())
 
@@ -240,11 +240,11 @@ class DeliveryTimeout:
         others are answered it is tried once, however long it had to wait for its turn."""
         return entered_at < self._failed_at and entered_at + self.timeout_s <= time.monotonic()
 
-    def failed(self) -> None:
+    def record_timeout(self) -> None:
         """Record that something was not stored in its time."""
         self._failed_at = time.monotonic()
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record that something was answered."""
         self._failed_at = -math.inf
 

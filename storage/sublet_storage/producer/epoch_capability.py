@@ -113,11 +113,11 @@ class EpochCapability:
         with self._lock:
             if self._frontier is not None and self._error is None:
                 if not abandon:
-                    self._give_back()
+                    self._release()
                 self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
             self._reconnecting.close()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         try:
             with self._reconnecting as conn:
                 epoch_capabilities.release(conn, self._space_id, self._producer)
@@ -131,17 +131,17 @@ class EpochCapability:
         if self._error is not None:
             raise self._error
         frontier = LowerFrontier.from_epochs(check_epoch(epoch, len(epochs[0])) for epoch in epochs)
-        self._retrying(lambda conn: self._move(conn, frontier))
+        self._call_with_retry(lambda conn: self._hold_and_publish(conn, frontier))
         self._frontier = frontier
         if self._thread is None:
-            self._thread = threading.Thread(target=self._keep, name="sublet publisher lease", daemon=True)
+            self._thread = threading.Thread(target=self._renew_until_over, name="sublet publisher lease", daemon=True)
             self._thread.start()
 
-    def _move(self, conn: psycopg.Connection[Any], frontier: LowerFrontier) -> None:
+    def _hold_and_publish(self, conn: psycopg.Connection[Any], frontier: LowerFrontier) -> None:
         epoch_capabilities.hold(conn, self._space_id, self._producer, frontier.least, self._lease_s)
         shared_publisher(self._url).publish([epoch_capabilities.frontier_change(conn, self._space_id)])
 
-    def _keep(self) -> None:
+    def _renew_until_over(self) -> None:
         while not self._over.wait(self._lease_s / 3):
             try:
                 with self._connect() as conn:
@@ -156,22 +156,22 @@ class EpochCapability:
                 self._error = epoch_capabilities.capability_expired_error(self._producer.producer_id)
                 return
 
-    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
+    def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T]) -> _T:
         """Return the result of an attempt, retried while the database is away: `hold` is idempotent."""
 
-        def once() -> _T:
+        def try_once() -> _T:
             with self._reconnecting as conn:
                 return attempt(conn)
 
         try:
             return call_with_retry(
-                once,
+                try_once,
                 lambda error: isinstance(error, Retryable) and not self._over.is_set(),
                 Backoff(total_s=self._delivery_timeout_s),
                 self._over.wait,
             )
         except Retryable as error:
-            raise _too_late(error) from error
+            raise _delivery_timeout_error(error) from error
 
     def _connect(self) -> BoundedConnection:
         conn = connect(
@@ -190,6 +190,6 @@ class EpochCapability:
         return conn
 
 
-def _too_late(error: Exception) -> Unavailable:
+def _delivery_timeout_error(error: Exception) -> Unavailable:
     detail = " ".join(str(error).split()).rstrip(".")
     return DatabaseUnreachable(f"the database does not say which epochs may be published: {detail}. Try again.")

@@ -96,7 +96,7 @@ def store_batch(conn: psycopg.Connection[Any], routes: RoutingTable, batch: Idem
 
 def _enter(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> bool:
     """Enter the batch in the ledger; return False if it is the one that is there already."""
-    parameters = _who(batch)
+    parameters = _to_parameters(batch)
     if conn.execute(_ENTER, parameters, prepare=True).fetchone() is not None:
         return True
     incarnation, number, digest = conn.execute(_NEWEST, parameters).fetchone() or (0, 0, 0)
@@ -122,7 +122,9 @@ def _append(
     conn: psycopg.Connection[Any], routes: RoutingTable, batch: IdempotentBatch, parts: Sequence[RoutedRows]
 ) -> tuple[AppendedSpan, ...]:
     stamp = ProducerStamp(batch.producer_id, batch.incarnation, batch.number)
-    blocks = [BlockAppend(stream, pack(messages, routes.compression(stream)), stamp) for stream, messages, _ in parts]
+    blocks = [
+        BlockAppend(stream, pack(messages, routes.get_compression(stream)), stamp) for stream, messages, _ in parts
+    ]
     answers = append(conn, blocks)
     outcomes = {answer.outcome for answer in answers}
     if AppendOutcome.FENCED in outcomes:
@@ -140,9 +142,9 @@ def _append(
 def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[AppendedSpan, ...] | None:
     """Return where a stored batch lies: it is routed as it was then. None if later batches went to its streams
     since."""
-    ends = dict(conn.execute(_STORED, _who(batch)).fetchall())
+    ends = dict(conn.execute(_STORED, _to_parameters(batch)).fetchall())
     try:
-        parts = _routes_of(conn, list(ends)).partition_rows(batch.messages, range(batch.messages.num_rows))
+        parts = _read_routes(conn, list(ends)).partition_rows(batch.messages, range(batch.messages.num_rows))
     except UnknownSpace:
         return None
     if {stream for stream, _, _ in parts} != ends.keys():
@@ -150,7 +152,7 @@ def _read_spans(conn: psycopg.Connection[Any], batch: IdempotentBatch) -> tuple[
     return tuple(AppendedSpan(stream, ends[stream] - len(rows), rows) for stream, _, rows in parts)
 
 
-def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:
+def _read_routes(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingTable:
     """Return the part of the routes in force when these streams were open that led to them."""
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
@@ -159,7 +161,7 @@ def _routes_of(conn: psycopg.Connection[Any], stream_ids: list[int]) -> RoutingT
     return RoutingTable(list(spaces.values()), streams, None)
 
 
-def _who(batch: IdempotentBatch) -> dict[str, object]:
+def _to_parameters(batch: IdempotentBatch) -> dict[str, object]:
     return {
         "producer": batch.producer_id,
         "incarnation": batch.incarnation,

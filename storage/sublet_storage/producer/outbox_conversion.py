@@ -54,17 +54,17 @@ def validate_rows(rows: Sequence[OutboxRow], routes: RoutingTable) -> tuple[list
     They are checked one by one only if one of them is invalid.
     """
     with suppress(UsageError):
-        return _batches(rows, routes), {}
+        return _make_batches(rows, routes), {}
     refused: dict[int, str] = {}
     for row in rows:
         try:
-            _batches([row], routes)
+            _make_batches([row], routes)
         except UsageError as error:
             refused[row.outbox_id] = str(error)
-    return _batches([row for row in rows if row.outbox_id not in refused], routes), refused
+    return _make_batches([row for row in rows if row.outbox_id not in refused], routes), refused
 
 
-def _batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
+def _make_batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordBatch]:
     """Return the rows in Arrow. Raises `UsageError` if a publisher would refuse one of them."""
     if not rows:
         return []
@@ -73,7 +73,7 @@ def _batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordB
     columns = {"topic": pa.array(topics, pa.string()), "key": pa.array(keys, pa.binary())}
     columns |= {"value": pa.array(values, pa.binary()), "timestamp": pa.array(times, pa.int64())}
     if any(each is not None for each in headers):
-        columns["headers"] = pa.array(map(_headers, headers), BLOCK_SCHEMA.field("headers").type)
+        columns["headers"] = pa.array(map(_parse_headers, headers), BLOCK_SCHEMA.field("headers").type)
     batches = to_record_batches(columns)
     for batch in batches:
         check_sizes(batch, MAX_MESSAGE_BYTES)
@@ -81,14 +81,14 @@ def _batches(rows: Sequence[OutboxRow], routes: RoutingTable) -> list[pa.RecordB
     return batches
 
 
-def _headers(text: str | None) -> list[tuple[str, bytes | None]] | None:
+def _parse_headers(text: str | None) -> list[tuple[str, bytes | None]] | None:
     try:
-        return None if text is None else as_headers([_header(pair) for pair in json.loads(text)])
+        return None if text is None else as_headers([_parse_header(pair) for pair in json.loads(text)])
     except (TypeError, ValueError, LookupError, RecursionError):
         raise UsageError(f"headers {text!a:.60}: not as publish() writes them. Publish by that function.") from None
 
 
-def _header(pair: Any) -> tuple[str, bytes | None]:
+def _parse_header(pair: Any) -> tuple[str, bytes | None]:
     if not isinstance(pair, list):
         raise TypeError
     name, value = pair
@@ -103,4 +103,4 @@ def build_appends(batch: pa.RecordBatch, routes: RoutingTable) -> Iterator[Block
         for piece in split_into_blocks(
             PendingArrowBatch(part, numbers, DeliveryState(len(numbers))), BLOCK_MESSAGES, BLOCK_BYTES
         ):
-            yield BlockAppend(stream_id, pack(piece.batch, routes.compression(stream_id)))
+            yield BlockAppend(stream_id, pack(piece.batch, routes.get_compression(stream_id)))

@@ -111,7 +111,7 @@ NOTHING: Final = OutboxMoveResult(0, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ScanPosition:
     """The last moved row: all up to it are moved, except what the transactions wrote that were running then."""
 
     xact: str
@@ -119,7 +119,7 @@ class _Seen:
     running: list[str]
 
 
-class _Elsewhere(Exception):
+class _MoveConflict(Exception):
     """An error that rolls a move back: a stream was closed, or a row taken or locked by hand, since they were read."""
 
 
@@ -130,7 +130,7 @@ class OutboxMover:
         self._conn, self._guard = conn, guard
         conn.execute(_PLANS)
         self._routes: RoutingTable | None = None
-        self._scan_position: _Seen | None = None
+        self._scan_position: _ScanPosition | None = None
         self._routed_at = self._locked_at = self._looked_at = float("-inf")
 
     def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> OutboxMoveResult:
@@ -144,16 +144,16 @@ class OutboxMover:
         if not messages:
             self._scan_position = scan_position
             return NOTHING
-        routes = self._current_routes()
+        routes = self._refresh_routes()
         batches, refused = validate_rows(messages, routes)
-        heads = self._stored(messages, refused, [each for batch in batches for each in build_appends(batch, routes)])
+        heads = self._store(messages, refused, [each for batch in batches for each in build_appends(batch, routes)])
         if heads is None:
             return NOTHING
         self._scan_position = scan_position
         more = len(messages) == rows or sum(row.size for row in messages) >= bytes
         return OutboxMoveResult(len(messages) - len(refused), heads, refused, more)
 
-    def _stored(
+    def _store(
         self, rows: Sequence[OutboxRow], refused: Mapping[int, str], appends: Sequence[BlockAppend]
     ) -> dict[int, int] | None:
         """Return the move itself, in one transaction as short as can be: the new heads. None: it has to be done
@@ -164,11 +164,11 @@ class OutboxMover:
                 self._take([row for row in rows if row.outbox_id not in refused])
                 self._set_aside([row for row in rows if row.outbox_id in refused], refused)
                 return self._append(appends)
-        except _Elsewhere:
+        except _MoveConflict:
             self._routes = self._scan_position = None
             return None
 
-    def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _Seen | None]:
+    def _read(self, rows: int, bytes: int) -> tuple[list[OutboxRow], _ScanPosition | None]:
         """Return the oldest rows, and what will have been seen once they are moved."""
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
@@ -176,13 +176,13 @@ class OutboxMover:
             self._looked_at, self._scan_position = now, None
         statement = _READ_FREE if passing_over else _READ_SINCE if self._scan_position else _READ_ALL
         limits: dict[str, Any] = {"rows": rows, "bytes": bytes, "fetched": FETCHED_BYTES}
-        since = self._scan_position or _Seen("0", 0, [])
+        since = self._scan_position or _ScanPosition("0", 0, [])
         limits |= {"xact": since.xact, "outbox_id": since.outbox_id, "running": since.running}
         outbox_rows = [OutboxRow._make(row) for row in self._conn.execute(statement, limits, prepare=True, binary=True)]
-        scan_position = None if passing_over else _seen(outbox_rows)
+        scan_position = None if passing_over else _parse_scan_position(outbox_rows)
         return [] if outbox_rows[0].ctid is None else outbox_rows, scan_position
 
-    def _current_routes(self) -> RoutingTable:
+    def _refresh_routes(self) -> RoutingTable:
         if self._routes is None or time.monotonic() > self._routed_at + ROUTING_MAX_AGE_S:
             self._routed_at = time.monotonic()
             self._routes = RoutingTable.load(self._conn)
@@ -190,17 +190,18 @@ class OutboxMover:
 
     def _take(self, rows: Sequence[OutboxRow]) -> None:
         try:
-            cursor = self._conn.execute(_TAKE, (_tuple_ids(rows),), prepare=True, binary=True)
+            cursor = self._conn.execute(_TAKE, (_format_tuple_ids(rows),), prepare=True, binary=True)
         except psycopg.errors.LockNotAvailable:
             self._locked_at = time.monotonic()
-            raise _Elsewhere from None
+            raise _MoveConflict from None
         _check_same(rows, cursor)
 
     def _set_aside(self, rows: Sequence[OutboxRow], reasons: Mapping[int, str]) -> None:
         if rows:
             details = [reasons[row.outbox_id] for row in rows]
             _check_same(
-                rows, self._conn.execute(_SET_ASIDE, (_tuple_ids(rows), [row.outbox_id for row in rows], details))
+                rows,
+                self._conn.execute(_SET_ASIDE, (_format_tuple_ids(rows), [row.outbox_id for row in rows], details)),
             )
 
     def _append(self, appends: Sequence[BlockAppend]) -> dict[int, int]:
@@ -208,7 +209,7 @@ class OutboxMover:
         heads: dict[int, int] = {}
         for each, answer in zip(appends, append(self._conn, appends) if appends else (), strict=True):
             if answer.outcome is not AppendOutcome.APPENDED or answer.end_offset is None:
-                raise _Elsewhere
+                raise _MoveConflict
             heads[each.stream_id] = answer.end_offset
         return heads
 
@@ -220,7 +221,7 @@ def read_backlog(conn: psycopg.Connection[Any]) -> OutboxBacklog:
     return OutboxBacklog(*row)
 
 
-def _seen(rows: Sequence[OutboxRow]) -> _Seen:
+def _parse_scan_position(rows: Sequence[OutboxRow]) -> _ScanPosition:
     """Return the last row from a snapshot of Postgres, xmin:xmax:running,running,...; an empty outbox is one row of
     nulls."""
     assert rows[0].snapshot is not None
@@ -228,14 +229,14 @@ def _seen(rows: Sequence[OutboxRow]) -> _Seen:
     last = (int(rows[-1].xact or next_xact), rows[-1].outbox_id or 0)
     # A row restored from a backup may bear a number that is still to come: what comes must not be taken for seen.
     xact, outbox_id = min(last, (int(next_xact), 0))
-    return _Seen(str(xact), outbox_id, running.split(",") if running else [])
+    return _ScanPosition(str(xact), outbox_id, running.split(",") if running else [])
 
 
-def _tuple_ids(rows: Sequence[OutboxRow]) -> str:
+def _format_tuple_ids(rows: Sequence[OutboxRow]) -> str:
     """Return the text of a Postgres array: made from a list, large ones would take their time."""
     return "{" + ",".join(f'"{row.ctid}"' for row in rows) + "}"
 
 
 def _check_same(rows: Sequence[OutboxRow], deleted: psycopg.Cursor[Any]) -> None:
     if {row.outbox_id for row in rows} != {outbox_id for (outbox_id,) in deleted}:
-        raise _Elsewhere
+        raise _MoveConflict

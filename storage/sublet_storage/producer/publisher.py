@@ -109,7 +109,7 @@ class Publisher:
         producer, url, space = check_producer_name(producer), check_text("url", url), check_text("space", space)
         with ExitStack() as stack:
             database = stack.enter_context(open_database(url))
-            routes, writer, space_id, timeline = _begin(database.url, space, producer)
+            routes, writer, space_id, timeline = _open_log(database.url, space, producer)
             self._capability = None
             self._advancing = threading.Lock()  # advances are queued in the order in which they were allowed
             self._buffer = SendBuffer(routes, limits)
@@ -163,7 +163,7 @@ class Publisher:
             check_sizes(batch, self._max_message_bytes)
             self._buffer.routes.check(batch)
             if epoch is None and (bounds := compute_epoch_bounds(batch)) is not None:
-                self._epochs().check(bounds.least)
+                self._get_capability().check(bounds.least)
                 for greatest in bounds.greatest:
                     check_epoch(greatest)
         return self._buffer.add_batches(batches)
@@ -178,7 +178,7 @@ class Publisher:
         """
         check_not_forked(self._process, "this publisher")
         checked_epoch = check_epoch(epoch)
-        self._epochs().check([checked_epoch])
+        self._get_capability().check([checked_epoch])
         return SingleEpochPublisher(self, checked_epoch)
 
     def advance(self, *epochs: int | Sequence[int], wait: bool = True) -> None:
@@ -193,7 +193,7 @@ class Publisher:
         checked_epochs = [check_epoch(epoch) for epoch in epochs]
         if not checked_epochs:
             raise UsageError("advance() without an epoch: give the one that is next.")
-        capability = self._epochs()
+        capability = self._get_capability()
         with self._advancing:
             capability.reserve(checked_epochs)
             try:
@@ -237,7 +237,7 @@ class Publisher:
         if self._sender.is_alive():
             self._buffer.abandon(DatabaseUnreachable(f"not stored within the {timeout_s} s of close(), and given up."))
         error = self._buffer.pop_error()
-        self._leave(deadline, abandon=abandon or error is not None)
+        self._close_connections(deadline, abandon=abandon or error is not None)
         if error is not None:
             raise error
 
@@ -273,24 +273,26 @@ class Publisher:
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")
         return self._buffer.add(topic, plain_key, plain_value, pairs, as_timestamp_us(timestamp), epoch, wait)
 
-    def _epochs(self) -> EpochCapability:
+    def _get_capability(self) -> EpochCapability:
         if self._capability is None:
             raise UsageError(
                 "epochs are a space's own, and this publisher is for all spaces. Name one: Publisher(space='default')."
             )
         return self._capability
 
-    def _leave(self, deadline: float | None, *, abandon: bool) -> None:
+    def _close_connections(self, deadline: float | None, *, abandon: bool) -> None:
         """Release the capability, and the database. That takes long where it does not answer, and where the last user
         of an embedded server stops one of whose processes is frozen."""
         if deadline is None:
-            self._let_go(abandon)
+            self._close_now(abandon)
             return
-        leaving = threading.Thread(target=self._let_go, args=(abandon,), name="sublet publisher leaving", daemon=True)
+        leaving = threading.Thread(
+            target=self._close_now, args=(abandon,), name="sublet publisher leaving", daemon=True
+        )
         leaving.start()
         leaving.join(max(SENDER_STOP_TIMEOUT_S, deadline - time.monotonic()))
 
-    def _let_go(self, abandon: bool) -> None:
+    def _close_now(self, abandon: bool) -> None:
         if self._capability is not None:
             self._capability.close(abandon=abandon)
         self._database.close()
@@ -304,7 +306,7 @@ class SingleEpochPublisher:
 
     def check(self) -> None:
         """Raise `EpochAlreadyCompleted` if it may be published no more."""
-        self._publisher._epochs().check([self.epoch])
+        self._publisher._get_capability().check([self.epoch])
 
     def publish(
         self,
@@ -326,7 +328,7 @@ class SingleEpochPublisher:
         return self._publisher._publish_batch(data, self.epoch)
 
 
-def _begin(
+def _open_log(
     url: str, space: str | None, producer: str | None
 ) -> tuple[RoutingTable, ProducerIdentity, int | None, str | None]:
     """Return the routes, the producer's identity, the id of the one space if it is for one, and the database's

@@ -39,7 +39,7 @@ from sublet_storage.producer.batches.small_block import Header, Message
 from sublet_storage.producer.delivery import AGE_SPREAD_S, BatchDelivery, Delivery, DeliveryState
 
 COMMIT_BYTES = 4 * 1024 * 1024
-ROUTED_AT_ONCE = 1 << 16
+MAX_ROUTED_ROWS = 1 << 16
 ADVANCE_PAUSE_S = 0.02
 """Minimum time between advances under load that no caller waits for: each takes as much of the database as a block."""
 
@@ -89,11 +89,11 @@ class SendBuffer:
         while True:
             with self._lock:
                 if self._has_room():
-                    growing = self._add_to_last(self._routes.stream_of(topic, key), message, size)
+                    growing = self._add_to_last(self._routes.find_stream(topic, key), message, size)
                     return Delivery(growing.ticket, growing.count - 1)
                 if not wait:
                     return None
-                room = self._room_to_come()
+                room = self._make_room_lock()
             room.acquire()
 
     def add_batches(self, batches: Iterable[pa.RecordBatch]) -> BatchDelivery:
@@ -104,8 +104,8 @@ class SendBuffer:
         start = 0
         try:
             for batch in batches:
-                for offset in range(0, batch.num_rows, ROUTED_AT_ONCE):
-                    chunk = batch.slice(offset, ROUTED_AT_ONCE)
+                for offset in range(0, batch.num_rows, MAX_ROUTED_ROWS):
+                    chunk = batch.slice(offset, MAX_ROUTED_ROWS)
                     self._add_chunk(PendingArrowBatch(chunk, range(start, start + chunk.num_rows), ticket))
                     start += chunk.num_rows
         except BaseException:
@@ -186,7 +186,7 @@ class SendBuffer:
         closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a queue."""
         with self._lock:
             while not self._queued or (pause := self._pause()) > 0:
-                if not self._queued and self._due(()):
+                if not self._queued and self._count_due_advances(()):
                     return []
                 if not self._queued and self._closed is not None:
                     return None
@@ -206,7 +206,7 @@ class SendBuffer:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
             if is_early and self._queued and self._pause() <= 0 and not self._flushing:
                 return None
-            count = self._due(loads)
+            count = self._count_due_advances(loads)
             return self._advances[count - 1][1] if count else None
 
     def complete_advance(self, epochs: Sequence[Epoch]) -> None:
@@ -240,7 +240,7 @@ class SendBuffer:
     def _settle(self, loads: Sequence[PendingBlock], error: Exception | None) -> None:
         with self._lock:
             if error is not None:
-                self._give_up_advances(error, {piece.ticket for load in loads for piece in load.pieces})
+                self._fail_advances(error, {piece.ticket for load in loads for piece in load.pieces})
             for load in loads:
                 self._bytes -= load.size
                 for piece in load.pieces:
@@ -263,7 +263,7 @@ class SendBuffer:
                 self._queued -= sum(piece.count for piece in waiting)
                 for piece in [*refused.get(stream_id, ()), *waiting]:
                     self._bytes -= piece.size
-                    self._enqueue(_parts(routes, piece))
+                    self._enqueue(_route_piece(routes, piece))
 
     def abandon(self, error: Exception) -> None:
         """Close, and fail everything that is not settled."""
@@ -287,32 +287,32 @@ class SendBuffer:
         while True:
             if routes is not self._routes:
                 routes = self._routes
-                parts = self._blocks(routes, chunk)
+                parts = self._route_chunk(routes, chunk)
             with self._lock:
-                room = None if self._has_room() else self._room_to_come()
+                room = None if self._has_room() else self._make_room_lock()
                 if room is None and routes is self._routes:
                     self._enter(parts)
                     return
             if room is not None:
                 room.acquire()
 
-    def _blocks(self, routes: RoutingTable, chunk: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
+    def _route_chunk(self, routes: RoutingTable, chunk: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
         limits = self._limits.block_messages, self._limits.block_bytes
         parts = [
             (stream_id, block)
-            for stream_id, part in _parts(routes, chunk)
+            for stream_id, part in _route_piece(routes, chunk)
             for block in split_into_blocks(part, *limits)
         ]
         for stream_id, part in parts:
             if self._is_full_block(part):
-                part.packed = pack(part.batch, routes.compression(stream_id))
+                part.packed = pack(part.batch, routes.get_compression(stream_id))
         return parts
 
     def _add_to_last(self, stream_id: int, message: Message, size: int) -> PendingMessageBuilder:
         """Add it to what grows at the end of the queue, or begin another there; or nothing, whatever is raised."""
         queue = self._queues.get(stream_id)
         last = queue[-1] if queue else None
-        if not isinstance(last, PendingMessageBuilder) or not self._fits(last, size):
+        if not isinstance(last, PendingMessageBuilder) or not self._has_room_in(last, size):
             builder = PendingMessageBuilder()
             builder.add(message, size)
             self._enter([(stream_id, builder)])
@@ -320,7 +320,7 @@ class SendBuffer:
         previous_state = self._queued, self._bytes, last.count, last.size
         try:
             last.add(message, size)
-            self._added(last.ticket, 1, size)
+            self._count_added(last.ticket, 1, size)
         except BaseException:
             self._queued, self._bytes, *former = previous_state
             last.cut_back(*former)
@@ -350,14 +350,14 @@ class SendBuffer:
     def _enqueue(self, parts: Sequence[tuple[int, PendingArrowBatch | PendingMessageBuilder]]) -> None:
         for stream_id, part in parts:
             self._queues.setdefault(stream_id, deque()).append(part)
-            self._added(part.ticket, part.count, part.size)
+            self._count_added(part.ticket, part.count, part.size)
 
     def _is_full_block(self, piece: PendingArrowBatch) -> bool:
         """Return whether it will be a block of its own, which may be encoded early."""
         messages, size = self._limits.block_messages, self._limits.block_bytes
         return piece.count <= messages and piece.size <= size and (2 * piece.count > messages or 2 * piece.size > size)
 
-    def _added(self, ticket: DeliveryState, count: int, size: int) -> None:
+    def _count_added(self, ticket: DeliveryState, count: int, size: int) -> None:
         self._unsettled.setdefault(ticket, False)
         if not self._queued:
             self._oldest_at = time.monotonic()
@@ -372,7 +372,7 @@ class SendBuffer:
         self._check_open()
         return self._bytes < self._limits.buffered_bytes
 
-    def _room_to_come(self) -> threading.Lock:
+    def _make_room_lock(self) -> threading.Lock:
         """Return a lock that can be had once there may be room, or the publisher is closed; not while holding the
         buffer's."""
         room = threading.Lock()
@@ -394,7 +394,7 @@ class SendBuffer:
         if self._closed is not None:
             raise PublisherClosed(f"{self._closed} Make a new Publisher.") from self._closed
 
-    def _due(self, loads: Iterable[PendingBlock]) -> int:
+    def _count_due_advances(self, loads: Iterable[PendingBlock]) -> int:
         """Return how many advances have nothing before them but these loads."""
         if not self._advances:
             return 0
@@ -402,9 +402,9 @@ class SendBuffer:
         for load in loads:
             for piece in load.pieces:
                 counts[piece.ticket] += piece.count
-        return self._next_behind(lambda ticket: ticket.pending_count <= counts[ticket])
+        return self._count_done(lambda ticket: ticket.pending_count <= counts[ticket])
 
-    def _next_behind(self, is_done: Callable[[DeliveryState], bool]) -> int:
+    def _count_done(self, is_done: Callable[[DeliveryState], bool]) -> int:
         """Return how many advances have nothing before them but what is done."""
         count = 0
         for ticket in self._unsettled:
@@ -414,15 +414,15 @@ class SendBuffer:
                 break
         return count
 
-    def _give_up_advances(self, error: Exception, failed: Collection[DeliveryState]) -> None:
+    def _fail_advances(self, error: Exception, failed: Collection[DeliveryState]) -> None:
         """Fail the advances, except those with nothing left before them."""
-        retained = self._next_behind(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
+        retained = self._count_done(lambda ticket: not ticket.pending_count and ticket not in failed) if failed else 0
         while len(self._advances) > retained:
             ticket, _ = self._advances.pop()
             del self._unsettled[ticket]
             ticket.abandon(error)
 
-    def _fits(self, growing: PendingMessageBuilder, size: int) -> bool:
+    def _has_room_in(self, growing: PendingMessageBuilder, size: int) -> bool:
         if growing.count >= self._limits.block_messages or growing.size + size > self._limits.block_bytes:
             return False
         return time.monotonic() <= growing.ticket.entered_at + AGE_SPREAD_S
@@ -477,7 +477,7 @@ class SendBuffer:
         return callbacks
 
 
-def _parts(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
+def _route_piece(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[int, PendingArrowBatch]]:
     """Return the piece by stream."""
     routed = routes.partition_rows(piece.batch, piece.rows)
     if len(routed) == 1:

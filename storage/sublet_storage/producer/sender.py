@@ -122,17 +122,17 @@ class Sender(threading.Thread):
                     "published before it. Publish it again."
                 )
             appends = [self._append(load) for load in loads]
-            answers = self._until_answered(appends, self._buffer.due_advance(loads), entered_at)
+            answers = self._append_blocks(appends, self._buffer.due_advance(loads), entered_at)
         except SubletError as error:
             self._buffer.fail_batches(loads, error)
             if isinstance(error, ProducerFenced):
                 raise
             return
-        self._notifier.publish_heads(_heads(loads, answers))
+        self._notifier.publish_heads(_find_heads(loads, answers))
         outcomes: dict[AppendOutcome, list[PendingBlock]] = {outcome: [] for outcome in AppendOutcome}
         for load, answer in zip(loads, answers, strict=True):
             outcomes[answer.outcome].append(load)
-        for load, first_offset in _first_offsets(loads, answers):
+        for load, first_offset in _find_first_offsets(loads, answers):
             load.complete(first_offset)
         self._buffer.release_batches(outcomes[AppendOutcome.APPENDED] + outcomes[AppendOutcome.DUPLICATE])
         for outcome, refusal in _REFUSALS.items():
@@ -144,19 +144,19 @@ class Sender(threading.Thread):
             self._stop_fenced(outcomes[AppendOutcome.FENCED])
 
     def _append(self, load: PendingBlock) -> BlockAppend:
-        block = load.pack(self._buffer.routes.compression(load.stream_id))
+        block = load.pack(self._buffer.routes.get_compression(load.stream_id))
         self._sequences[load.stream_id] += 1
         stamp = ProducerStamp(self._producer.producer_id, self._producer.incarnation, self._sequences[load.stream_id])
         return BlockAppend(load.stream_id, block, stamp)
 
-    def _until_answered(
+    def _append_blocks(
         self, appends: list[BlockAppend], epochs: Sequence[Epoch] | None, entered_at: float
     ) -> list[AppendResult]:
         if epochs is None:
-            return self._retrying(lambda conn: append(conn, appends), entered_at)
+            return self._call_with_retry(lambda conn: append(conn, appends), entered_at)
         assert self._advance is not None, "who publishes without epochs queues no advance"
         advance = self._advance
-        result = self._retrying(lambda conn: advance(conn, appends, epochs), entered_at)
+        result = self._call_with_retry(lambda conn: advance(conn, appends, epochs), entered_at)
         if result.error is not None:
             self._buffer.fail_batches([], result.error)
         elif result.change is not None:
@@ -171,7 +171,7 @@ class Sender(threading.Thread):
     def _reroute(self, closed: list[PendingBlock]) -> None:
         """Route what closed streams refused, and all that waits for closed streams, to their children."""
         try:
-            routes = self._retrying(lambda conn: RoutingTable.load(conn, self._space), find_entered_at(closed))
+            routes = self._call_with_retry(lambda conn: RoutingTable.load(conn, self._space), find_entered_at(closed))
         except SubletError as error:
             self._buffer.fail_batches(closed, error)
             if isinstance(error, ProducerFenced):
@@ -179,13 +179,13 @@ class Sender(threading.Thread):
             return
         self._buffer.reroute(routes, closed)
 
-    def _retrying(self, attempt: Callable[[psycopg.Connection[Any]], _T], entered_at: float) -> _T:
+    def _call_with_retry(self, attempt: Callable[[psycopg.Connection[Any]], _T], entered_at: float) -> _T:
         """Call until there is an answer, over as many connections as it takes, for `delivery_timeout_s` at most since
         the messages were handed over; once at least.
 
         Raises `Unavailable` when the time is up, `SubletError` for what no retry can mend.
         """
-        backoff = self._timeout.backoff(entered_at)
+        backoff = self._timeout.make_backoff(entered_at)
         in_doubt = False
 
         def may_try_again(error: Exception) -> bool:
@@ -194,16 +194,18 @@ class Sender(threading.Thread):
             return isinstance(error, Retryable) and not self._giving_up.is_set()
 
         try:
-            answer = call_with_retry(lambda: self._once(attempt, backoff), may_try_again, backoff, self._giving_up.wait)
+            answer = call_with_retry(
+                lambda: self._try_once(attempt, backoff), may_try_again, backoff, self._giving_up.wait
+            )
         except Retryable as error:
-            self._timeout.failed()
-            raise self._too_late(error, in_doubt) from error
+            self._timeout.record_timeout()
+            raise self._delivery_timeout_error(error, in_doubt) from error
         except psycopg.Error as error:
             raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
-        self._timeout.succeeded()
+        self._timeout.record_success()
         return answer
 
-    def _once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
+    def _try_once(self, attempt: Callable[[psycopg.Connection[Any]], _T], backoff: Backoff) -> _T:
         """Make one attempt, which ends in time also if the server is frozen."""
         self._check_time()
         self._attempt_timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
@@ -211,14 +213,14 @@ class Sender(threading.Thread):
             conn.receive_timeout_s = self._attempt_timeout_s
             self._check_time()  # again: from here on `give_up` ends the waiting
             if conn.timeline != self._timeline:
-                self._go_over(conn)
+                self._follow_timeline(conn)
             return attempt(conn)
 
     def _check_time(self) -> None:
         if self._giving_up.is_set():
             raise DatabaseUnreachable("there was no time left to send it.")
 
-    def _too_late(self, error: Exception, in_doubt: bool) -> Unavailable:
+    def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
         period, detail = f"within {self._timeout.timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
         if self._giving_up.is_set():
             period = "before the publisher was closed"
@@ -238,7 +240,7 @@ class Sender(threading.Thread):
             silence_s=self._attempt_timeout_s,
         )
 
-    def _go_over(self, conn: BoundedConnection) -> None:
+    def _follow_timeline(self, conn: BoundedConnection) -> None:
         """Check the routes and register the producer again if the database is on another timeline."""
         if has_gone_over(conn, self._timeline):
             self._buffer.routes.check_timeline(conn, self._producer.producer_id)
@@ -247,7 +249,7 @@ class Sender(threading.Thread):
         self._timeline = conn.timeline or self._timeline
 
 
-def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:
+def _find_heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, int]:
     """Return {stream: head} of those that have grown; the last block of a stream comes last."""
     grown = {
         load.stream_id: answer.end_offset
@@ -257,7 +259,7 @@ def _heads(loads: list[PendingBlock], answers: list[AppendResult]) -> dict[int, 
     return {stream_id: head for stream_id, head in grown.items() if head is not None}
 
 
-def _first_offsets(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
+def _find_first_offsets(loads: list[PendingBlock], answers: list[AppendResult]) -> list[tuple[PendingBlock, int]]:
     """Return the first offset of each stored load. The log stores the end of a producer's last block only; those before
     it in the same transaction lie right before it, because their stream was locked."""
     stored: list[tuple[PendingBlock, int]] = []

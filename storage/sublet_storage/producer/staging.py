@@ -109,7 +109,7 @@ def commit(conn: psycopg.Connection[Any], write: SinkBatch, staged: Sequence[Sta
         if stored_count is None:
             attempts = [each.attempt for each in sorted(staged, key=lambda each: each.task) if each.blocks]
             committed = SinkCommitResult(
-                message_count, _publish(conn, write, _routed(conn, write, attempts), message_count)
+                message_count, _publish(conn, write, _restage_closed(conn, write, attempts), message_count)
             )
         else:
             committed = SinkCommitResult(stored_count, {}, is_duplicate=True)
@@ -154,18 +154,18 @@ def _publish(
     return {stream_id: head for stream_id, head, _ in grown}
 
 
-def _routed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
+def _restage_closed(conn: psycopg.Connection[Any], write: SinkBatch, attempts: list[uuid.UUID]) -> list[uuid.UUID]:
     """Lock the streams, and stage anew what is for closed ones: the attempts in order, with those that came to it."""
     while attempts:
         parameters = {"sink": write.sink, "batch": write.batch, "attempts": attempts}
         closed = [stream_id for (stream_id,) in conn.execute(_LOCK, parameters).fetchall()]
         if not closed:
             break
-        attempts = [each for attempt in attempts for each in (*_again(conn, write, attempt, closed), attempt)]
+        attempts = [each for attempt in attempts for each in (*_restage(conn, write, attempt, closed), attempt)]
     return attempts
 
 
-def _again(
+def _restage(
     conn: psycopg.Connection[Any], write: SinkBatch, attempt: uuid.UUID, closed: list[int]
 ) -> Iterator[uuid.UUID]:
     """Yield the attempt that what this one has staged for closed streams belongs to now, if there is any.
@@ -179,7 +179,7 @@ def _again(
     if first is None:
         return
     # Accepted before, they go where their topic belongs now.
-    staged_task = stage(conn, write, 0, _decoded(chain([first], blocks)))
+    staged_task = stage(conn, write, 0, _decode_blocks(chain([first], blocks)))
     conn.execute(_REMOVE, parameters)
     yield staged_task.attempt
 
@@ -191,7 +191,7 @@ def _read_staged(conn: psycopg.Connection[Any], parameters: dict[str, object]) -
         last_block = rows[-1][-1]
 
 
-def _decoded(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+def _decode_blocks(blocks: Iterable[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of staged blocks, which have no offsets yet: each is named as if its stream began with it."""
     for codec, payload, stream_id, count, _ in blocks:
         yield decode_block(codec, payload, stream_id, count, count)
@@ -222,13 +222,13 @@ class _Stager:
         with self._conn.cursor() as cursor, cursor.copy(_COPY) as copy:
             copy.set_types(_TYPES)
             for append in self._waiting:
-                copy.write_row(self._row(append))
+                copy.write_row(self._make_row(append))
                 self.blocks += 1
                 self.messages += append.block.count
         self._waiting.clear()
         self._size = 0
 
-    def _row(self, append: BlockAppend) -> tuple[object, ...]:
+    def _make_row(self, append: BlockAppend) -> tuple[object, ...]:
         task_columns = self._write.sink, self._write.batch, self.attempt, self.blocks
         block = append.block
         span = block.first_timestamp, block.last_timestamp

@@ -59,8 +59,8 @@ def list_offset_ranges(
             "end_value": end.value,
         }
         rows = conn.execute(_OFFSET_RANGES, parameters).fetchall()
-    return [_offset_range(*row) for row in rows]
+    return [_make_offset_range(*row) for row in rows]
 
 
-def _offset_range(stream_id: int, generation_id: int, space: str, filled: str, *offsets: Any) -> OffsetRange:
+def _make_offset_range(stream_id: int, generation_id: int, space: str, filled: str, *offsets: Any) -> OffsetRange:
     return OffsetRange(stream_id, generation_id, space, TopicFilter(filled), *offsets)

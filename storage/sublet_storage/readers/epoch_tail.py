@@ -24,7 +24,7 @@ from sublet_protocol.domain.epochs import (
 )
 from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.bounded_connection import timeline_of
+from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
@@ -64,7 +64,7 @@ EpochTailItem = EpochTailStart | EpochMessages | LowerFrontier
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _StreamSnapshot:
     """The heads of all streams that are read, and the frontiers of the spaces of those that are open."""
 
     heads: dict[int, message_log.HeadState]
@@ -101,7 +101,7 @@ class EpochTailReader:
             begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is EpochStartingPosition.LATEST else []
         start = "latest" if begin is EpochStartingPosition.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, streams)
-        self._selection, self.snapshot = _joined(begin, streams.cursors, spaces, begun)
+        self._selection, self.snapshot = _make_selection(begin, streams.cursors, spaces, begun)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
         self._introduced = False
         self._torn: PositionGone | None = None
@@ -109,7 +109,7 @@ class EpochTailReader:
     @property
     def is_filtering(self) -> bool:
         """Return whether any epochs are excluded from the streams that are read."""
-        return any(self._left_out(space_id) is not None for space_id in self._reading.spaces)
+        return any(self._get_excluded_epochs(space_id) is not None for space_id in self._reading.spaces)
 
     def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:
         """Iterate over everything unread that is there now, then the lower frontier if it has moved; then it ends.
@@ -117,14 +117,14 @@ class EpochTailReader:
         The very first item is the snapshot. Raises `PositionGone` when retention was faster, and an epoch is
         incomplete; like a `Tail` where payloads cannot be read, and over a connection to another timeline.
         """
-        self._reading.check_timeline(timeline_of(conn))
+        self._reading.check_timeline(get_timeline(conn))
         if self._torn is not None:
             raise self._torn
         if not self._introduced:
             self._introduced = True
             yield self.snapshot
-        look = self._look(conn)
-        while due := self._due(look):
+        look = self._read_snapshot(conn)
+        while due := self._list_due_cursors(look):
             for cursor in due:
                 yield from self._read(conn, cursor, look)
         self._reading.raise_read_error()  # before the frontier is returned
@@ -132,37 +132,39 @@ class EpochTailReader:
         if self._selection.announced is not None and self._selection.announced != previous_frontier:
             yield self._selection.announced
 
-    def _look(self, conn: psycopg.Connection[Any]) -> _Look:
+    def _read_snapshot(self, conn: psycopg.Connection[Any]) -> _StreamSnapshot:
         """Return all matching streams, of one instant: while some were closed, others have opened that are not known
         yet."""
         while True:
-            look = _look(conn, self._reading.open_streams)
-            self._reading.look(look.heads)
+            look = _read_snapshot(conn, self._reading.open_streams)
+            self._reading.set_heads(look.heads)
             if not self._reading.is_stale:
                 return look
             self._reading.refresh_streams(conn)
             if not self._reading.open_streams:
-                return _Look({}, {})
+                return _StreamSnapshot({}, {})
 
-    def _due(self, look: _Look) -> list[StreamCursor]:
+    def _list_due_cursors(self, look: _StreamSnapshot) -> list[StreamCursor]:
         """Return the streams that are to be read before the frontier may be returned, as far as it is their turn."""
         heads = look.heads
         return [
             p for p in self._reading.readable_cursors() if p.stream_id in heads and p.position < heads[p.stream_id].head
         ]
 
-    def _read(self, conn: psycopg.Connection[Any], cursor: StreamCursor, look: _Look) -> Iterator[EpochMessages]:
+    def _read(
+        self, conn: psycopg.Connection[Any], cursor: StreamCursor, look: _StreamSnapshot
+    ) -> Iterator[EpochMessages]:
         end = look.heads[cursor.stream_id].head if look.lowers.get(cursor.space_id) is None else None
-        step = self._reading.read(conn, cursor, left_out=self._left_out(cursor.space_id), end=end)
+        step = self._reading.read(conn, cursor, left_out=self._get_excluded_epochs(cursor.space_id), end=end)
         if step.gone is not None:
-            self._lost(conn, step.gone)
+            self._handle_loss(conn, step.gone)
         if step.batches:
             yield EpochMessages(pa.Table.from_batches(step.batches))
 
-    def _left_out(self, space_id: int) -> ExcludedEpochs | None:
+    def _get_excluded_epochs(self, space_id: int) -> ExcludedEpochs | None:
         return self._selection.excluded_in(space_id) if self._needs_complete else None
 
-    def _lost(self, conn: psycopg.Connection[Any], gone: PositionGone) -> None:
+    def _handle_loss(self, conn: psycopg.Connection[Any], gone: PositionGone) -> None:
         row = conn.execute(_UPPER, (gone.stream_id,)).fetchone()
         if self._needs_complete and (row is None or self._selection.may_need(row[0], upper_frontier_from_json(row[1]))):
             self._torn = gone
@@ -183,7 +185,7 @@ def _parse_start(starting_position: str, entire: bool) -> EpochStartingPosition:
     return EpochStartingPosition(starting_position)
 
 
-def _joined(
+def _make_selection(
     begin: EpochStartingPosition,
     cursors: list[StreamCursor],
     spaces: list[tuple[Any, ...]],
@@ -217,12 +219,12 @@ def _joined(
     )
 
 
-def _look(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _Look:
+def _read_snapshot(conn: psycopg.Connection[Any], stream_ids: list[int]) -> _StreamSnapshot:
     heads: dict[int, message_log.HeadState] = {}
     lowers: dict[int, LowerFrontier | None] = {}
     for stream_id, head, closed, gone, space_id, lower in conn.execute(_READ, (stream_ids,), prepare=True):
         heads[stream_id] = message_log.HeadState(head, closed, gone)
         if not closed:
             lowers[space_id] = lower_frontier_from_json(lower)
-    deleted_heads = message_log.ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
-    return _Look(heads | deleted_heads, lowers)
+    deleted_heads = message_log.read_ends(conn, [stream_id for stream_id in stream_ids if stream_id not in heads])
+    return _StreamSnapshot(heads | deleted_heads, lowers)

@@ -17,11 +17,11 @@ import pyarrow as pa
 from sublet_protocol.domain.errors import PayloadUnavailable, PoisonBlock, PositionBeyondHead, PositionGone, SubletError
 from sublet_protocol.domain.subscriptions import Bookmark
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.bounded_connection import check_timeline, timeline_of
+from sublet_storage.db.bounded_connection import check_timeline, get_timeline
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.log.epoch_selection import ExcludedEpochs
-from sublet_storage.spaces.routing import candidate_filters
+from sublet_storage.spaces.routing import find_candidate_filters
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 TailStart = str | int | datetime | Bookmark
@@ -105,7 +105,7 @@ class MultiStreamReader:
         streams: MatchingStreams | None = None,
     ) -> None:
         self.filter = filter
-        self._timeline = timeline_of(conn)
+        self._timeline = get_timeline(conn)
         if isinstance(begin, Bookmark):
             check_timeline(conn, begin.timeline, "the bookmark")
         self._cursors: dict[int, StreamCursor] = {}
@@ -114,7 +114,7 @@ class MultiStreamReader:
         self._known = max(known or 0, matching_streams.newest)
         self._closures = False
         if isinstance(begin, Bookmark):
-            missing_streams = missing(
+            missing_streams = find_deleted_streams(
                 conn, begin.offsets.keys() - {cursor.stream_id for cursor in matching_streams.cursors}
             )
             self._add_lost(
@@ -126,9 +126,9 @@ class MultiStreamReader:
             )
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
-            cursor.initial_head, cursor.position = cursor.head, _first_position(conn, cursor, begin)
+            cursor.initial_head, cursor.position = cursor.head, _find_first_position(conn, cursor, begin)
             self._add(cursor)
-        self._forget()
+        self._remove_done()
 
     @property
     def is_caught_up(self) -> bool:
@@ -158,8 +158,8 @@ class MultiStreamReader:
 
     def readable_cursors(self) -> list[StreamCursor]:
         """Return the streams of which there is something to read now, each for a step or more."""
-        waiting = self._waiting()
-        return [each for each in self._cursors.values() if self._unread(each) and each.stream_id not in waiting]
+        waiting = self._find_waiting()
+        return [each for each in self._cursors.values() if self._is_unread(each) and each.stream_id not in waiting]
 
     def raise_read_error(self) -> None:
         """Raise the error of a stream whose payloads could not be read, if there is one: `PoisonBlock`,
@@ -185,7 +185,7 @@ class MultiStreamReader:
         Raises `PositionBeyondHead` over a connection to another timeline of the database than that of the beginning.
         """
         start = cursor.position
-        self.check_timeline(timeline_of(conn))
+        self.check_timeline(get_timeline(conn))
         try:
             page = message_log.fetch(
                 conn,
@@ -213,21 +213,21 @@ class MultiStreamReader:
         )
         return TailPage(cursor.stream_id, start, page.position, page.batches)
 
-    def look(self, heads: Mapping[int, message_log.HeadState]) -> None:
+    def set_heads(self, heads: Mapping[int, message_log.HeadState]) -> None:
         """Set the heads of streams as read from the log. Raises `PositionBeyondHead` if more was read than there is."""
-        for stream_id in self._beyond(heads):
+        for stream_id in self._find_beyond_head(heads):
             raise message_log.beyond_head_error(stream_id, self._cursors[stream_id].position, heads[stream_id].head)
         self.update_heads(heads)
 
-    def look_again(self, conn: psycopg.Connection[Any]) -> None:
-        """Read the heads of its streams, see `look`."""
-        self.look(message_log.heads_or_ends(conn, self.open_streams))
+    def refresh_heads(self, conn: psycopg.Connection[Any]) -> None:
+        """Read the heads of its streams, see `set_heads`."""
+        self.set_heads(message_log.read_heads_or_ends(conn, self.open_streams))
 
     def is_beyond(self, heads: Mapping[int, message_log.HeadState]) -> bool:
         """Return whether more was read of a stream than it has by these heads."""
-        return bool(self._beyond(heads))
+        return bool(self._find_beyond_head(heads))
 
-    def _beyond(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
+    def _find_beyond_head(self, heads: Mapping[int, message_log.HeadState]) -> list[int]:
         return [
             stream_id
             for stream_id, head in heads.items()
@@ -265,7 +265,7 @@ class MultiStreamReader:
         self._add_lost(dict.fromkeys(matching_streams.lost, 0))
         for cursor in matching_streams.cursors:
             self._add(cursor)
-        self._forget()
+        self._remove_done()
 
     def _add(self, cursor: StreamCursor) -> None:
         cursor.is_done = cursor.is_closed and cursor.position == cursor.head
@@ -276,9 +276,9 @@ class MultiStreamReader:
         for stream_id, offset in offsets.items():
             self._add(StreamCursor(stream_id, 0, offset + 1, True, True, [], 0, None, offset, offset + 1))
 
-    def _forget(self) -> None:
+    def _remove_done(self) -> None:
         """Remove the cursors that are done, except those that others wait for."""
-        waiting = self._waiting()
+        waiting = self._find_waiting()
         self._cursors = {
             stream_id: cursor
             for stream_id, cursor in self._cursors.items()
@@ -286,10 +286,10 @@ class MultiStreamReader:
         }
 
     @staticmethod
-    def _unread(cursor: StreamCursor) -> bool:
+    def _is_unread(cursor: StreamCursor) -> bool:
         return not cursor.is_done and cursor.position < cursor.head and cursor.read_error is None
 
-    def _waiting(self) -> set[int]:
+    def _find_waiting(self) -> set[int]:
         """Return those with an ancestor that was not read to its end; parents come before their children here. Such as
         are unknown here hold nothing that matches."""
         waiting: set[int] = set()
@@ -332,8 +332,8 @@ class Tail:
         Raises `PayloadUnavailable` and `PoisonBlock` of streams that could not be read on, after all others were.
         """
         reading = self._reading
-        reading.look_again(self.conn)
-        reading.check_timeline(timeline_of(self.conn))
+        reading.refresh_heads(self.conn)
+        reading.check_timeline(get_timeline(self.conn))
         if reading.is_stale:
             reading.refresh_streams(self.conn)
         while turn := reading.readable_cursors():
@@ -370,13 +370,13 @@ def _list_lost(conn: psycopg.Connection[Any], filter: TopicFilter, known: int) -
     if not rows:
         return []
     since = [TopicFilter(text) for (text,) in conn.execute(_FILTERS_SINCE, {"known": known}).fetchall()]
-    return [each for text, each in rows if (own := TopicFilter(text)) in candidate_filters(filter, [own, *since])]
+    return [each for text, each in rows if (own := TopicFilter(text)) in find_candidate_filters(filter, [own, *since])]
 
 
-def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
+def _find_first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: TailStart) -> int:
     """Return where to begin in a stream. Raises `PositionBeyondHead` for a bookmark that cannot be."""
     if isinstance(begin, Bookmark):
-        return _marked_position(cursor, begin)
+        return _find_marked_position(cursor, begin)
     if begin == "latest" or cursor.is_gone:
         return cursor.head
     if isinstance(begin, datetime):
@@ -387,7 +387,7 @@ def _first_position(conn: psycopg.Connection[Any], cursor: StreamCursor, begin: 
     return min(begin, cursor.head) if isinstance(begin, int) else 0
 
 
-def _marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
+def _find_marked_position(cursor: StreamCursor, begin: Bookmark) -> int:
     """Return the position of a stream by the bookmark; known streams that it does not name were read to their ends."""
     position = begin.offsets.get(cursor.stream_id, cursor.head if cursor.stream_id <= begin.known else 0)
     if position > cursor.head:

@@ -101,8 +101,8 @@ class SpaceUsers:
         groups = [f"{group.subscription} ({group.granted_streams} of its streams granted)" for group in self.groups]
         return [
             *([f"it holds {self.messages} messages"] if self.messages else []),
-            *([f"groups use it: {_some(groups)}"] if groups else []),
-            *([f"producers publish to it: {_some(self.producers)}"] if self.producers else []),
+            *([f"groups use it: {_format_names(groups)}"] if groups else []),
+            *([f"producers publish to it: {_format_names(self.producers)}"] if self.producers else []),
         ]
 
 
@@ -133,7 +133,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
     ((messages,),) = conn.execute(_MESSAGES, parameters).fetchall()
     generations, rows = read_generation_filters(conn), conn.execute(_GROUPS, parameters).fetchall()
     filters_by_group = {group_id: generations.matching(TopicFilter(filter)) for group_id, _, _, filter, _ in rows}
-    unread = _unread(conn, space, filters_by_group)
+    unread = _count_unread(conn, space, filters_by_group)
     groups = []
     for group_id, kind, name, filter, granted in rows:
         streams, behind = unread.get(group_id, (0, 0))
@@ -146,7 +146,7 @@ def read_usage(conn: psycopg.Connection[Any], space: Space) -> SpaceUsers:
     return SpaceUsers(int(messages), tuple(groups), producers)
 
 
-def _unread(
+def _count_unread(
     conn: psycopg.Connection[Any], space: Space, filters_by_group: Mapping[int, Mapping[TopicFilter, bool]]
 ) -> dict[int, tuple[int, int]]:
     """Return {group: (streams, messages)} of those that have not read all that the space holds for them."""
@@ -169,6 +169,6 @@ def check_unused(conn: psycopg.Connection[Any], space: Space) -> None:
         )
 
 
-def _some(names: tuple[str, ...] | list[str]) -> str:
+def _format_names(names: tuple[str, ...] | list[str]) -> str:
     suffix = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + suffix

@@ -107,7 +107,7 @@ class PastGenerationCleaner:
 
     def __call__(self, conn: psycopg.Connection[Any], guard: Guard | None = None) -> list[int]:
         """Find past generations, and delete those that every group is past; return the deleted ones."""
-        _see(conn, guard, {"rest": self._rest_s, "step": self._step})
+        _record_ended(conn, guard, {"rest": self._rest_s, "step": self._step})
         past = conn.execute(_PAST, {"after": self._last_generation_id, "step": self._step}).fetchall()
         self._last_generation_id = past[-1][0] if len(past) == self._step else 0
         return [
@@ -115,7 +115,7 @@ class PastGenerationCleaner:
         ]
 
 
-def _see(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:
+def _record_ended(conn: psycopg.Connection[Any], guard: Guard | None, parameters: dict[str, float]) -> None:
     with conn.transaction():
         if guard is not None:
             guard(conn)

@@ -36,7 +36,7 @@ Connection = psycopg.Connection[Any]
 
 
 @dataclass(slots=True)
-class _Left:
+class _RestoreFailures:
     """The payloads that could not be restored: their number, and the error of the first."""
 
     count: int = 0
@@ -53,25 +53,27 @@ def restore_payloads(conn: Connection, space_id: int) -> int:
     Raises the error of the first that could not be restored, after all others were: `PayloadUnavailable`,
     `PayloadObjectUnreadable`, `PayloadDamaged`.
     """
-    brought, failures = 0, _Left()
+    brought, failures = 0, _RestoreFailures()
     for generation_id, stream_id in conn.execute(_OUTSIDE, (space_id,)).fetchall():
         owner, last_offset, previous_count = BlockOwner(space_id, generation_id, stream_id), -1, failures.count
-        while rows := _next(conn, owner, last_offset):
+        while rows := _read_next(conn, owner, last_offset):
             last_offset = rows[-1][0]
-            brought += _bring(conn, owner, rows, failures)
+            brought += _restore_blocks(conn, owner, rows, failures)
         if failures.count == previous_count:
             conn.execute(_ALL_BACK, (stream_id,))
     if failures.first is not None:
-        raise _reported(brought, failures.count, failures.first)
+        raise _summarize_failures(brought, failures.count, failures.first)
     return brought
 
 
-def _next(conn: Connection, owner: BlockOwner, last_offset: int) -> list[tuple[Any, ...]]:
+def _read_next(conn: Connection, owner: BlockOwner, last_offset: int) -> list[tuple[Any, ...]]:
     parameters = (owner.space_id, owner.generation_id, owner.stream_id, last_offset, BATCH_BLOCKS)
     return conn.execute(_BLOCKS, parameters, binary=True).fetchall()
 
 
-def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], failures: _Left) -> int:
+def _restore_blocks(
+    conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], failures: _RestoreFailures
+) -> int:
     payloads = read_payloads(owner.generation_id, owner.stream_id, rows)
     with conn.transaction():
         back = []
@@ -87,7 +89,7 @@ def _bring(conn: Connection, owner: BlockOwner, rows: list[tuple[Any, ...]], fai
     return len(back)
 
 
-def _reported(brought: int, failed_count: int, error: Exception) -> Exception:
+def _summarize_failures(brought: int, failed_count: int, error: Exception) -> Exception:
     """Return what hindered the first, which names it, and how much else there is."""
     prefix = f"{brought} payloads are back in Postgres, and {failed_count} are not. The first: "
     if isinstance(error, PoisonBlock):

@@ -22,7 +22,7 @@ from psycopg import sql
 from sublet_protocol.domain.errors import SubletError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
-from sublet_storage.log.partition_reads import partition_name
+from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.rollover import partition_table
 from sublet_storage.spaces.space_queries import read_generation_filters
 
@@ -144,7 +144,7 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
                 raise
             failed.append((generation_id, error))
     if failed:
-        raise SubletError(_failure_text(failed, dropped)) from failed[0][1]
+        raise SubletError(_format_failures(failed, dropped)) from failed[0][1]
     return dropped
 
 
@@ -171,8 +171,10 @@ class IdleProducerCleaner:
         return rows[-1][2] if rows else 0
 
 
-def _failure_text(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
-    errors = "; ".join(f"{partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3])
+def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
+    errors = "; ".join(
+        f"{format_partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3]
+    )
     suffix = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (
         f"{len(failed)} gone partitions could not be dropped, {len(dropped)} were: {errors}{suffix}. "
@@ -194,7 +196,7 @@ def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]
 def _detach(conn: psycopg.Connection[Any], generation_id: int, pending: bool) -> bool:
     """Detach without blocking readers; an interrupted detach is finished first."""
     mode = sql.SQL("finalize") if pending else sql.SQL("concurrently")
-    return _within_lock_timeout(
+    return _try_execute(
         conn, sql.SQL("alter table block detach partition {} {}").format(partition_table(generation_id), mode)
     )
 
@@ -207,10 +209,10 @@ def _drop(conn: psycopg.Connection[Any], generation_id: int) -> bool:
         sql.SQL(_DOOM).format(part=part, generation=sql.Literal(generation_id)),
         sql.SQL("drop table {}").format(part),
     ]
-    return _within_lock_timeout(conn, sql.SQL("; ").join(steps))
+    return _try_execute(conn, sql.SQL("; ").join(steps))
 
 
-def _within_lock_timeout(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
+def _try_execute(conn: psycopg.Connection[Any], statement: sql.Composed) -> bool:
     """Run a statement on its own; return False on a lock timeout, or if a detach is pending."""
     row = conn.execute("select current_setting('lock_timeout')").fetchone()
     assert row is not None

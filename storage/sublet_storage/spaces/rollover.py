@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from sublet_protocol.domain.errors import Unavailable
-from sublet_storage.log.partition_reads import partition_name
-from sublet_storage.spaces.routing import HashRange, Space, moves_topics, ranges_overlap, split_ring
+from sublet_storage.log.partition_reads import format_partition_name
+from sublet_storage.spaces.routing import HashRange, Space, has_moved_topics, ranges_overlap, split_ring
 from sublet_storage.util.retry import Backoff, call_with_retry
 
 LOCK_TIMEOUT_S = 2.0
@@ -66,7 +66,7 @@ def roll_over_spaces(
     parents = _close(conn, closing_spaces)
     for space in opening_spaces:
         streams = [
-            (space.space_id, opened[space.space_id], *hash_range, _parents(parents, space, hash_range, changed))
+            (space.space_id, opened[space.space_id], *hash_range, _find_parents(parents, space, hash_range, changed))
             for hash_range in split_ring(space.shards)
         ]
         with conn.cursor() as cursor:
@@ -77,11 +77,11 @@ def roll_over_spaces(
     return opened
 
 
-def _parents(closed: list[_Parent], space: Space, range_: HashRange, changed: int) -> list[int]:
+def _find_parents(closed: list[_Parent], space: Space, range_: HashRange, changed: int) -> list[int]:
     return [
         parent.stream_id
         for parent in closed
-        if ranges_overlap(parent.range, range_) and moves_topics(parent.space, space, changed)
+        if ranges_overlap(parent.range, range_) and has_moved_topics(parent.space, space, changed)
     ]
 
 
@@ -99,7 +99,7 @@ def _open_generation(conn: psycopg.Connection[Any], space: Space) -> int:
 
 def partition_table(generation_id: int) -> sql.Identifier:
     """Return the table that holds the blocks of a generation."""
-    return sql.Identifier(partition_name(generation_id))
+    return sql.Identifier(format_partition_name(generation_id))
 
 
 def lock_streams(conn: psycopg.Connection[Any], spaces: list[Space]) -> None:

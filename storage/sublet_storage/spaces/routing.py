@@ -82,7 +82,7 @@ def ranges_overlap(first: HashRange, second: HashRange) -> bool:
     return first[0] < second[1] and second[0] < first[1]
 
 
-def moves_topics(former: Space, successor: Space, changed: int) -> bool:
+def has_moved_topics(former: Space, successor: Space, changed: int) -> bool:
     """Return whether topics of the space `former` are in `successor` once the space `changed` is another: topics move
     only from it or to it."""
     is_concerned = changed in (former.space_id, successor.space_id) and former.filter.intersects(successor.filter)
@@ -95,7 +95,7 @@ def find_space_for(topic: str, spaces: Iterable[Space]) -> Space | None:
     return min(matching, key=lambda space: space.filter.specificity, default=None)
 
 
-def candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> frozenset[TopicFilter]:
+def find_candidate_filters(filter: TopicFilter, filters: Iterable[TopicFilter]) -> frozenset[TopicFilter]:
     """Return, of the live spaces' filters, those under which messages published now may match a group's filter.
 
     Those that intersect it, minus those in the shadow of a more specific one that covers it entirely.
@@ -126,7 +126,7 @@ class GenerationTopicFilters:
         A closed generation may have been in a shadow that is gone, or not in one that is there now: it is always
         included, at the price of reads without a match.
         """
-        candidates = candidate_filters(filter, self.open)
+        candidates = find_candidate_filters(filter, self.open)
         return {
             generation_filter: generation_filter in candidates
             for generation_filter in self.filters
@@ -144,25 +144,25 @@ class HashRing:
         ends = [stream.hash_to for stream in self.streams]
         if not ends or self._starts != [0, *ends[:-1]] or ends[-1] != RING:
             raise ValueError(f"the open streams do not tile the ring: {self.streams}")
-        self._by_arc = self._arcs()
+        self._by_arc = self._compute_arcs()
 
-    def index(self, hashed: int) -> int:
+    def find_index(self, hashed: int) -> int:
         """Return the index in `streams` of the one whose range contains the hash."""
         return bisect_right(self._starts, hashed) - 1
 
-    def stream_id(self, hashed: int) -> int:
+    def find_stream_id(self, hashed: int) -> int:
         """Return the id of the stream whose range contains the hash."""
         return self._ids[bisect_right(self._starts, hashed) - 1]
 
-    def stream_ids(self, hashes: Iterable[int]) -> list[int]:
-        """Return the `stream_id` of each hash."""
+    def find_stream_ids(self, hashes: Iterable[int]) -> list[int]:
+        """Return the `find_stream_id` of each hash."""
         if self._by_arc:
             by_arc, shift = self._by_arc, _ARC_SHIFT
             return [by_arc[hashed >> shift] for hashed in hashes]
         ids, starts = self._ids, self._starts
         return [ids[bisect_right(starts, hashed) - 1] for hashed in hashes]
 
-    def _arcs(self) -> list[int]:
+    def _compute_arcs(self) -> list[int]:
         """Return the stream of each of `MAX_SHARDS` equal arcs of the ring, if none is cut: looking up is then no
         search."""
         if any(start % _ARC for start in self._starts):

@@ -138,7 +138,7 @@ def compact_stream(
     merge = partial(_merge, conn, generation_id, stream_id, compression, guard)
     with contextlib.suppress(psycopg.errors.UndefinedTable):  # dropped meanwhile
         while rows := _scan(conn, generation_id, stream_id, last_offset, older_than_s):
-            for run in runs(rows, block_messages, block_bytes):
+            for run in find_runs(rows, block_messages, block_bytes):
                 saved += _merge_but(poison, run, merge)
             last_offset = rows[-1].end_offset
     if poison:
@@ -146,7 +146,7 @@ def compact_stream(
     return saved
 
 
-def fragmented_streams(
+def list_fragmented_streams(
     conn: psycopg.Connection[Any],
     at_least: int = 100,
     older_than_s: float = 60.0,
@@ -161,12 +161,12 @@ def fragmented_streams(
         "least": at_least,
     }
     counts: list[tuple[int, int]] = []
-    for generation_id, streams in _by_generation(conn.execute(_PRESENT) if among is None else among).items():
+    for generation_id, streams in _group_by_generation(conn.execute(_PRESENT) if among is None else among).items():
         counts += _of_partition(conn, _FRAGMENTED, generation_id, {**parameters, "streams": streams})
     return [stream_id for stream_id, _ in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
 
 
-def newly_fragmented(
+def list_newly_fragmented(
     conn: psycopg.Connection[Any], guard: Guard | None = None, at_least: int = 100, older_than_s: float = 60.0
 ) -> list[int]:
     """Merge among streams with new blocks; the others are not examined again before they have more."""
@@ -174,9 +174,9 @@ def newly_fragmented(
     examined = [(stream_id, head) for _, stream_id, head, is_gone in unseen if is_gone]
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
     last_offsets: list[tuple[int, int]] = []
-    for generation_id, streams in _by_generation(among).items():
+    for generation_id, streams in _group_by_generation(among).items():
         last_offsets += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
-    fragmented = fragmented_streams(conn, at_least, older_than_s, among) if among else []
+    fragmented = list_fragmented_streams(conn, at_least, older_than_s, among) if among else []
     examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
     if examined:
         with conn.transaction():
@@ -186,7 +186,7 @@ def newly_fragmented(
     return fragmented
 
 
-def _by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
+def _group_by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
     streams_by_generation: dict[int, list[int]] = {}
     for generation_id, stream_id in streams:
         streams_by_generation.setdefault(generation_id, []).append(stream_id)
@@ -198,11 +198,11 @@ def _of_partition(
 ) -> list[tuple[int, int]]:
     """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""
     with contextlib.suppress(psycopg.errors.UndefinedTable):
-        return conn.execute(_about(statement, generation_id), parameters).fetchall()
+        return conn.execute(_format_statement(statement, generation_id), parameters).fetchall()
     return []
 
 
-def _about(statement: str, generation_id: int) -> sql.Composed:
+def _format_statement(statement: str, generation_id: int) -> sql.Composed:
     parts = {"block": partition_table(generation_id), "small": sql.SQL(_SMALL), "frontiers": sql.SQL(_FRONTIERS)}
     return sql.SQL(statement).format(**parts)
 
@@ -210,16 +210,16 @@ def _about(statement: str, generation_id: int) -> sql.Composed:
 def _scan(
     conn: psycopg.Connection[Any], generation_id: int, stream_id: int, last_offset: int, older_than_s: float
 ) -> list[BlockRow]:
-    rows = conn.execute(_about(_RUNS, generation_id), (stream_id, last_offset, older_than_s, SCANNED))
+    rows = conn.execute(_format_statement(_RUNS, generation_id), (stream_id, last_offset, older_than_s, SCANNED))
     return [BlockRow(*row) for row in rows]
 
 
-def runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
+def find_runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Iterator[list[BlockRow]]:
     """Yield runs of at least two neighbours that fit into one block together, each smaller than half of it."""
     run: list[BlockRow] = []
     for row in rows:
         small = row.count * 2 <= block_messages and row.size * 2 <= block_bytes
-        if run and not (small and _joins(run, row, block_messages, block_bytes)):
+        if run and not (small and _is_mergeable(run, row, block_messages, block_bytes)):
             if len(run) > 1:
                 yield run
             run = []
@@ -229,7 +229,7 @@ def runs(rows: Iterable[BlockRow], block_messages: int, block_bytes: int) -> Ite
         yield run
 
 
-def _joins(run: list[BlockRow], row: BlockRow, block_messages: int, block_bytes: int) -> bool:
+def _is_mergeable(run: list[BlockRow], row: BlockRow, block_messages: int, block_bytes: int) -> bool:
     return (
         run[-1].end_offset == row.end_offset - row.count
         and run[-1].frontiers == row.frontiers
@@ -265,14 +265,17 @@ def _merge(
     with conn.transaction():
         if guard is not None:
             guard(conn)
-        rows = conn.execute(_about(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
+        rows = conn.execute(_format_statement(_LOCKED, generation_id), (stream_id, ends), binary=True).fetchall()
         if [(row[0], row[1]) for row in rows] != [(row.end_offset, row.count) for row in run]:
             return 0
-        entire = pa.Table.from_batches(list(_decoded(stream_id, rows))).combine_chunks().to_batches()[0]
-        block, (starts, times) = pack(entire, compression), pieces([(row[1], row[4], *row[7:]) for row in rows])
-        conn.execute(_about(_REPLACED, generation_id), (stream_id, ends))
+        entire = pa.Table.from_batches(list(_decode_rows(stream_id, rows))).combine_chunks().to_batches()[0]
+        block, (starts, times) = (
+            pack(entire, compression),
+            compute_append_times([(row[1], row[4], *row[7:]) for row in rows]),
+        )
+        conn.execute(_format_statement(_REPLACED, generation_id), (stream_id, ends))
         conn.execute(
-            _about(_MERGED, generation_id),
+            _format_statement(_MERGED, generation_id),
             (
                 generation_id,
                 stream_id,
@@ -293,7 +296,7 @@ def _merge(
     return len(run) - 1
 
 
-def _decoded(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
+def _decode_rows(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.RecordBatch]:
     """Yield the batches of blocks to be merged. Raises `_RunTooLarge` before they are more than a block may have, and
     `PoisonBlock`."""
     size = 0
@@ -305,7 +308,7 @@ def _decoded(stream_id: int, rows: Sequence[tuple[Any, ...]]) -> Iterator[pa.Rec
         yield batch
 
 
-def pieces(
+def compute_append_times(
     blocks: Iterable[tuple[int, _Time, Sequence[int] | None, Sequence[_Time] | None]],
 ) -> tuple[list[int], list[_Time]]:
     """Return where what was appended later than all before it begins in the merged block, and when that was. Of each

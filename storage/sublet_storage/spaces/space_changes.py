@@ -75,13 +75,13 @@ def create_space(
     The same call again is a no-op. Raises `Conflict` if the name or the filter is taken with other settings.
     """
     retained = (retention_s, rollover_s, compression, payload_location, tier_after_s)
-    requested = _checked(Space(0, name, TopicFilter(filter), shards, *retained))
+    requested = _check_space(Space(0, name, TopicFilter(filter), shards, *retained))
 
     def create() -> Space:
-        spaces = _locked_spaces(conn)
+        spaces = _lock_spaces(conn)
         for space in spaces:
             if space.name == name:
-                return _same(space, requested)
+                return _check_same_settings(space, requested)
         _check_filter_free(requested, spaces)
         return _create(conn, requested, spaces)
 
@@ -99,15 +99,15 @@ def alter_space(conn: psycopg.Connection[Any], name: str, **changes: Any) -> Spa
         check_reaches_objects(conn, name, changes["payload_location"])
 
     def alter() -> Space:
-        spaces = _locked_spaces(conn)
+        spaces = _lock_spaces(conn)
         former = find_space_in(name, spaces)
-        altered = _checked(replace(former, **changes))
+        altered = _check_space(replace(former, **changes))
         if altered.filter != former.filter:
             _check_not_default(name, "has the filter # for ever, so that every topic has a space")
             _check_filter_free(altered, [space for space in spaces if space is not former])
         _update(conn, altered)
         if (altered.filter, altered.shards) != (former.filter, former.shards):
-            affected = _affected(spaces, former, altered) if altered.filter != former.filter else []
+            affected = _find_affected(spaces, former, altered) if altered.filter != former.filter else []
             roll_over_spaces(conn, [former, *affected], [altered, *affected], former.space_id)
         return altered
 
@@ -133,7 +133,7 @@ def drop_space(
     check_droppable(name)
 
     def drop() -> None:
-        spaces = _locked_spaces(conn)
+        spaces = _lock_spaces(conn)
         dropped = find_space_in(name, spaces)
         if space_id not in (None, dropped.space_id):
             raise Conflict(
@@ -160,7 +160,7 @@ def check_droppable(name: str) -> None:
 
 def find_fallback_spaces(spaces: list[Space], space: Space) -> list[Space]:
     """Return the other spaces that its topics fall to when it is dropped."""
-    return _affected(spaces, space)
+    return _find_affected(spaces, space)
 
 
 def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
@@ -168,13 +168,13 @@ def rollover(conn: psycopg.Connection[Any], space: str | Space) -> int:
     name = space if isinstance(space, str) else space.name
 
     def roll() -> int:
-        current = find_space_in(name, _locked_spaces(conn))
+        current = find_space_in(name, _lock_spaces(conn))
         return roll_over_spaces(conn, [current], [current], current.space_id)[current.space_id]
 
     return retry_on_lock_timeout(conn, roll)
 
 
-def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
+def roll_over_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only: str | None = None) -> list[str]:
     """Roll over every space whose generation holds messages and is older than its `rollover_s`; return their names.
 
     A space with retention but no `rollover_s` rolls over every quarter of its retention, or nothing would ever end.
@@ -184,7 +184,7 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
     def roll() -> list[str]:
         if guard is not None:
             guard(conn)
-        rolling = [space for space in _due(conn, _locked_spaces(conn)) if only in (None, space.name)]
+        rolling = [space for space in _list_due(conn, _lock_spaces(conn)) if only in (None, space.name)]
         for space in rolling:
             roll_over_spaces(conn, [space], [space], space.space_id)
         return [space.name for space in rolling]
@@ -193,21 +193,21 @@ def rollover_due(conn: psycopg.Connection[Any], guard: Guard | None = None, only
 
 
 def list_overdue_rollovers(conn: psycopg.Connection[Any]) -> list[str]:
-    """Return the names of the spaces that `rollover_due` would roll over now; no lock is taken."""
-    return [space.name for space in _due(conn, list_spaces(conn))]
+    """Return the names of the spaces that `roll_over_due` would roll over now; no lock is taken."""
+    return [space.name for space in _list_due(conn, list_spaces(conn))]
 
 
-def _due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
+def _list_due(conn: psycopg.Connection[Any], spaces: Iterable[Space]) -> list[Space]:
     due = {row[0] for row in conn.execute(_DUE, (MAX_S,))}
     return [space for space in spaces if space.space_id in due]
 
 
-def _locked_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
+def _lock_spaces(conn: psycopg.Connection[Any]) -> list[Space]:
     conn.execute(_LOCK)
     return list_spaces(conn)
 
 
-def _checked(space: Space) -> Space:
+def _check_space(space: Space) -> Space:
     if not space.name.isprintable() or not 0 < len(space.name) <= 63 or set(space.name) & set("/+#$ "):
         raise InvalidSetting(
             f"space name {space.name!r}: 1 to 63 printable characters without blanks, /, +, # and $. Choose another."
@@ -234,16 +234,17 @@ def _checked(space: Space) -> Space:
     return replace(space, payload_location=str(location.parse_location(space.payload_location)))
 
 
-def _same(space: Space, requested: Space) -> Space:
+def _check_same_settings(space: Space, requested: Space) -> Space:
     if replace(space, space_id=0) != requested:
         raise Conflict(
-            f"space {space.name!r} exists with other settings ({_settings(space)}; asked for: {_settings(requested)}). "
-            "Use it as it is, or choose another name; its shards are changed by `sublet spaces reshard`."
+            f"space {space.name!r} exists with other settings ({_encode_settings(space)}; asked for: "
+            f"{_encode_settings(requested)}). Use it as it is, or choose another name; its shards are changed by "
+            "`sublet spaces reshard`."
         )
     return space
 
 
-def _settings(space: Space) -> str:
+def _encode_settings(space: Space) -> str:
     settings = {name: getattr(space, name) for name in _COLUMNS[1:]}
     return ", ".join(f"{name} {'none' if value is None else value}" for name, value in settings.items())
 
@@ -263,7 +264,7 @@ def _check_not_default(name: str, rule: str) -> None:
 
 
 def _create(conn: psycopg.Connection[Any], requested: Space, spaces: list[Space]) -> Space:
-    values = {name: value for name, value in zip(_COLUMNS, _row(requested), strict=True) if value is not None}
+    values = {name: value for name, value in zip(_COLUMNS, _to_row(requested), strict=True) if value is not None}
     statement = sql.SQL(
         "insert into space (filter_since, {}) values ((select coalesce(max(stream_id), 0) from stream), {})"
         " returning space_id"
@@ -271,7 +272,7 @@ def _create(conn: psycopg.Connection[Any], requested: Space, spaces: list[Space]
     row = conn.execute(statement, list(values.values())).fetchone()
     assert row is not None
     created = replace(requested, space_id=row[0])
-    affected = _affected(spaces, created)
+    affected = _find_affected(spaces, created)
     roll_over_spaces(conn, affected, [created, *affected], created.space_id)
     return created
 
@@ -290,7 +291,7 @@ def _update(conn: psycopg.Connection[Any], altered: Space) -> None:
         (
             altered.filter.text,
             altered.filter.text,
-            *_row(altered),
+            *_to_row(altered),
             altered.payload_location,
             altered.payload_location,
             altered.space_id,
@@ -301,12 +302,12 @@ def _update(conn: psycopg.Connection[Any], altered: Space) -> None:
 _COLUMNS = ("name", "filter", "shards", "retention_s", "rollover_s", "compression", "payload_location", "tier_after_s")
 
 
-def _row(space: Space) -> tuple[object, ...]:
+def _to_row(space: Space) -> tuple[object, ...]:
     retained = (space.retention_s, space.rollover_s, space.compression, space.payload_location, space.tier_after_s)
     return (space.name, space.filter.text, space.shards, *retained)
 
 
-def _affected(spaces: list[Space], *changed: Space) -> list[Space]:
+def _find_affected(spaces: list[Space], *changed: Space) -> list[Space]:
     """Return the other spaces that win or lose topics: less specific, and sharing some with a form of the changed
     one."""
     return [

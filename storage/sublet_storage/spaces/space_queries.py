@@ -38,7 +38,9 @@ _FILTERS_OF_LIVE = "select space_id, former_filters || filter from space where d
 def list_spaces(conn: psycopg.Connection[Any], include_dropped: bool = False) -> list[Space]:
     """Return the spaces by name; if requested also dropped ones, whose messages may still be retained."""
     condition = "" if include_dropped else "where dropped_at is null"
-    return [_space(*row) for row in conn.execute(f"select {_SPACE} from space {condition} order by name, space_id")]
+    return [
+        _make_space(*row) for row in conn.execute(f"select {_SPACE} from space {condition} order by name, space_id")
+    ]
 
 
 def find_space(conn: psycopg.Connection[Any], name: str) -> Space:
@@ -66,17 +68,17 @@ def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter)
 
 def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
     """Return every stream that accepts messages now, in the order of ids."""
-    return _streams(conn, "where state = 'open'")
+    return _read_streams(conn, "where state = 'open'")
 
 
-def routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
+def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
     """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
-        streams.append(_stream(stream_id, space_id, generation_id, low, high, head, False))
+        streams.append(_make_stream(stream_id, space_id, generation_id, low, high, head, False))
         if space_id not in spaces:
-            spaces[space_id] = _space(space_id, *settings)
+            spaces[space_id] = _make_space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)
 
 
@@ -90,16 +92,16 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
     )
 
 
-def _streams(conn: psycopg.Connection[Any], condition: str, *parameters: object) -> tuple[StreamInfo, ...]:
+def _read_streams(conn: psycopg.Connection[Any], condition: str, *parameters: object) -> tuple[StreamInfo, ...]:
     rows = conn.execute(f"select {_STREAM} from stream {condition} order by stream_id", parameters)
-    return tuple(_stream(*row) for row in rows)
+    return tuple(_make_stream(*row) for row in rows)
 
 
-def _space(space_id: int, name: str, filter: str, *settings: Any) -> Space:
+def _make_space(space_id: int, name: str, filter: str, *settings: Any) -> Space:
     return Space(space_id, name, TopicFilter(filter), *settings)
 
 
-def _stream(
+def _make_stream(
     stream_id: int, space_id: int, generation_id: int, low: str, high: str, head: int, closed: bool
 ) -> StreamInfo:
     return StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head, closed)

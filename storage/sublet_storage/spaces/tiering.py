@@ -151,7 +151,7 @@ def tier_space(conn: Connection, space: Space, guard: Guard | None = None, most_
     mover = _Mover(conn, space, guard)
     for stream in mover.work():
         try:
-            while not (mover.is_over or is_late) and mover.batch(stream):
+            while not (mover.is_over or is_late) and mover.move_batch(stream):
                 is_late = time.monotonic() >= deadline
         except StaleTerm:
             raise
@@ -192,18 +192,18 @@ class _Mover:
             return self._conn.execute(statement, parameters).fetchone() == (True,)
         return False
 
-    def batch(self, stream: _Stream) -> bool:
+    def move_batch(self, stream: _Stream) -> bool:
         """Move some of its blocks; return False if there are no more."""
         if stream.done is None:
-            self._begin(stream)
-        rows = self._rows(stream)
-        blocks = [self._planned(stream, row) for row in rows if row[3] is not None]
+            self._begin_stream(stream)
+        rows = self._read_blocks(stream)
+        blocks = [self._plan_block(stream, row) for row in rows if row[3] is not None]
         written = self._write(stream, blocks) if blocks else []
-        moved = self._let_them_name(stream, rows, blocks, written) if rows else []
+        moved = self._attach_objects(stream, rows, blocks, written) if rows else []
         self.blocks, self.size = self.blocks + len(moved), self.size + sum(len(block.payload) for block in moved)
         return bool(rows)
 
-    def _begin(self, stream: _Stream) -> None:
+    def _begin_stream(self, stream: _Stream) -> None:
         """Begin with a stream: merge small blocks of a closed one, without a time limit."""
         if stream.closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
@@ -238,7 +238,7 @@ class _Mover:
             self._guard(self._conn)
             return self._conn.execute(_PREPARED, parameters).rowcount > 0
 
-    def _rows(self, stream: _Stream) -> list[tuple[Any, ...]]:
+    def _read_blocks(self, stream: _Stream) -> list[tuple[Any, ...]]:
         rows = self._conn.execute(
             _BLOCKS,
             {
@@ -256,7 +256,7 @@ class _Mover:
         young = next((index for index, row in enumerate(rows) if not row[4]), len(rows))
         return rows[: min(young, count_contiguous([(row[0] - row[1], row[0]) for row in rows]))]
 
-    def _planned(self, stream: _Stream, row: Sequence[Any]) -> _Block:
+    def _plan_block(self, stream: _Stream, row: Sequence[Any]) -> _Block:
         end_offset, count, codec, payload = row[:4]
         name = new_object_name(stream.generation_id, stream.stream_id, end_offset, payload).text
         return _Block(end_offset, count, codec, payload, name, f"{self._store.location.prefix}/{name}")
@@ -267,7 +267,7 @@ class _Mover:
         with self._conn.transaction():
             self._guard(self._conn)
             unreferenced_objects.register_objects(
-                self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks]
+                self._conn, self._make_owner(stream), [(block.uri, block.end_offset) for block in blocks]
             )
         put = self._store.put
         outcomes = run_parallel(self._store, TO_CHANGE, lambda block: put(block.name, block.payload), blocks)
@@ -279,7 +279,7 @@ class _Mover:
             raise
         return [block for block, outcome in zip(blocks, outcomes, strict=True) if outcome is None]
 
-    def _let_them_name(
+    def _attach_objects(
         self, stream: _Stream, rows: Sequence[Sequence[Any]], blocks: list[_Block], written: list[_Block]
     ) -> list[_Block]:
         """Let the blocks name their objects; return the blocks that are moved now. The objects of others are orphaned,
@@ -292,7 +292,7 @@ class _Mover:
                 self.is_over = not self._conn.execute(_STILL, target).rowcount
                 usable = [] if self.is_over else written
                 claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in usable])
-                moved_uris = self._name(stream, [block for block in usable if block.uri in claimed])
+                moved_uris = self._name_objects(stream, [block for block in usable if block.uri in claimed])
                 unmoved = [block for block in blocks if block.uri not in moved_uris]
                 self._mark_orphans(stream, unmoved)
                 if not self.is_over:
@@ -312,7 +312,7 @@ class _Mover:
         self._conn.execute(_ADVANCE, (stream.done, stream.stream_id))
         stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
 
-    def _name(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
+    def _name_objects(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
         self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
         parameters = {
@@ -329,8 +329,8 @@ class _Mover:
 
     def _mark_orphans(self, stream: _Stream, blocks: list[_Block]) -> None:
         unreferenced_objects.mark_for_deletion(
-            self._conn, self._owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
+            self._conn, self._make_owner(stream), [(block.uri, block.end_offset) for block in blocks], was_named=False
         )
 
-    def _owner(self, stream: _Stream) -> BlockOwner:
+    def _make_owner(self, stream: _Stream) -> BlockOwner:
         return BlockOwner(self._space.space_id, stream.generation_id, stream.stream_id)

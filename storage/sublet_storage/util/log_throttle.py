@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable
 MIN_INTERVAL_S = 10.0
 """Minimum time between two log lines of one subject."""
 
-MAX_REMEMBERED = 10_000
+MAX_CAUSES = 10_000
 """Subjects beyond this number are forgotten, the longest logged first, and may be logged early."""
 
 
@@ -18,7 +18,7 @@ CAUSES = 8
 
 _ELSE = None
 _VARYING = re.compile(r"\b(?=\w*\d)\w+\b")
-LONGEST = 200
+MAX_ERROR_CHARS = 200
 
 
 class LogThrottle:
@@ -33,14 +33,14 @@ class LogThrottle:
         """Return how often this was suppressed since it was last logged, if it may be logged now; None if it is
         suppressed. Another `cause` is another line of the subject."""
         now, reported = self._clock(), self._reported.get(subject, {})
-        known = self._known(reported, cause, now)
+        known = self._find_cause(reported, cause, now)
         at, retained = reported.get(known, (float("-inf"), 0))
         if now < at + self._every_s:
             reported[known] = at, retained + 1
             return None
         self._reported.pop(subject, None)
         self._reported[subject] = reported | {known: (now, 0)}
-        if len(self._reported) > MAX_REMEMBERED:
+        if len(self._reported) > MAX_CAUSES:
             self._reported.pop(next(iter(self._reported)), None)
         return retained
 
@@ -48,7 +48,7 @@ class LogThrottle:
         """End the subject: return whether a line of it was logged; the next is logged at once."""
         return self._reported.pop(subject, None) is not None
 
-    def _known(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
+    def _find_cause(self, reported: dict[str | None, tuple[float, int]], cause: str, now: float) -> str | None:
         """Return the cause under which it is counted. If there are too many, those are removed that may be logged
         again."""
         if cause not in reported and len(reported) >= CAUSES:
@@ -59,7 +59,7 @@ class LogThrottle:
 
 def error_signature(error: BaseException) -> str:
     """Return the cause for `LogThrottle`, without what differs each time (ids, times, addresses)."""
-    return f"{type(error).__name__}: {_VARYING.sub('#', str(error)[:LONGEST])}"
+    return f"{type(error).__name__}: {_VARYING.sub('#', str(error)[:MAX_ERROR_CHARS])}"
 
 
 def format_suppressed_count(before: int) -> str:

@@ -32,19 +32,19 @@ class Backoff:
 
     @property
     def wait_s(self) -> float:
-        """Return the remaining pause after it `failed`; not above 0 if there is none."""
+        """Return the remaining pause after an attempt that failed; not above 0 if there is none."""
         return self._not_before - time.monotonic()
 
-    def succeeded(self) -> None:
+    def reset(self) -> None:
         """Begin again with the first pause."""
         self._next_s = self._first_s
 
-    def failed(self, least_s: float = 0.0) -> None:
+    def start_pause(self, least_s: float = 0.0) -> None:
         """Begin the next pause, or one of `least_s` if that is longer, unless one is under way."""
         if self.wait_s <= 0:  # else many tried at once
-            self._not_before = time.monotonic() + max(self.next_s(), least_s)
+            self._not_before = time.monotonic() + max(self.draw_pause_s(), least_s)
 
-    def next_s(self) -> float:
+    def draw_pause_s(self) -> float:
         """Return how long to wait now."""
         pause_s, self._next_s = self._next_s, min(2 * self._next_s, self._max_s)
         return pause_s * (1 - random.uniform(0, JITTER))
@@ -63,7 +63,7 @@ def call_with_retry(
         try:
             return attempt()
         except Exception as error:
-            pause_s = max(backoff.next_s(), getattr(error, "after_s", 0.0))
+            pause_s = max(backoff.draw_pause_s(), getattr(error, "after_s", 0.0))
             if not retryable(error) or pause_s > backoff.left_s:
                 raise
         wait(pause_s)

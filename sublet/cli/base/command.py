@@ -49,10 +49,10 @@ def _check_url(text: str | None) -> str | None:
     empty one means the environment's."""
     if not text:
         return text
-    from sublet_storage.db.database_url import SETTING, as_secret, secret_parts
+    from sublet_storage.db.database_url import SETTING, as_secret, parse_secret_parts
 
     try:
-        secret_fields = secret_parts(text)
+        secret_fields = parse_secret_parts(text)
     except UsageError:
         return as_secret(text)
     if secret_fields:

@@ -42,7 +42,7 @@ def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run:
     \b
       sublet groups clone '$share/billing/orders/#' '$share/billing-v2/orders/#'
     """
-    from sublet_storage.db.clock import database_user
+    from sublet_storage.db.clock import read_database_user
     from sublet_storage.groups.admin import progress_transfer
 
     source, clone_subscription = resolve_subscription(cli, subscription), Subscription.parse(target)
@@ -53,7 +53,9 @@ def clone(cli: CommandContext, subscription: GroupName, target: Target, dry_run:
             "group with a --from of its own."
         )
     with _open_transaction(cli, clone_subscription, dry_run) as connection:
-        group, progress = progress_transfer.clone(connection, source, clone_subscription, database_user(connection))
+        group, progress = progress_transfer.clone(
+            connection, source, clone_subscription, read_database_user(connection)
+        )
     _answer(cli, group, progress, dry_run, made_now=True)
 
 
@@ -75,7 +77,7 @@ def import_(
       sublet groups delete '$share/billing/orders/#'
       sublet groups import billing.json
     """
-    from sublet_storage.db.clock import database_user
+    from sublet_storage.db.clock import read_database_user
     from sublet_storage.groups.admin import progress_transfer
     from sublet_storage.groups.coordinator import group_lifecycle
     from sublet_storage.groups.model.group_errors import check_same_options
@@ -85,7 +87,7 @@ def import_(
     with _open_transaction(cli, subscription, dry_run) as connection:
         live_group = group_lifecycle.find_live(connection, subscription)
         if live_group is None:
-            reason = reason_with_user(f"imported, as it was at {exported_at}", database_user(connection))
+            reason = reason_with_user(f"imported, as it was at {exported_at}", read_database_user(connection))
             group = progress_transfer.create_from_progress(connection, subscription, options, progress, reason)
         else:
             group = check_same_options(live_group, options)

@@ -84,7 +84,7 @@ def reset(
       sublet groups reset '$share/billing/orders/#' --to-time 2026-11-21T10:00:00Z --yes
       sublet groups reset '$share/billing/orders/#' --shift-by 1 --stream 12
     """
-    from sublet_storage.db.bounded_connection import timeline_of
+    from sublet_storage.db.bounded_connection import get_timeline
     from sublet_storage.db.connect import connect
     from sublet_storage.groups.admin import live_reset as live_reset
     from sublet_storage.groups.admin import reset_transaction
@@ -105,7 +105,7 @@ def reset(
     )
     streams, drain_timeout_s = frozenset(stream or ()), values.parse_seconds(timeout)
     with cli.open_database() as database, connect(database.url, application_name="sublet cli") as connection:
-        group, timeline = group_lifecycle.get_live(connection, resolved_subscription), timeline_of(connection)
+        group, timeline = group_lifecycle.get_live(connection, resolved_subscription), get_timeline(connection)
         moves = reset_transaction.plan_reset(connection, group, target, streams)
         if not cli.json:
             _show(cli, moves)

@@ -181,26 +181,26 @@ class _NodeLister:
         """Raise `NotFound` if there is no such group, `Unavailable` if there is no node."""
         from sublet_storage.db.connect import connect
         from sublet_storage.groups.coordinator import group_lifecycle
-        from sublet_storage.node_directory import live_nodes
+        from sublet_storage.node_directory import list_live_nodes
 
         with connect(self._url, application_name="sublet cli") as connection:
             if group_lifecycle.find_live(connection, subscription) is None:
                 raise group_not_found_error(subscription, was_there=False)
-            if not live_nodes(connection):
+            if not list_live_nodes(connection):
                 raise Unavailable("No leader node is listed in the database: start one with `sublet leader`.")
 
     def __call__(self) -> Sequence[str]:
         import psycopg
 
         from sublet_storage.db.connect import connect
-        from sublet_storage.node_directory import live_nodes
+        from sublet_storage.node_directory import list_live_nodes
 
         try:
             with (
                 defer_signals(),
                 connect(self._url, application_name="sublet cli", silence_s=POLL_INTERVAL_S) as connection,
             ):
-                self._last = [node.address for node in live_nodes(connection)]
+                self._last = [node.address for node in list_live_nodes(connection)]
         except (Unavailable, psycopg.OperationalError) as error:
             self._cli.print_info(f"The nodes known so far are watched: {error}")
         return self._last

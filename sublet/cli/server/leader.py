@@ -196,17 +196,17 @@ def _bring_up_to_date(
     """Return (version before, version now, schema). A given database is not checked first: it may be empty."""
     from sublet_storage.bootstrap.migrate import current_version, downgrade, make_roles
     from sublet_storage.bootstrap.migrate import migrate as upgrade
-    from sublet_storage.db.connect import schema_name
-    from sublet_storage.db.database_url import database_url
+    from sublet_storage.db.connect import resolve_schema_name
+    from sublet_storage.db.database_url import resolve_database_url
 
     def change(url: str) -> tuple[str | None, str | None, str]:
         old_version = current_version(url)
         (downgrade if back else upgrade)(url, to=to)
         if roles:
             make_roles(url)
-        return old_version, current_version(url), schema_name()
+        return old_version, current_version(url), resolve_schema_name()
 
-    configured_url = cli.database_url if cli.data_dir is not None else database_url(cli.database_url)
+    configured_url = cli.database_url if cli.data_dir is not None else resolve_database_url(cli.database_url)
     if configured_url and cli.data_dir is None:
         return change(configured_url)
     with cli.open_database(migrate_embedded=False) as database:

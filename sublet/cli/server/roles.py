@@ -28,12 +28,12 @@ def roles(
       sublet roles --sql > roles.sql
       psql -f roles.sql && psql -c 'grant sublet_consume to reports'
     """
-    from sublet_storage.db.connect import schema_name
-    from sublet_storage.db.roles import list_members, script
+    from sublet_storage.db.connect import resolve_schema_name
+    from sublet_storage.db.roles import build_role_statements, list_members
 
     with cli.open_connection() as connection:
         if sql:
-            statements = script(connection, schema_name())
+            statements = build_role_statements(connection, resolve_schema_name())
             if cli.json:
                 cli.print_json({"statements": statements})
             else:

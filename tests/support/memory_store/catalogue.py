@@ -16,7 +16,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
 from sublet_storage.log.block import EpochBounds
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
-from sublet_storage.spaces.routing import GenerationTopicFilters, Space, moves_topics, ranges_overlap, split_ring
+from sublet_storage.spaces.routing import GenerationTopicFilters, Space, has_moved_topics, ranges_overlap, split_ring
 
 
 @dataclass(slots=True)
@@ -224,7 +224,7 @@ class MemoryCatalogue:
                 each.stream_id
                 for each in closed
                 if ranges_overlap((start, end), (each.hash_from, each.hash_to))
-                and moves_topics(self._space_of(each), self.spaces[space_id], changed)
+                and has_moved_topics(self._space_of(each), self.spaces[space_id], changed)
             )
             stream = MemoryStream(len(self.streams) + 1, generation, start, end, parents)
             self.streams[stream.stream_id] = stream

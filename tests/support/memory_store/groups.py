@@ -35,8 +35,8 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
+    compute_next_id,
     is_consumed,
-    next_id,
     to_lending,
 )
 from sublet_storage.groups.model.lending_rules import apply_change
@@ -140,19 +140,19 @@ class MemoryGroupStore:
         life = self._live(subscription)
         return life.group if life else None
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         life, now = self._live(subscription), self._clock()
         if life is None:
             return None
         leadership = self._leaderships.get(life.group.group_id)
         if leadership:
-            self._history += deletion_records(life.rows.values(), leadership.term, now, who)
+            self._history += deletion_records(life.rows.values(), leadership.term, now, user)
             leadership.expires_us = 0
         life.deleted = True
         life.rows.clear()
         return life.group.group_id
 
-    def apply_command(self, subscription: Subscription, order: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, order: GroupCommand, user: str = "") -> Group | None:
         life = self._live(subscription)
         if life is None:
             return None
@@ -162,7 +162,7 @@ class MemoryGroupStore:
             life.group = replace(before, desired_state=after, revision=before.revision + 1)
             leadership = self._leaderships.get(before.group_id)
             term = leadership.term if leadership is not None else 0
-            self._history.append(command_record(before.group_id, order, term, self._clock(), who))
+            self._history.append(command_record(before.group_id, order, term, self._clock(), user))
         return life.group
 
     def next_session_epoch(self, subscription: Subscription, session: str) -> int:
@@ -170,7 +170,7 @@ class MemoryGroupStore:
         self._epochs[subscription, session] = drawn = max(self._epochs.values(), default=0) + 1
         return drawn
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         return self._epochs.get((subscription, session), 0)
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
@@ -203,7 +203,7 @@ class MemoryGroupStore:
         now = self._clock()
         held = self._leaderships.get(leadership_id)
         if held is None or held.expires_us <= now or self._is_gone(held, rival):
-            term = next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
+            term = compute_next_id(held.term if held else 0, now + self.timeline * TIMELINE_US)
             deposed = held.deposed_until_us if held else 0
             if held is not None and held.expires_us > now:
                 deposed = max(deposed, held.expires_us)
@@ -381,7 +381,7 @@ class MemoryGroupStore:
                     life.frontiers.setdefault(generation.space_id, None)
                     life.spaces.add(generation.space_id)
             added[stream.stream_id] = row
-        added = self._heed_former(life, added)
+        added = self._set_revoked_at(life, added)
         life.rows |= added
         life.after_generation = max(life.after_generation, *self.streams.generations)
         return list(added.values())
@@ -401,13 +401,13 @@ class MemoryGroupStore:
             if options.starting_position.policy == "time" and stream.closed and position == stream.head:
                 continue
             life.rows[stream.stream_id] = LendingRow(group.group_id, stream.stream_id, LendingStatus.FREE, position)
-        life.rows = self._heed_former(life, life.rows)
+        life.rows = self._set_revoked_at(life, life.rows)
         if options.atomic:
             self._begin_epochs(life)
         self._lives[group.group_id] = life
         return group
 
-    def _heed_former(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
+    def _set_revoked_at(self, life: _Life, new: Mapping[int, LendingRow]) -> dict[int, LendingRow]:
         """New rows say when they were taken from members of former groups of that name, who may not have heard."""
         subscription, since_us = life.group.subscription, self._clock() - 3600 * MICROSECONDS
         former = {i for i, other in self._lives.items() if other.deleted and other.group.subscription == subscription}

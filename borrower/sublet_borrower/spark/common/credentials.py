@@ -20,7 +20,7 @@ from psycopg.conninfo import make_conninfo
 
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.secret import Secret, SecretFile, hide_secrets_in_records
-from sublet_storage.db.database_url import as_secret, database_url, format_url, parse_url
+from sublet_storage.db.database_url import as_secret, format_url, parse_url, resolve_database_url
 
 FROM_ENVIRONMENT = "env"
 ADVICE = (
@@ -111,7 +111,7 @@ def _read(credentials: str) -> Secret | None:
     hide_secrets_in_records()
     kind, value = _parse_credentials(credentials)
     if kind == FROM_ENVIRONMENT:
-        return database_url(None)
+        return resolve_database_url(None)
     if kind == "file":
         return as_secret(SecretFile(value, f"credentials {credentials!r}", parse_url))
     return as_secret(_function(credentials, value))

@@ -21,11 +21,11 @@ def check_database_exists(url: str | None, data_dir: str | None) -> None:
     """Raise `InvalidSetting` where an embedded database would be made anew: Spark's own Python processes have the
     environment in which Spark was started, so a database that is named later would be replaced by an empty one,
     silently."""
-    from sublet_storage.bootstrap.embedded import has_cluster, usable_data_dir
+    from sublet_storage.bootstrap.embedded import find_usable_data_dir, has_cluster
 
     if url:
         return
-    directory = Path(data_dir).resolve() if data_dir else usable_data_dir()
+    directory = Path(data_dir).resolve() if data_dir else find_usable_data_dir()
     if has_cluster(directory):
         return
     if data_dir:

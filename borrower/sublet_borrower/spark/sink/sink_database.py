@@ -39,13 +39,13 @@ class SinkDatabase:
         """Return the database from the options and the driver's environment. Raise `InvalidSetting` where there is no
         database yet.
         """
-        from sublet_storage.bootstrap.embedded import usable_data_dir
+        from sublet_storage.bootstrap.embedded import find_usable_data_dir
 
         url = driver_url(options.url, options.data_dir, options.credentials)
         check_database_exists(url, options.data_dir)
         data_dir = None
         if url is None:
-            data_dir = Path(options.data_dir).resolve() if options.data_dir else usable_data_dir()
+            data_dir = Path(options.data_dir).resolve() if options.data_dir else find_usable_data_dir()
         address = None if url is None else task_address(url)
         return cls(address, data_dir, os.environ.get("SUBLET_SCHEMA"), socket.gethostname(), options.credentials)
 

@@ -103,7 +103,7 @@ class Guard:
     @contextlib.contextmanager
     def _transaction(self, batch_id: int) -> Iterator[Connection]:
         ranges = self._ranges(batch_id)
-        connection, committing = self._reconnecting.answering(), False
+        connection, committing = self._reconnecting.get_answering_connection(), False
         attempt: PostgresTransactionId | None = None
 
         def settle() -> None:
@@ -159,7 +159,7 @@ class Guard:
         return connect(
             self._opened.enter_context(open_database(url, self._data_dir)).url,
             application_name="sublet guard",
-            idle_in_transaction_timeout_s=consumer_progress.idle_limit_s(
+            idle_in_transaction_timeout_s=consumer_progress.compute_idle_limit_s(
                 BorrowerSettings.from_env().max_poll_interval_s
             ),
             own_search_path=False,
@@ -210,8 +210,8 @@ class Guard:
         try:
             if attempt is None:
                 return True  # it was empty
-            connection = self._reconnecting.ready()
-            was_committed = consumer_progress.was_committed(connection, attempt)
+            connection = self._reconnecting.get_connection()
+            was_committed = consumer_progress.is_committed(connection, attempt)
             return was_committed is not False and all(read.is_done(connection) for read in reads)
         except (psycopg.OperationalError, DatabaseUnreachable) as error:
             raise UnknownOutcome(

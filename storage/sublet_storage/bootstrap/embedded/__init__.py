@@ -21,7 +21,12 @@ database, with one machine's durability. `location` finds the directory, user an
 `server` runs them.
 """
 
-from sublet_storage.bootstrap.embedded.location import DEFAULT_DATA_DIR, default_data_dir, has_cluster, usable_data_dir
+from sublet_storage.bootstrap.embedded.location import (
+    DEFAULT_DATA_DIR,
+    find_usable_data_dir,
+    get_default_data_dir,
+    has_cluster,
+)
 from sublet_storage.bootstrap.embedded.server import EmbeddedPostgres
 
-__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "default_data_dir", "has_cluster", "usable_data_dir"]
+__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "find_usable_data_dir", "get_default_data_dir", "has_cluster"]

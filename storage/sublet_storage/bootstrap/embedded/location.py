@@ -17,9 +17,9 @@ from pathlib import Path
 from sublet_protocol.domain.errors import EmbeddedDirectoryUnusable
 from sublet_storage.bootstrap.embedded.trusted_path import (
     check_directory,
+    find_user_name,
     give_to,
     make_private_directory,
-    user_name,
 )
 
 DEFAULT_DATA_DIR = Path(".sublet")
@@ -51,23 +51,23 @@ class PostgresOsUser:
         return [sys.executable, "-I", "-S", "-c", code, *command]
 
 
-def default_data_dir() -> Path:
+def get_default_data_dir() -> Path:
     """Return SUBLET_DATA_DIR, else `.sublet` in the working directory."""
     return Path(os.environ.get("SUBLET_DATA_DIR") or DEFAULT_DATA_DIR)
 
 
-def usable_data_dir() -> Path:
+def find_usable_data_dir() -> Path:
     """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
     announced.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
     never exchanged.
     """
-    data_dir = default_data_dir().resolve()
+    data_dir = get_default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
         return data_dir
     try:
-        server_user(data_dir)
+        find_server_user(data_dir)
     except EmbeddedDirectoryUnusable as error:
         system_dir = SYSTEM_DATA_DIR / hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:12]
         _log.warning("data directory unusable, using another: data_dir=%s: %s", system_dir, error)
@@ -77,44 +77,44 @@ def usable_data_dir() -> Path:
 
 def has_cluster(data_dir: Path) -> bool:
     """Return whether a cluster was ever created in the directory."""
-    return _cluster_owner(data_dir) is not None
+    return _read_cluster_owner(data_dir) is not None
 
 
-def server_user(data_dir: Path) -> PostgresOsUser | None:
+def find_server_user(data_dir: Path) -> PostgresOsUser | None:
     """Return the account as which the server of this directory runs; None means the current user.
 
     Raises `EmbeddedDirectoryUnusable`, naming the directory or file that cannot be accessed.
     """
     _check_no_file(data_dir)
-    with naming(data_dir):
+    with name_directory_in_errors(data_dir):
         if (data_dir / "pg").is_symlink():
             raise PermissionError(f"{data_dir / 'pg'} is a symbolic link. Name the directory it leads to, or remove it")
-    owner = _cluster_owner(data_dir)
+    owner = _read_cluster_owner(data_dir)
     if os.geteuid() != 0:
         if owner is not None and owner != os.geteuid():
             raise EmbeddedDirectoryUnusable(
-                f"data directory {data_dir} belongs to user {user_name(owner)}. Run as that user, or choose another "
-                "directory (--data-dir, SUBLET_DATA_DIR)."
+                f"data directory {data_dir} belongs to user {find_user_name(owner)}. Run as that user, or choose "
+                "another directory (--data-dir, SUBLET_DATA_DIR)."
             )
         check_trusted(data_dir, None)
         return None
-    users = list(_candidates(data_dir, owner))
+    users = list(_list_candidates(data_dir, owner))
     for user in users:
         if find_inaccessible(user, data_dir) is None:
             check_trusted(data_dir, user)
             return user
-    raise _unusable(data_dir, users)
+    raise _unusable_error(data_dir, users)
 
 
 def check_trusted(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Raise `EmbeddedDirectoryUnusable` where others can replace what is run, read or handed to the server's user."""
-    with naming(data_dir):
-        check_directory(data_dir, owners_beside_us(user))
-        check_directory(data_dir / "pg", owners_beside_us(user))
+    with name_directory_in_errors(data_dir):
+        check_directory(data_dir, list_other_owners(user))
+        check_directory(data_dir / "pg", list_other_owners(user))
 
 
 @contextlib.contextmanager
-def naming(data_dir: Path) -> Iterator[None]:
+def name_directory_in_errors(data_dir: Path) -> Iterator[None]:
     """Raise an error that names the data directory for errors of the operating system."""
     try:
         yield
@@ -125,7 +125,7 @@ def naming(data_dir: Path) -> Iterator[None]:
         ) from None
 
 
-def owners_beside_us(user: PostgresOsUser | None) -> tuple[int, ...]:
+def list_other_owners(user: PostgresOsUser | None) -> tuple[int, ...]:
     """Return the ids of the other users that may own files in a data directory."""
     return () if user is None else (user.uid,)
 
@@ -150,17 +150,17 @@ def find_inaccessible(user: PostgresOsUser, path: Path) -> Path | None:
     return None
 
 
-def socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
+def choose_socket_directory(data_dir: Path, user: PostgresOsUser | None) -> Path:
     """Return where the socket shall be: in the data directory, or, if that path is too long, in a short private one."""
     uid, gid = (os.geteuid(), os.getegid()) if user is None else (user.uid, user.gid)
     directory = data_dir / "socket"
-    if _fits(directory):
-        with naming(data_dir):
+    if _is_usable_socket_path(directory):
+        with name_directory_in_errors(data_dir):
             make_private_directory(directory, uid, gid)
         return directory
     parent = Path("/tmp" if user is not None else os.environ.get("XDG_RUNTIME_DIR") or "/tmp").resolve()
     name = "sublet-" + hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    if not _fits(parent / name) or not parent.is_dir():
+    if not _is_usable_socket_path(parent / name) or not parent.is_dir():
         parent = Path("/tmp").resolve()
     try:
         make_private_directory(parent / name, uid, gid)
@@ -177,7 +177,7 @@ def chown_to(path: Path, user: PostgresOsUser | None) -> None:
         give_to(path, user.uid, user.gid)
 
 
-def _fits(directory: Path) -> bool:
+def _is_usable_socket_path(directory: Path) -> bool:
     """Return whether the path is short enough, and has no comma, which separates hosts in libpq."""
     return "," not in str(directory) and len(os.fsencode(directory / f".s.PGSQL.{PORT}")) < SOCKET_PATH_LIMIT
 
@@ -190,34 +190,34 @@ def _search_bit(user: PostgresOsUser, status: os.stat_result) -> int:
     return stat.S_IXOTH
 
 
-def _cluster_owner(data_dir: Path) -> int | None:
+def _read_cluster_owner(data_dir: Path) -> int | None:
     try:
         return (data_dir / "pg").lstat().st_uid
     except OSError:
         return None
 
 
-def _candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
+def _list_candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[PostgresOsUser]:
     """Yield the owner of the cluster; without one, the owner of the directory, `postgres`, and `nobody`."""
     if cluster_owner is not None:
-        entries = [_entry(cluster_owner)]
+        entries = [_find_account(cluster_owner)]
     else:
         nearest = next(path for path in (data_dir, *data_dir.parents) if path.exists())
-        entries = [_entry(nearest.stat().st_uid), _entry("postgres"), _entry("nobody")]
+        entries = [_find_account(nearest.stat().st_uid), _find_account("postgres"), _find_account("nobody")]
     for entry in entries:
         if entry is not None and entry.pw_uid != 0:
             groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
             yield PostgresOsUser(entry.pw_name, entry.pw_uid, entry.pw_gid, groups)
 
 
-def _entry(user: int | str) -> pwd.struct_passwd | None:
+def _find_account(user: int | str) -> pwd.struct_passwd | None:
     try:
         return pwd.getpwuid(user) if isinstance(user, int) else pwd.getpwnam(user)
     except KeyError:
         return None
 
 
-def _unusable(data_dir: Path, users: list[PostgresOsUser]) -> EmbeddedDirectoryUnusable:
+def _unusable_error(data_dir: Path, users: list[PostgresOsUser]) -> EmbeddedDirectoryUnusable:
     if not users:
         return EmbeddedDirectoryUnusable(
             f"data directory {data_dir}: Postgres does not run as root, and neither a user `postgres` nor `nobody` "

@@ -22,15 +22,20 @@ from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import (
     PORT,
     PostgresOsUser,
+    choose_socket_directory,
     chown_to,
-    default_data_dir,
-    naming,
-    owners_beside_us,
-    server_user,
-    socket_directory,
+    find_server_user,
+    get_default_data_dir,
+    list_other_owners,
+    name_directory_in_errors,
 )
 from sublet_storage.bootstrap.embedded.trusted_path import open_directory, open_file
-from sublet_storage.bootstrap.embedded.watchdog import ZOMBIE_TIMEOUT_S, environment, is_zombie, remove_stale_lock_files
+from sublet_storage.bootstrap.embedded.watchdog import (
+    ZOMBIE_TIMEOUT_S,
+    is_zombie,
+    make_environment,
+    remove_stale_lock_files,
+)
 
 LOCK_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 60.0
@@ -53,7 +58,7 @@ class EmbeddedPostgres:
     """The server of one data directory, used by this process from `start` to `stop` (or as a context manager)."""
 
     def __init__(self, data_dir: Path | str | None = None) -> None:
-        self.data_dir = Path(data_dir if data_dir is not None else default_data_dir()).expanduser().resolve()
+        self.data_dir = Path(data_dir if data_dir is not None else get_default_data_dir()).expanduser().resolve()
         self._cluster = self.data_dir / "pg"
         self._users: int | None = None
         self._user: PostgresOsUser | None = None
@@ -72,7 +77,7 @@ class EmbeddedPostgres:
     @property
     def url(self) -> str:
         """Return the URL to connect to while the server is in use."""
-        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._socket_directory()))}&port={PORT}"
+        return f"postgresql://{SUPERUSER}@/postgres?host={quote(str(self._find_socket_directory()))}&port={PORT}"
 
     def start(self) -> str:
         """Join the server, starting it (and making its cluster) if it does not run; return its URL. Harmless when
@@ -80,17 +85,17 @@ class EmbeddedPostgres:
 
         Raises `EmbeddedDirectoryUnusable`, or `DatabaseUnreachable` with the end of the server's log.
         """
-        self._user = server_user(self.data_dir)
+        self._user = find_server_user(self.data_dir)
         _make(self.data_dir, self._user)
-        with self._server_lock():
-            self._join()
+        with self._hold_server_lock():
+            self._acquire_user_lock()
             try:
                 self._binaries = find_binaries(self.data_dir, self._user)
                 self._initialise()
                 self._run()
                 self._watch()
             except BaseException:
-                self._leave()
+                self._close_locks()
                 raise
         return self.url
 
@@ -98,32 +103,32 @@ class EmbeddedPostgres:
         """Release the server; the last user stops it, and returns when it has stopped."""
         if self._users is None:
             return
-        with self._server_lock():
-            self._leave()
-            if self._alone() and not is_zombie(str(self._postmaster)):
-                directory = self._socket_directory()
-                self._command(self._stop_command())
+        with self._hold_server_lock():
+            self._close_locks()
+            if self._is_only_user() and not is_zombie(str(self._postmaster)):
+                directory = self._find_socket_directory()
+                self._run_program(self._stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
                     if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
                         directory.rmdir()
 
-    def _join(self) -> None:
+    def _acquire_user_lock(self) -> None:
         if self._users is None:
             self._users = self._open("users.lock", os.O_RDWR | os.O_CREAT)
             fcntl.flock(self._users, fcntl.LOCK_SH)
 
     def _open(self, name: str, flags: int) -> int:
         """Open a file in the data directory, after checking that no other user can have put it there."""
-        with naming(self.data_dir):
-            return open_file(self.data_dir / name, flags, owners_beside_us(self._user))
+        with name_directory_in_errors(self.data_dir):
+            return open_file(self.data_dir / name, flags, list_other_owners(self._user))
 
-    def _leave(self) -> None:
+    def _close_locks(self) -> None:
         """Close the lock files without unlocking them: a forked child must not release its parent's locks."""
         if self._users is not None:
             os.close(self._users)
             self._users = None
 
-    def _alone(self) -> bool:
+    def _is_only_user(self) -> bool:
         """Return whether no other process uses the server. Retries, as the watchdog may hold the lock for a moment."""
         users = self._open("users.lock", os.O_RDWR)
         try:
@@ -137,7 +142,7 @@ class EmbeddedPostgres:
             os.close(users)
 
     @contextlib.contextmanager
-    def _server_lock(self) -> Iterator[None]:
+    def _hold_server_lock(self) -> Iterator[None]:
         lock = self._open("server.lock", os.O_RDWR | os.O_CREAT)
         try:
             _lock_within(lock, self.data_dir, LOCK_TIMEOUT_S)
@@ -155,7 +160,7 @@ class EmbeddedPostgres:
         chown_to(making, self._user)
         options: list[str | Path] = ["--encoding=UTF8", "--locale=C", "--data-checksums", f"--username={SUPERUSER}"]
         options += ["--auth-local=trust", "--auth-host=scram-sha-256", "--no-instructions"]
-        code, output = self._command([self._binaries / "initdb", "-D", making, *options])
+        code, output = self._run_program([self._binaries / "initdb", "-D", making, *options])
         if code != 0:
             shutil.rmtree(making, ignore_errors=True)
             raise EmbeddedDirectoryUnusable(f"initdb failed for data directory {self.data_dir}: {output.strip()}")
@@ -164,7 +169,7 @@ class EmbeddedPostgres:
             settings.flush()
             os.fsync(settings.fileno())
         making.rename(self._cluster)
-        _fsync_directory(self.data_dir)
+        _sync_directory(self.data_dir)
 
     def _run(self) -> None:
         """Start the server unless it answers; try again while it recovers, or its dead forerunner is being reaped."""
@@ -181,8 +186,8 @@ class EmbeddedPostgres:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_TIMEOUT_S:
-                remove_stale_lock_files([*self._socket_locks(), str(self._postmaster)])
-            code, output = self._command(self._start_command())
+                remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)])
+            code, output = self._run_program(self._start_command())
             if code != 0:
                 time.sleep(0.1)
 
@@ -194,14 +199,14 @@ class EmbeddedPostgres:
             "-t",
             "3",
             "-h",
-            self._socket_directory(),
+            self._find_socket_directory(),
             "-p",
             str(PORT),
         ]
-        return self._command(command)[0]
+        return self._run_program(command)[0]
 
-    def _socket_locks(self) -> list[str]:
-        return [str(self._socket_directory() / f".s.PGSQL.{PORT}.lock")]
+    def _list_socket_locks(self) -> list[str]:
+        return [str(self._find_socket_directory() / f".s.PGSQL.{PORT}.lock")]
 
     def _watch(self) -> None:
         """Ensure that there is a watchdog: the process that gets its lock starts one, which inherits the lock."""
@@ -209,7 +214,7 @@ class EmbeddedPostgres:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             subprocess.run(
-                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._watchdog_spec(lock)],
+                [sys.executable, "-I", "-S", Path(__file__).with_name("watchdog.py"), self._encode_watchdog_spec(lock)],
                 check=True,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -222,14 +227,14 @@ class EmbeddedPostgres:
         finally:
             os.close(lock)
 
-    def _watchdog_spec(self, lock: int) -> str:
+    def _encode_watchdog_spec(self, lock: int) -> str:
         spec = {
             "users": str(self.data_dir / "users.lock"),
             "server": str(self.data_dir / "server.lock"),
             "lock": lock,
             "cluster": str(self._cluster),
             "log": str(self._log),
-            "sockets": self._socket_locks(),
+            "sockets": self._list_socket_locks(),
             "start": self._as_server_user(self._start_command()),
             "stop": self._as_server_user(self._stop_command()),
         }
@@ -238,14 +243,14 @@ class EmbeddedPostgres:
     def _start_command(self) -> Sequence[str | Path]:
         """Return the start command. pg_ctl runs a shell, so only the socket's path is in it, quoted for the shell and
         Postgres."""
-        directory = '"' + str(self._socket_directory()).replace('"', '""') + '"'
+        directory = '"' + str(self._find_socket_directory()).replace('"', '""') + '"'
         options = f"-k {shlex.quote(directory)} -p {PORT}"
         return [self._binaries / "pg_ctl", "start", "-w", "-t", "30", "-l", LOG, "-o", options]
 
     def _stop_command(self) -> Sequence[str | Path]:
         return [self._binaries / "pg_ctl", "stop", "-w", "-t", "60", "-m", "fast", "-D", self._cluster]
 
-    def _command(self, command: Sequence[str | Path]) -> tuple[int, str]:
+    def _run_program(self, command: Sequence[str | Path]) -> tuple[int, str]:
         """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
@@ -255,7 +260,7 @@ class EmbeddedPostgres:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._cluster if self._cluster.exists() else "/",
-                env=environment(str(self._cluster)),
+                env=make_environment(str(self._cluster)),
                 start_new_session=True,
             )
             output.seek(0)
@@ -265,14 +270,14 @@ class EmbeddedPostgres:
         parts = [str(part) for part in command]
         return parts if self._user is None else self._user.command(parts)
 
-    def _socket_directory(self) -> Path:
+    def _find_socket_directory(self) -> Path:
         """Return the socket's directory from line 5 of a running server's lock file; else where it shall be."""
         with contextlib.suppress(OSError, IndexError):
             line = self._postmaster.read_text().split("\n")[4]
             if line and Path(line).is_dir():
                 return Path(line)
         if self._sockets is None or not self._sockets.is_dir():  # one of a taken name is made anew each time
-            self._sockets = socket_directory(self.data_dir, self._user)
+            self._sockets = choose_socket_directory(self.data_dir, self._user)
         return self._sockets
 
     @property
@@ -294,8 +299,8 @@ class EmbeddedPostgres:
 
 def _make(data_dir: Path, user: PostgresOsUser | None) -> None:
     """Create the directory if it is missing, accessible for the server's user; one that exists is left as it is."""
-    with naming(data_dir):
-        os.close(open_directory(data_dir, owners_beside_us(user), make=True))
+    with name_directory_in_errors(data_dir):
+        os.close(open_directory(data_dir, list_other_owners(user), make=True))
         if not os.access(data_dir, os.R_OK | os.W_OK | os.X_OK):
             raise PermissionError(f"no right to write in {data_dir}")
 
@@ -319,7 +324,7 @@ def _lock_within(lock: int, data_dir: Path, timeout_s: float) -> None:
             ) from None
 
 
-def _fsync_directory(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

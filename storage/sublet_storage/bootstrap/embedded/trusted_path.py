@@ -88,7 +88,7 @@ def make_private_directory(path: Path, uid: int, gid: int) -> None:
         status = os.fstat(directory)
         if status.st_uid not in (uid, os.geteuid()) or stat.S_IMODE(status.st_mode) != 0o700:
             mode = f"{stat.S_IMODE(status.st_mode):o}"
-            raise FileExistsError(f"{path} belongs to {user_name(status.st_uid)}, with the mode {mode}. Remove it")
+            raise FileExistsError(f"{path} belongs to {find_user_name(status.st_uid)}, with the mode {mode}. Remove it")
         if status.st_uid != uid:
             os.fchown(directory, uid, gid)
     finally:
@@ -106,7 +106,7 @@ def give_to(path: Path, uid: int, gid: int) -> None:
         os.close(descriptor)
 
 
-def user_name(uid: int) -> str:
+def find_user_name(uid: int) -> str:
     """Return a user's name, or the number where it has none."""
     try:
         return pwd.getpwuid(uid).pw_name
@@ -128,7 +128,7 @@ def _open_or_make(part: str, parent: int) -> int:
 
 def _check(path: Path, status: os.stat_result, owners: Collection[int], *, is_shared: bool = False) -> None:
     if status.st_uid not in {0, os.geteuid(), *owners}:
-        raise PermissionError(f"{path} belongs to {user_name(status.st_uid)}, who could replace what is in it")
+        raise PermissionError(f"{path} belongs to {find_user_name(status.st_uid)}, who could replace what is in it")
     if is_shared and status.st_mode & stat.S_ISVTX:
         return
     if status.st_mode & stat.S_IWOTH or (
@@ -146,7 +146,7 @@ def _is_private_group(gid: int, uid: int) -> bool:
     except KeyError:
         return False
     members |= {entry.pw_name for entry in pwd.getpwall() if entry.pw_gid == gid}
-    return members <= {user_name(uid), user_name(0)}
+    return members <= {find_user_name(uid), find_user_name(0)}
 
 
 def _link_error(path: Path, error: OSError) -> OSError:

@@ -42,14 +42,14 @@ def main(spec: dict[str, Any]) -> None:
     users = os.open(spec["users"], os.O_RDWR | os.O_NOFOLLOW)
     server = os.open(spec["server"], os.O_RDWR | os.O_NOFOLLOW)
     threading.Thread(target=_revive, args=(spec,), daemon=True).start()
-    while not _stopped(spec, users, server):
+    while not _try_stop(spec, users, server):
         pass
 
 
 # --- the last user is gone --------------------------------------------------------------------------------------------
 
 
-def _stopped(spec: dict[str, Any], users: int, server: int) -> bool:
+def _try_stop(spec: dict[str, Any], users: int, server: int) -> bool:
     """Wait until there seems to be no user; then look again with the server's lock held, and stop it."""
     fcntl.flock(users, fcntl.LOCK_EX)
     fcntl.flock(users, fcntl.LOCK_UN)
@@ -59,9 +59,9 @@ def _stopped(spec: dict[str, Any], users: int, server: int) -> bool:
     except BlockingIOError:
         fcntl.flock(server, fcntl.LOCK_UN)
         return False
-    if _is_still(users, spec["users"]) and not is_zombie(_postmaster(spec)):
+    if _is_still(users, spec["users"]) and not is_zombie(_format_pid_path(spec)):
         with contextlib.suppress(OSError, subprocess.SubprocessError):
-            _command(spec, "stop", subprocess.DEVNULL)
+            _run_command(spec, "stop", subprocess.DEVNULL)
     os.close(spec["lock"])  # before the server's lock is dropped: the next starter must find it free
     return True
 
@@ -76,23 +76,23 @@ def _revive(spec: dict[str, Any]) -> None:
     pause_s, started_at = 0.0, time.monotonic()
     while True:
         time.sleep(POLL_INTERVAL_S)
-        if _runs(spec):
+        if _is_running(spec):
             continue
         if time.monotonic() - started_at > STEADY_S:
             pause_s = 0.0
         time.sleep(pause_s)
         fcntl.flock(server, fcntl.LOCK_EX)  # a process that starts or stops it now comes first
         try:
-            if _is_used(users, spec["users"]) and not _runs(spec):
+            if _is_used(users, spec["users"]) and not _is_running(spec):
                 _start(spec)
                 pause_s, started_at = min(max(POLL_INTERVAL_S, 2 * pause_s), BACKOFF_MAX_S), time.monotonic()
         finally:
             fcntl.flock(server, fcntl.LOCK_UN)
 
 
-def _runs(spec: dict[str, Any]) -> bool:
+def _is_running(spec: dict[str, Any]) -> bool:
     """Return whether the process of the server's lock file runs and is a Postgres: process ids are reused."""
-    pid = _pid(_postmaster(spec))
+    pid = _read_pid(_format_pid_path(spec))
     if pid is None:
         return False
     try:
@@ -101,7 +101,7 @@ def _runs(spec: dict[str, Any]) -> bool:
         return False
     except PermissionError:
         pass
-    status = _status(pid)
+    status = _read_status(pid)
     return status is None or (status[0] == "postgres" and status[1] != "Z")
 
 
@@ -122,11 +122,11 @@ def _start(spec: dict[str, Any]) -> None:
     with _log(spec) as log:
         _notify(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
-        while is_zombie(_postmaster(spec)) and time.monotonic() < deadline:
+        while is_zombie(_format_pid_path(spec)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        remove_stale_lock_files([*spec["sockets"], _postmaster(spec)])
+        remove_stale_lock_files([*spec["sockets"], _format_pid_path(spec)])
         try:
-            code = _command(spec, "start", log)
+            code = _run_command(spec, "start", log)
             _notify(log, "server restarted" if code == 0 else "server not restarted, retrying")
         except (OSError, subprocess.SubprocessError) as error:
             _notify(log, f"server not restarted, retrying: {error}")
@@ -159,7 +159,7 @@ def _log(spec: dict[str, Any]) -> Iterator[int]:
 # --- what both need, and the users of this module ---------------------------------------------------------------------
 
 
-def environment(cluster: str) -> dict[str, str]:
+def make_environment(cluster: str) -> dict[str, str]:
     """Return what the programs of a server are run with: of ours, nothing that means another server."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PG")}
     return variables | {"LC_ALL": "C", "PGDATA": cluster}
@@ -168,8 +168,8 @@ def environment(cluster: str) -> dict[str, str]:
 def is_zombie(lock_file: str) -> bool:
     """Return whether the postmaster that wrote this file is dead but not reaped: signals to it succeed and have no
     effect."""
-    pid = _pid(lock_file)
-    status = None if pid is None else _status(pid)
+    pid = _read_pid(lock_file)
+    status = None if pid is None else _read_status(pid)
     return status is not None and status[1] == "Z"
 
 
@@ -183,7 +183,7 @@ def remove_stale_lock_files(lock_files: Iterable[str]) -> None:
             os.unlink(lock_file)
 
 
-def _command(spec: dict[str, Any], which: str, output: int) -> int:
+def _run_command(spec: dict[str, Any], which: str, output: int) -> int:
     return subprocess.run(
         spec[which],
         stdin=subprocess.DEVNULL,
@@ -191,13 +191,13 @@ def _command(spec: dict[str, Any], which: str, output: int) -> int:
         stderr=output,
         check=False,
         cwd=spec["cluster"],
-        env=environment(spec["cluster"]),
+        env=make_environment(spec["cluster"]),
         timeout=120,
         start_new_session=True,
     ).returncode
 
 
-def _postmaster(spec: dict[str, Any]) -> str:
+def _format_pid_path(spec: dict[str, Any]) -> str:
     return os.path.join(spec["cluster"], "postmaster.pid")
 
 
@@ -209,7 +209,7 @@ def _is_still(descriptor: int, path: str) -> bool:
         return False
 
 
-def _pid(lock_file: str) -> int | None:
+def _read_pid(lock_file: str) -> int | None:
     try:
         with open(lock_file) as file:
             return int(file.readline())
@@ -217,7 +217,7 @@ def _pid(lock_file: str) -> int | None:
         return None
 
 
-def _status(pid: int) -> tuple[str, str] | None:
+def _read_status(pid: int) -> tuple[str, str] | None:
     """Return a process's name and state, where there is a /proc."""
     try:
         with open(f"/proc/{pid}/stat") as status:

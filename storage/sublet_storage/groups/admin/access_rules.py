@@ -39,12 +39,12 @@ class GrantedRule:
 def allow(conn: psycopg.Connection[Any], rule: AccessRule) -> bool:
     """Add a rule; return False if it exists already. Raises `Conflict` if there are too many, or too many changes."""
     check_room(conn, "access")
-    return give(conn, _ALLOW, _values(rule)) == (True,)
+    return insert_right(conn, _ALLOW, _to_row(rule)) == (True,)
 
 
 def revoke(conn: psycopg.Connection[Any], rule: AccessRule) -> None:
     """Delete a rule. Raises `NotFound` if it does not exist."""
-    if conn.execute(_REVOKE, _values(rule)).fetchone() != (True,):
+    if conn.execute(_REVOKE, _to_row(rule)).fetchone() != (True,):
         raise NotFound(
             f"rule {str(rule)!r}: there is none, and what is revoked has to be a rule as it was given. "
             f"`sublet access list {rule.principal}` shows those that there are."
@@ -67,7 +67,7 @@ def check_room(conn: psycopg.Connection[Any], table: str) -> None:
         )
 
 
-def give(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
+def insert_right(conn: psycopg.Connection[Any], statement: str, values: tuple[object, ...]) -> tuple[Any, ...] | None:
     """Return the row of a statement that gives a right. Raises `Conflict` where the database rejects it."""
     try:
         return conn.execute(statement, values).fetchone()
@@ -83,5 +83,5 @@ def delete_past_changes(conn: psycopg.Connection[Any], older_than_s: float) -> i
     return int(count)
 
 
-def _values(rule: AccessRule) -> tuple[str, str, str, str]:
+def _to_row(rule: AccessRule) -> tuple[str, str, str, str]:
     return rule.principal, rule.right, rule.filter.text, rule.group

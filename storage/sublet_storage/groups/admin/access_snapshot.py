@@ -61,22 +61,22 @@ class AccessChange:
     object: str
 
 
-def read_changes(conn: psycopg.Connection[Any], after: int, upto: int, limit: int) -> list[AccessChange]:
+def read_changes(conn: psycopg.Connection[Any], from_version: int, to_version: int, limit: int) -> list[AccessChange]:
     """Return what was changed between two versions, oldest first; of more than `limit` the newest."""
-    rows = conn.execute(_CHANGES, (after, upto, limit)).fetchall()
+    rows = conn.execute(_CHANGES, (from_version, to_version, limit)).fetchall()
     return [AccessChange(*row) for row in reversed(rows)]
 
 
-def note_used(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
+def record_use(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> None:
     """Write that these tokens were used today."""
     conn.execute(_USED, (list(token_ids),))
 
 
-def groups_of_streams(
+def read_groups_of_streams(
     conn: psycopg.Connection[Any], stream_ids: Iterable[int]
 ) -> dict[int, list[tuple[str, TopicFilter]]]:
     """Return {stream: name and filter of each group that reads it}."""
-    found: dict[int, list[tuple[str, TopicFilter]]] = {}
+    groups: dict[int, list[tuple[str, TopicFilter]]] = {}
     for stream_id, name, filter in conn.execute(_GROUPS, (list(stream_ids),)).fetchall():
-        found.setdefault(stream_id, []).append((name, TopicFilter(filter)))
-    return found
+        groups.setdefault(stream_id, []).append((name, TopicFilter(filter)))
+    return groups

@@ -10,7 +10,7 @@ import psycopg
 
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import Conflict, NotFound
-from sublet_storage.groups.admin.access_rules import check_room, give
+from sublet_storage.groups.admin.access_rules import check_room, insert_right
 
 _LIVE = "revoked_at is null and expires_at > clock_timestamp()"
 _VALID = f"select token_id from token where principal = %s and {_LIVE} order by made_at"
@@ -41,15 +41,15 @@ def make_token(
 ) -> tuple[NewToken, datetime]:
     """Return a new token and when it expires. Raises `Conflict` if the principal has two."""
     check_room(conn, "token")
-    new = NewToken.draw()
-    (expires_at,) = give(conn, _STORE, (new.token_id, new.digest, principal, lifetime_s, note)) or (None,)
+    token = NewToken.draw()
+    (expires_at,) = insert_right(conn, _STORE, (token.token_id, token.digest, principal, lifetime_s, note)) or (None,)
     if expires_at is None:
         valid = [row[0] for row in conn.execute(_VALID, (principal,)).fetchall()]
         raise Conflict(
             f"{principal} has {len(valid)} valid tokens, {' and '.join(valid)}, and that is the limit: one in use and "
             f"one to replace it. Revoke the older one first: `sublet access revoke-token {next(iter(valid), 'ID')}`."
         )
-    return new, expires_at
+    return token, expires_at
 
 
 def revoke_token(conn: psycopg.Connection[Any], token_id: str) -> bool:

@@ -18,37 +18,40 @@ from sublet_storage.notify.publisher import publish_once
 
 
 def create_group(
-    url: str, wanted: Subscription, options: GroupOptions, principal: str | None = None
+    url: str, subscription: Subscription, options: GroupOptions, principal: str | None = None
 ) -> tuple[Group, bool]:
     """Create a group; return it, and whether it is new. Raises `Conflict` if it exists with other options, and
     `TooManyGroups` if `principal` has created too many within a minute."""
     with _store(url) as store:
-        existed = store.find_live_group(wanted) is not None
-        group = store.declare_group(wanted, options, principal)
-    publish_once(url, [group_change(str(wanted), group.group_id)])
+        existed = store.find_live_group(subscription) is not None
+        group = store.declare_group(subscription, options, principal)
+    publish_once(url, [group_change(str(subscription), group.group_id)])
     return group, not existed
 
 
-def delete_group(url: str, wanted: Subscription) -> int:
+def delete_group(url: str, subscription: Subscription) -> int:
     """Delete a group with its progress; return its id. Raises `NotFound`."""
     with _store(url) as store:
-        deleted = store.delete_group(wanted, store.user())
-    if deleted is None:
-        raise group_not_found_error(wanted)
-    publish_once(url, [group_change(str(wanted), deleted, deleted=True)])
-    return deleted
+        group_id = store.delete_group(subscription, store.user())
+    if group_id is None:
+        raise group_not_found_error(subscription)
+    publish_once(url, [group_change(str(subscription), group_id, deleted=True)])
+    return group_id
 
 
-def send_command(url: str, wanted: Subscription, command: GroupCommand) -> tuple[Group, bool]:
+def send_command(url: str, subscription: Subscription, command: GroupCommand) -> tuple[Group, bool]:
     """Change the desired state of a live group; return the group, and whether the change was new. Raises `NotFound`."""
     with _store(url) as store:
-        before, group = store.find_live_group(wanted), store.apply_command(wanted, command, store.user())
-    if group is None or before is None:
-        raise group_not_found_error(wanted)
-    changed = group.revision != before.revision
-    if changed:
-        publish_once(url, [group_change(str(wanted), group.group_id, revision=group.revision)])
-    return group, changed
+        former_group, group = (
+            store.find_live_group(subscription),
+            store.apply_command(subscription, command, store.user()),
+        )
+    if group is None or former_group is None:
+        raise group_not_found_error(subscription)
+    is_changed = group.revision != former_group.revision
+    if is_changed:
+        publish_once(url, [group_change(str(subscription), group.group_id, revision=group.revision)])
+    return group, is_changed
 
 
 @contextmanager

@@ -17,8 +17,8 @@ from typing import Final
 
 from sublet_protocol.domain.errors import Conflict, NotFound
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.db.clock import database_user
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.clock import read_database_user
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.admin import send_command
@@ -47,33 +47,33 @@ select a.usename, a.pid, (extract(epoch from a.xact_start) * 1000000)::bigint, g
 @contextmanager
 def hold_reset_lock(url: str, group: Group) -> Iterator[None]:
     """Exclude other resets of the group meanwhile. Raises `Conflict`, which names the one under way."""
-    lock_name = f"{schema_name()} {group.group_id}"
-    wanted = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
+    lock_name = f"{resolve_schema_name()} {group.group_id}"
+    lock = {"class": _CLASS, "object": zlib.crc32(lock_name.encode()) & 0x7FFFFFFF, "group": group.group_id}
     with closing(connect(url, application_name="sublet reset", idle_in_transaction_timeout_s=None)) as guard:
         guard.execute("begin")
         for name in _TIMEOUTS[: 2 if guard.info.server_version >= 170000 else 1]:
             guard.execute(f"set local {name} = 0")
-        (row,) = guard.execute(_TAKE, wanted).fetchall()
+        (row,) = guard.execute(_TAKE, lock).fetchall()
         if not row[0]:
-            raise _taken(group, guard.execute(_HOLDER, wanted).fetchone())
+            raise _reset_running_error(group, guard.execute(_HOLDER, lock).fetchone())
         yield  # what becomes of the guard meanwhile, or afterwards, does not change what was done
 
 
-def _taken(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
+def _reset_running_error(group: Group, holder: tuple[str | None, int, int | None, str | None] | None) -> Conflict:
     """Return the error for a reset while another one is under way; `holder` is None if that has ended since."""
     user, pid, since_us, reason = holder or (None, None, None, None)
     by = f" by database user {user}, process {pid} of the server" if user else ""
     since = f", since {StartingPosition.at_time(since_us)}" if since_us is not None else ""
-    what = f" ({reason})" if reason else ""
+    detail = f" ({reason})" if reason else ""
     end = f" If that machine is gone: select pg_terminate_backend({pid})." if pid is not None else ""
     return Conflict(
-        f"{group.subscription}: it is being reset already{by}{since}{what}; nothing was changed. Wait for the end of "
+        f"{group.subscription}: it is being reset already{by}{since}{detail}; nothing was changed. Wait for the end of "
         f"that, see where the group is then (`sublet groups describe {quote(str(group.subscription))}`), and reset "
         f"it again if need be.{end}"
     )
 
 
-def _resumed(group: Group) -> Conflict:
+def _resumed_error(group: Group) -> Conflict:
     name = quote(str(group.subscription))
     return Conflict(
         f"{group.subscription}: it was resumed while its members were to hand over for this reset; nothing was "
@@ -97,7 +97,7 @@ def reset_live_group(
     *,
     force: bool,
     drain_timeout_s: float,
-    waiting: Callable[[int], None] = lambda held: None,
+    waiting: Callable[[int], None] = lambda held_count: None,
 ) -> tuple[PositionChange, ...]:
     """Reset the group to the target; return what moved. `connection` is in autocommit, on the database of `url`.
 
@@ -105,12 +105,12 @@ def reset_live_group(
     streams that they still hold. Raises `Conflict` where another reset is under way, where they have not handed over in
     time, and what `reset_transaction.execute_reset` raises: nothing was changed then.
     """
-    with hold_reset_lock(url, group), paused(url, group, target):
+    with hold_reset_lock(url, group), pause_during_reset(url, group, target):
         if not force:
             _wait(connection, group, drain_timeout_s, waiting)
         try:
             with connection.transaction():
-                reason = reason_with_user(f"reset to {target}", database_user(connection))
+                reason = reason_with_user(f"reset to {target}", read_database_user(connection))
                 return reset_transaction.execute_reset(connection, group, target, streams, reason=reason, force=force)
         except Conflict as error:
             if force or drain_timeout_s > LEADER_SYNC_INTERVAL_S:
@@ -123,27 +123,29 @@ def reset_live_group(
 
 
 @contextlib.contextmanager
-def paused(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
+def pause_during_reset(url: str, group: Group, target: ResetTarget) -> Iterator[None]:
     """Pause the group meanwhile; whatever happens, it is resumed afterwards unless it was paused by another command."""
-    wanted, reason = group.subscription, f"{FOR_A_RESET}{target}"
-    found, _ = send_command(url, wanted, PauseForReset(reason))
+    subscription, reason = group.subscription, f"{FOR_A_RESET}{target}"
+    paused_group, _ = send_command(url, subscription, PauseForReset(reason))
     try:
-        if found.group_id != group.group_id:
-            raise NotFound(f"group {str(wanted)!r} was deleted and made anew meanwhile. Look at it, and try again.")
+        if paused_group.group_id != group.group_id:
+            raise NotFound(
+                f"group {str(subscription)!r} was deleted and made anew meanwhile. Look at it, and try again."
+            )
         yield
     finally:
-        send_command(url, wanted, ResumeGroup(only=reason))
+        send_command(url, subscription, ResumeGroup(only=reason))
 
 
 def _wait(connection: Connection, group: Group, drain_timeout_s: float, waiting: Callable[[int], None]) -> None:
     """Wait until no stream is held, or the time is over: then the next step reports what is still granted. Raises
     `Conflict` where the group was resumed, whose members then hand nothing over."""
-    deadline, reported = time.monotonic() + drain_timeout_s, -1
-    while (held := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:
-        found = group_lifecycle.find_by_id(connection, group.group_id)
-        if found is not None and found.desired_state.pause_reason is None:
-            raise _resumed(group)
-        if held != reported:
-            waiting(held)
-            reported = held
+    deadline, last_count = time.monotonic() + drain_timeout_s, -1
+    while (held_count := reset_transaction.count_held(connection, group)) and time.monotonic() < deadline:
+        live_group = group_lifecycle.find_by_id(connection, group.group_id)
+        if live_group is not None and live_group.desired_state.pause_reason is None:
+            raise _resumed_error(group)
+        if held_count != last_count:
+            waiting(held_count)
+            last_count = held_count
         time.sleep(POLL_INTERVAL_S)

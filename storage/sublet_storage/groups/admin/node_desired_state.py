@@ -12,7 +12,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_storage.db.clock import WHO
+from sublet_storage.db.clock import DATABASE_USER
 from sublet_storage.groups.model.records import COMMAND, MAINTENANCE
 from sublet_storage.node_directory import NodeRef
 
@@ -32,7 +32,7 @@ select leadership_id, node from leadership
 
 _NOTE = f"""
 insert into lending_history (at, group_id, stream_id, event, reason, grant_id, position, term)
-select clock_timestamp(), leadership_id, 0, '{COMMAND}', 'node ' || node || '{{}}, by ' || {WHO}, 0, 0, term
+select clock_timestamp(), leadership_id, 0, '{COMMAND}', 'node ' || node || '{{}}, by ' || {DATABASE_USER}, 0, 0, term
   from affected where leadership_id <> {MAINTENANCE}"""
 """Recorded since the next leader's record would look as if the one before had died."""
 

@@ -17,8 +17,8 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.bounded_connection import check_timeline, timeline_of
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.bounded_connection import check_timeline, get_timeline
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.model.group_errors import group_not_found_error
@@ -26,7 +26,7 @@ from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
 from sublet_storage.groups.model.records import CREATE, Group, HistoryRecord, LendingStatus
 from sublet_storage.groups.status.overview import NEW
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.spaces.space_queries import read_generation_filters
 
 _TAKE = """
@@ -58,7 +58,7 @@ select %(group)s, u.stream_id, u.status, u.position, u.consumed, {NOW}
   from unnest(%(streams)s::bigint[], %(statuses)s::text[], %(positions)s::bigint[], %(consumed)s::jsonb[])
        as u (stream_id, status, position, consumed)"""
 
-_NOW = f"select {in_microseconds(NOW)}"
+_NOW = f"select {format_microseconds(NOW)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,22 +109,25 @@ def read_progress(connection: Connection, group: Group) -> GroupProgress:
     row = connection.execute(_TAKE, {"group": group.group_id}).fetchone()
     if row is None:
         raise group_not_found_error(group.subscription)
-    after, lendings, frontiers = row
+    after_generation, lendings, frontiers = row
     return GroupProgress(
-        after, tuple(map(_position_from_json, lendings)), tuple(map(_frontier, frontiers)), timeline_of(connection)
+        after_generation,
+        tuple(map(_position_from_json, lendings)),
+        tuple(map(_frontier_from_json, frontiers)),
+        get_timeline(connection),
     )
 
 
 def clone(
-    connection: Connection, source: Subscription, subscription: Subscription, who: str
+    connection: Connection, source: Subscription, subscription: Subscription, user: str
 ) -> tuple[Group, GroupProgress]:
     """Return a new group that goes on from where another is, in the transaction that is open. Raises `NotFound`, and
     what `begin` does."""
-    group_lifecycle.keep_generations(connection)  # what is taken must be there still when the new group is
-    found = group_lifecycle.get_live(connection, source)
-    progress = read_progress(connection, found)
-    reason = reason_with_user(f"a clone of {source}, group {found.group_id}", who)
-    return create_from_progress(connection, subscription, found.options, progress, reason), progress
+    group_lifecycle.lock_generations(connection)  # what is taken must be there still when the new group is
+    source_group = group_lifecycle.get_live(connection, source)
+    progress = read_progress(connection, source_group)
+    reason = reason_with_user(f"a clone of {source}, group {source_group.group_id}", user)
+    return create_from_progress(connection, subscription, source_group.options, progress, reason), progress
 
 
 def create_from_progress(
@@ -140,39 +143,39 @@ def create_from_progress(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
             f"`sublet groups delete '{subscription}'` first."
         )
-    there = _there(connection, subscription, options, progress)
-    _check(connection, subscription, options, there)
-    _lend(connection, group_id, there.positions)
-    group_lifecycle.heed_former(connection, [group_id], None)
+    existing = _drop_absent_streams(connection, subscription, options, progress)
+    _check(connection, subscription, options, existing)
+    _lend(connection, group_id, existing.positions)
+    group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
         consumed_frontiers.insert_exported_frontiers(
             connection, group_id, subscription.filter, dict(progress.frontiers)
         )
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
-    line = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
-    lending_rows.write_history(connection, [line], now_us)
+    record = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
+    lending_rows.write_history(connection, [record], now_us)
     return Group(group_id, subscription, options)
 
 
-def _there(
+def _drop_absent_streams(
     connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress
 ) -> GroupProgress:
     """Return the progress without the streams that no longer exist. Raises `Conflict` if messages were lost with them
     that the group was to get, unless it skips what is gone."""
-    absent = missing(connection, [row.stream_id for row in progress.positions])
+    absent = find_deleted_streams(connection, [row.stream_id for row in progress.positions])
     if options.on_data_loss is OnDataLoss.FAIL:
         for row in progress.positions:
             if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
-                raise _gone(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
-        for filter, lost in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
+                raise _gone_error(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
+        for filter, generation_id in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
             if TopicFilter(filter).intersects(subscription.filter):
-                raise _gone(f"what spaces of filter {filter} had up to generation {lost}", subscription)
+                raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
     return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
 
 
-def _gone(what: str, subscription: Subscription) -> Conflict:
+def _gone_error(data: str, subscription: Subscription) -> Conflict:
     return Conflict(
-        f"{what} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
+        f"{data} is gone by retention, and {subscription} has not consumed it by this progress. Take a later one, give "
         "it the option on_data_loss skip, or create the group anew with --from earliest."
     )
 
@@ -191,28 +194,28 @@ def _lend(connection: Connection, group_id: int, rows: Sequence[ExportedPosition
 
 def _check(connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress) -> None:
     """Check that it fits: an export of another database, or of another group, must not become rows."""
-    wanted = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
+    filters = {filter.text for filter in read_generation_filters(connection).matching(subscription.filter)}
     with connection.cursor(row_factory=class_row(_Stream)) as cursor:
-        streams = [row.stream_id for row in progress.positions]
-        known = {each.stream_id: each for each in cursor.execute(_KNOWN, {"streams": streams})}
+        stream_ids = [row.stream_id for row in progress.positions]
+        known_streams = {stream.stream_id: stream for stream in cursor.execute(_KNOWN, {"streams": stream_ids})}
     for row in progress.positions:
-        _check_position(subscription, row, known.get(row.stream_id), wanted)
+        _check_position(subscription, row, known_streams.get(row.stream_id), filters)
         if (row.consumed is not None) is not options.atomic:
             raise UsageError(
                 f"stream {row.stream_id}: what is consumed in whole epochs is there exactly where a group is atomic."
                 " Export it again."
             )
-    ((last,),) = connection.execute(_LAST).fetchall()
-    spaces = [space_id for space_id, _ in progress.frontiers]
-    found = {row[0] for row in connection.execute(_SPACES, {"spaces": spaces}).fetchall()}
-    if progress.after_generation > last or set(spaces) - found:
+    ((last_generation,),) = connection.execute(_LAST).fetchall()
+    space_ids = [space_id for space_id, _ in progress.frontiers]
+    known_spaces = {row[0] for row in connection.execute(_SPACES, {"spaces": space_ids}).fetchall()}
+    if progress.after_generation > last_generation or set(space_ids) - known_spaces:
         raise UsageError(f"{subscription}: its progress is of another database than this one. Export it from this one.")
 
 
 def _check_position(
-    subscription: Subscription, row: ExportedPosition, stream: _Stream | None, wanted: set[str]
+    subscription: Subscription, row: ExportedPosition, stream: _Stream | None, filters: set[str]
 ) -> None:
-    if stream is None or stream.filter not in wanted:
+    if stream is None or stream.filter not in filters:
         raise UsageError(
             f"stream {row.stream_id}: it is none of {subscription} in this database. Export it from this one."
         )
@@ -224,19 +227,23 @@ def _check_position(
         )
 
 
-def progress_from_json(stored: Any) -> GroupProgress:
+def progress_from_json(document: Any) -> GroupProgress:
     """Return the progress that `progress_to_json` wrote; streams that are new to the group are left to its leader.
     Raises `TypeError`, `KeyError`, `AttributeError` or `ValueError` for what that never writes."""
     rows = sorted(
-        (_position_from_json(each) for each in stored["streams"] if each["status"] != NEW), key=lambda p: p.stream_id
+        (_position_from_json(stream) for stream in document["streams"] if stream["status"] != NEW),
+        key=lambda p: p.stream_id,
     )
     if len({row.stream_id for row in rows}) < len(rows):
         raise ValueError("a stream occurs twice")
-    timeline = stored.get("timeline")
+    timeline = document.get("timeline")
     if not isinstance(timeline, str | None):
         raise ValueError(f"timeline {timeline!r}")
     return GroupProgress(
-        _integer(stored["after_generation"]), tuple(rows), tuple(map(_frontier, stored["epochs"])), timeline
+        _check_integer(document["after_generation"]),
+        tuple(rows),
+        tuple(map(_frontier_from_json, document["epochs"])),
+        timeline,
     )
 
 
@@ -245,35 +252,35 @@ def progress_to_json(progress: GroupProgress) -> dict[str, Any]:
     return {
         "timeline": progress.timeline,
         "after_generation": progress.after_generation,
-        "streams": [_shown(row) for row in progress.positions],
+        "streams": [_position_to_json(row) for row in progress.positions],
         "epochs": [
-            {"space_id": space_id, "least": None if least is None else least.least}
-            for space_id, least in progress.frontiers
+            {"space_id": space_id, "least": None if frontier is None else frontier.least}
+            for space_id, frontier in progress.frontiers
         ],
     }
 
 
-def _shown(row: ExportedPosition) -> dict[str, Any]:
+def _position_to_json(row: ExportedPosition) -> dict[str, Any]:
     shown = {"stream_id": row.stream_id, "position": row.position, "status": row.status.value}
     return shown if row.consumed is None else {**shown, "consumed": row.consumed.to_json()}
 
 
-def _position_from_json(stored: Any) -> ExportedPosition:
-    consumed = stored.get("consumed")
+def _position_from_json(document: Any) -> ExportedPosition:
+    consumed = document.get("consumed")
     return ExportedPosition(
-        _integer(stored["stream_id"]),
-        _integer(stored["position"]),
-        LendingStatus(stored["status"]),
+        _check_integer(document["stream_id"]),
+        _check_integer(document["position"]),
+        LendingStatus(document["status"]),
         None if consumed is None else ConsumedFrontier.from_json(consumed),
     )
 
 
-def _integer(stored: Any) -> int:
+def _check_integer(value: Any) -> int:
     """Return the value unchanged; raise if it is no integer."""
-    if type(stored) is not int or not 0 <= stored <= MAX_OFFSET:
-        raise ValueError(f"{stored!r} is no whole number from 0 to {MAX_OFFSET}")
-    return stored
+    if type(value) is not int or not 0 <= value <= MAX_OFFSET:
+        raise ValueError(f"{value!r} is no whole number from 0 to {MAX_OFFSET}")
+    return value
 
 
-def _frontier(stored: Any) -> tuple[int, LowerFrontier | None]:
-    return _integer(stored["space_id"]), lower_frontier_from_json(stored["least"])
+def _frontier_from_json(document: Any) -> tuple[int, LowerFrontier | None]:
+    return _check_integer(document["space_id"]), lower_frontier_from_json(document["least"])

@@ -11,7 +11,6 @@ from sublet_protocol.domain.epochs import Epoch, check_epoch
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, StartingPosition
 
-LARGEST = MAX_OFFSET
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -46,10 +45,10 @@ class ResetTarget:
     @classmethod
     def offset(cls, offset: int) -> ResetTarget:
         """Return the target of that offset in every stream, or its end. Raises `UsageError`."""
-        if not 0 <= offset <= LARGEST:
+        if not 0 <= offset <= MAX_OFFSET:
             raise UsageError(
-                f"offset {offset}: an offset is a whole number from 0 to {LARGEST}. Correct it; to go back by a number "
-                "of messages, shift (--shift-by with a negative number)."
+                f"offset {offset}: an offset is a whole number from 0 to {MAX_OFFSET}. Correct it; to go back by a "
+                "number of messages, shift (--shift-by with a negative number)."
             )
         return cls("offset", offset)
 
@@ -57,10 +56,10 @@ class ResetTarget:
     def shift(cls, count: int) -> ResetTarget:
         """Return the target that is a number of messages on, or back, in every stream; not beyond its ends. Raises
         `UsageError`."""
-        if abs(count) > LARGEST:
+        if abs(count) > MAX_OFFSET:
             raise UsageError(
-                f"shift by {count}: no stream is so long: it is from -{LARGEST} to {LARGEST}. Correct it, or reset to "
-                "the earliest or the latest."
+                f"shift by {count}: no stream is so long: it is from -{MAX_OFFSET} to {MAX_OFFSET}. Correct it, or "
+                "reset to the earliest or the latest."
             )
         return cls("shift", count)
 
@@ -82,14 +81,14 @@ class ResetTarget:
         return cls("epoch", epoch=check_epoch(epoch))
 
     @classmethod
-    def offsets(cls, given: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
+    def offsets(cls, offsets: Mapping[int, int], timeline: str | None = None) -> ResetTarget:
         """Return the target of these offsets of these streams, and no others. Raises `UsageError`."""
-        for stream_id, offset in given.items():
-            if not (0 < stream_id <= LARGEST and 0 <= offset <= LARGEST):
+        for stream_id, offset in offsets.items():
+            if not (0 < stream_id <= MAX_OFFSET and 0 <= offset <= MAX_OFFSET):
                 raise UsageError(f"stream {stream_id}, offset {offset}: both are numbers, from 1 and from 0.")
-        if not given:
+        if not offsets:
             raise UsageError("no stream is given. Give at least one, with its offset.")
-        return cls("given", offsets_by_stream=tuple(sorted(given.items())), timeline=timeline)
+        return cls("given", offsets_by_stream=tuple(sorted(offsets.items())), timeline=timeline)
 
     def __str__(self) -> str:
         match self.kind:

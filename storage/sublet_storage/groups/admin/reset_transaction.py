@@ -20,13 +20,13 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.epochs import check_epoch
 from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
-from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked, stream_not_found_error
+from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition
 from sublet_storage.groups.model.reset_rules import apply_reset
@@ -74,7 +74,7 @@ _GRANTED = "select stream_id from lending where group_id = %(group)s and status 
 
 _NO_LEADER = f"""
 insert into leadership (leadership_id, node, incarnation, address, term, expires_at)
-values (%(group)s, 'nobody', '', '', {in_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
+values (%(group)s, 'nobody', '', '', {format_microseconds(NOW)}, timestamptz 'epoch') on conflict do nothing"""
 """Ensures that there is a row to lock, for which a claim of the group then waits."""
 
 _ADD = f"""
@@ -109,7 +109,7 @@ class PositionChange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
+class _StreamPlan:
     """A stream that the group may have. `after`: None where the target does not concern it."""
 
     stream_id: int
@@ -129,11 +129,18 @@ class _Planned:
         would_be_given = self.is_later and self.head > 0
         return self.status is None and self.is_closed and self.after == self.head and not would_be_given
 
-    def move(self, after: int) -> PositionChange:
-        would_be_at = (0 if self.is_later else after) if self.before is None else self.before
-        again, skipped = max((self.before or 0) - after, 0), max(after - would_be_at, 0)
+    def move(self, position: int) -> PositionChange:
+        delivery_start = (0 if self.is_later else position) if self.before is None else self.before
+        redelivered_count, skipped_count = max((self.before or 0) - position, 0), max(position - delivery_start, 0)
         return PositionChange(
-            self.stream_id, self.status, self.before, after, self.head, again, skipped, self.has_epochs
+            self.stream_id,
+            self.status,
+            self.before,
+            position,
+            self.head,
+            redelivered_count,
+            skipped_count,
+            self.has_epochs,
         )
 
 
@@ -156,14 +163,14 @@ def plan_reset(
         "group": group.group_id,
         **group_lifecycle.filters_at_start(connection, group.subscription.filter, StartingPosition.EARLIEST),
     }
-    with connection.cursor(row_factory=class_row(_Planned)) as cursor:
-        found = cursor.execute(_PLAN, parameters).fetchall()
-    named = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
-    if unknown := named - {row.stream_id for row in found}:
+    with connection.cursor(row_factory=class_row(_StreamPlan)) as cursor:
+        rows = cursor.execute(_PLAN, parameters).fetchall()
+    named_streams = set(streams) | {stream_id for stream_id, _ in target.offsets_by_stream}
+    if unknown := named_streams - {row.stream_id for row in rows}:
         raise stream_not_found_error(group.subscription, min(unknown))
     placed = [
         (row.move(row.after), row)
-        for row in found
+        for row in rows
         if row.after is not None and (not streams or row.stream_id in streams)
     ]
     for move, row in placed:
@@ -214,55 +221,57 @@ def execute_reset(
     progress."""
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
-    group_lifecycle.keep_generations(connection)
+    group_lifecycle.lock_generations(connection)
     if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
-    new = [move.stream_id for move in moves if move.status is None]
+    new_streams = [move.stream_id for move in moves if move.status is None]
     consumed = json.dumps({"upto": 0, "least": None}) if group.options.atomic else None
-    connection.execute(_ADD, {"group": group.group_id, "streams": new, "consumed": consumed, "now_us": None})
+    connection.execute(_ADD, {"group": group.group_id, "streams": new_streams, "consumed": consumed, "now_us": None})
     add_streams(connection, [group.group_id], leader.now_us)  # those that others descend from, too
-    group_lifecycle.heed_former(connection, [group.group_id], None)
+    group_lifecycle.set_revoked_at(connection, [group.group_id], None)
     buffer = LendingWriteBatch(leader.now_us)
-    known = _at_rest(connection, group, [move.stream_id for move in moves], force)
-    facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
+    rows = _lock_rows(connection, group, [move.stream_id for move in moves], force)
+    facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
     for move in moves:
-        row = known[move.stream_id]
-        recorded = f"{reason}; was at {row.position}" if move.status is not None else reason
-        buffer.add(row, apply_reset(row, facts[move.stream_id], move.after, recorded, buffer.now_us), leader.term)
+        row = rows[move.stream_id]
+        row_reason = f"{reason}; was at {row.position}" if move.status is not None else reason
+        buffer.add(row, apply_reset(row, facts[move.stream_id], move.after, row_reason, buffer.now_us), leader.term)
     buffer.flush(connection)
-    _take_back(connection, group, buffer, leader.term, reason=reason, force=force)
+    _revoke_waiting_streams(connection, group, buffer, leader.term, reason=reason, force=force)
     if group.options.atomic:
         _begin_epochs(connection, group, target)
     leadership.expire(connection, (group.group_id,))
     return moves
 
 
-def _take_back(
+def _revoke_waiting_streams(
     connection: Connection, group: Group, buffer: LendingWriteBatch, term: int, *, reason: str, force: bool
 ) -> None:
     """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
-    above = lending_rows.read_ancestors(
-        lending_rows.ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
+    ancestors = lending_rows.read_ancestors(
+        lending_rows.query_ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
     )
-    known = _at_rest(connection, group, [stream_id for _, stream_id in above], force)
-    facts = lending_rows.read_facts(lending_rows.query_facts(connection, known))
-    for stream_id, row in sorted(known.items()):
-        recorded = f"{reason}; waits for {', '.join(map(str, above[group.group_id, stream_id]))}, which come before it"
-        buffer.add(row, apply_reset(row, facts[stream_id], row.position, recorded, buffer.now_us), term)
+    rows = _lock_rows(connection, group, [stream_id for _, stream_id in ancestors], force)
+    facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
+    for stream_id, row in sorted(rows.items()):
+        row_reason = (
+            f"{reason}; waits for {', '.join(map(str, ancestors[group.group_id, stream_id]))}, which come before it"
+        )
+        buffer.add(row, apply_reset(row, facts[stream_id], row.position, row_reason, buffer.now_us), term)
     buffer.flush(connection)
 
 
-def _at_rest(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
+def _lock_rows(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
     """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
-    known = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
-    if locked := sorted(set(streams) - known.keys()):
-        which = f"{len(locked)} of its streams, the first is {locked[0]}, have"
-        raise row_locked(group.subscription, which, lending_rows.locker(connection, group.group_id))
+    rows = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_rows(connection, keys))}
+    if locked := sorted(set(streams) - rows.keys()):
+        locked_rows = f"{len(locked)} of its streams, the first is {locked[0]}, have"
+        raise row_locked_error(group.subscription, locked_rows, lending_rows.find_locker(connection, group.group_id))
     granted = sorted(
-        row.stream_id for row in known.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)
+        row.stream_id for row in rows.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)
     )
     if granted and not force:
         raise Conflict(
@@ -272,7 +281,7 @@ def _at_rest(connection: Connection, group: Group, streams: Collection[int], for
             "then "
             "messages that they have in hand may be seen twice."
         )
-    return known
+    return rows
 
 
 def _begin_epochs(connection: Connection, group: Group, target: ResetTarget) -> None:

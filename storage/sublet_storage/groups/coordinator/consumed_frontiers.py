@@ -150,7 +150,7 @@ def initialize_frontiers(
     the group gets none before that."""
     spaces = {space_id for (space_id,) in connection.execute(_SPACES_OF_ROWS, {"group": group_id}).fetchall()}
     spaces.update(find_spaces_that_matched(connection, filter))
-    _insert(connection, group_id, _first_frontiers(connection, group_id, filter, start, spaces, epoch), now_us)
+    _insert(connection, group_id, _read_initial_frontiers(connection, group_id, filter, start, spaces, epoch), now_us)
     connection.execute(_BEGIN, {"group": group_id})
 
 
@@ -159,10 +159,10 @@ def insert_exported_frontiers(
 ) -> None:
     """Insert the frontiers of a group that goes on from where another was. Where that had none, which may be as its
     filter was another, the group gets no epoch that had begun in streams of before."""
-    others = set(find_spaces_that_matched(connection, filter)) - exported.keys()
-    first = _first_frontiers(connection, group_id, filter, StartingPosition.EARLIEST, others)
-    first = {space_id: least for space_id, least in first.items() if least is not None}
-    _insert(connection, group_id, {**exported, **first}, None)
+    unexported = set(find_spaces_that_matched(connection, filter)) - exported.keys()
+    initial = _read_initial_frontiers(connection, group_id, filter, StartingPosition.EARLIEST, unexported)
+    initial = {space_id: frontier for space_id, frontier in initial.items() if frontier is not None}
+    _insert(connection, group_id, {**exported, **initial}, None)
 
 
 def add_spaces(connection: Connection, keys: Collection[Key], now_us: int) -> None:
@@ -177,43 +177,48 @@ def advance_frontiers(
     """Write how far the groups {group_id: term}, which are atomic and whose leadership is locked, have come, and record
     it in their history; return all their frontiers. Those of a space that is past, and consumed, are deleted."""
     groups = {"groups": list(terms)}
-    known = connection.execute(_KNOWN, groups).fetchall()
+    rows = connection.execute(_KNOWN, groups).fetchall()
     held_back: dict[tuple[int, int], list[LowerFrontier | None]] = {}
-    for group_id, space_id, least in connection.execute(_HELD_BACK, groups).fetchall():
-        held_back.setdefault((group_id, space_id), []).append(lower_frontier_from_json(least))
+    for group_id, space_id, document in connection.execute(_HELD_BACK, groups).fetchall():
+        held_back.setdefault((group_id, space_id), []).append(lower_frontier_from_json(document))
     moved: dict[tuple[int, int], tuple[LowerFrontier | None, LowerFrontier]] = {}
-    found: dict[int, list[GroupFrontier]] = {}
-    past: list[tuple[int, int]] = []
-    for group_id, space_id, least, has_streams in known:
-        before, space = lower_frontier_from_json(least), spaces.get(space_id)
-        if space is not None and space.is_dropped and (before == space.lower or not has_streams):
-            past.append((group_id, space_id))
+    frontiers: dict[int, list[GroupFrontier]] = {}
+    past_spaces: list[tuple[int, int]] = []
+    for group_id, space_id, document, has_streams in rows:
+        former, space = lower_frontier_from_json(document), spaces.get(space_id)
+        if space is not None and space.is_dropped and (former == space.lower or not has_streams):
+            past_spaces.append((group_id, space_id))
             continue
         if space is None or space.lower is None or not has_streams:
             continue
-        now = merge_consumed_frontier(before, space.lower, held_back.get((group_id, space_id), ()))
-        if now is None:
+        frontier = merge_consumed_frontier(former, space.lower, held_back.get((group_id, space_id), ()))
+        if frontier is None:
             continue
-        found.setdefault(group_id, []).append(GroupFrontier(space.name, space_id, now, space.lower))
-        if now != before:
-            moved[group_id, space_id] = before, now
-    if past:
-        parameters = {"groups": [group for group, _ in past], "spaces": [space for _, space in past]}
+        frontiers.setdefault(group_id, []).append(GroupFrontier(space.name, space_id, frontier, space.lower))
+        if frontier != former:
+            moved[group_id, space_id] = former, frontier
+    if past_spaces:
+        parameters = {"groups": [group for group, _ in past_spaces], "spaces": [space for _, space in past_spaces]}
         connection.execute(_FORGET_SPACES, parameters)
     if moved:
-        _write(connection, {key: now for key, (_, now) in moved.items()}, buffer.now_us)
-        expired = _expired(connection, {space_id for _, space_id in moved})
-        for (group_id, space_id), (before, now) in moved.items():
-            unfinished = {one.producer_id: None for one in expired.get(space_id, ()) if one.is_closed_by(before, now)}
+        _write(connection, {key: frontier for key, (_, frontier) in moved.items()}, buffer.now_us)
+        expired = _read_expired_producers(connection, {space_id for _, space_id in moved})
+        for (group_id, space_id), (former, frontier) in moved.items():
+            unfinished = {
+                producer.producer_id: None
+                for producer in expired.get(space_id, ())
+                if producer.is_closed_by(former, frontier)
+            }
             name, term = spaces[space_id].name, terms[group_id]
-            buffer.history.append(consumption_record(group_id, name, now, term, buffer.now_us, list(unfinished)))
+            buffer.history.append(consumption_record(group_id, name, frontier, term, buffer.now_us, list(unfinished)))
         buffer.flush(connection)
     return {
-        group_id: tuple(sorted(each, key=lambda one: (one.space, one.space_id))) for group_id, each in found.items()
+        group_id: tuple(sorted(group_frontiers, key=lambda frontier: (frontier.space, frontier.space_id)))
+        for group_id, group_frontiers in frontiers.items()
     }
 
 
-def _first_frontiers(
+def _read_initial_frontiers(
     connection: Connection,
     group_id: int,
     filter: TopicFilter,
@@ -226,63 +231,70 @@ def _first_frontiers(
         "group": group_id,
         "at_the_end": start.policy == "latest",
         "spaces": list(spaces),
-        "filters": [one.text for one in matching],
-        "open": [one.text for one, now in matching.items() if now],
+        "filters": [filter.text for filter in matching],
+        "open": [filter.text for filter, is_current in matching.items() if is_current],
     }
     lowers: dict[int, LowerFrontier | None] = {}
-    begun: dict[int, UpperFrontier] = {}
-    for space_id, lower, greatest in connection.execute(_BEGUN, parameters):
+    begun_epochs: dict[int, UpperFrontier] = {}
+    for space_id, lower, upper in connection.execute(_BEGUN, parameters):
         lowers[space_id] = lower_frontier_from_json(lower)
-        begun[space_id] = begun.get(space_id, UpperFrontier()).join(upper_frontier_from_json(greatest))
-    first = {space_id: initial_frontier(start, lower, begun[space_id]) for space_id, lower in lowers.items()}
+        begun_epochs[space_id] = begun_epochs.get(space_id, UpperFrontier()).join(upper_frontier_from_json(upper))
+    frontiers = {space_id: initial_frontier(start, lower, begun_epochs[space_id]) for space_id, lower in lowers.items()}
     if epoch is not None:
-        wanted = LowerFrontier((epoch,))
+        epoch_frontier = LowerFrontier((epoch,))
         for space_id, lower in lowers.items():
-            if lower is not None and have_same_dimensions(lower, wanted):
-                before = first[space_id]
-                first[space_id] = wanted if before is None else before.intersect(wanted)
-    return first
+            if lower is not None and have_same_dimensions(lower, epoch_frontier):
+                former = frontiers[space_id]
+                frontiers[space_id] = epoch_frontier if former is None else former.intersect(epoch_frontier)
+    return frontiers
 
 
 def _insert(
     connection: Connection, group_id: int, frontiers: Mapping[int, LowerFrontier | None], now_us: int | None
 ) -> None:
-    parameters = {"group": group_id, "spaces": list(frontiers), "least": _least(frontiers.values()), "now_us": now_us}
+    parameters = {
+        "group": group_id,
+        "spaces": list(frontiers),
+        "least": _encode_frontiers(frontiers.values()),
+        "now_us": now_us,
+    }
     connection.execute(_INSERT, parameters)
 
 
 @dataclass(frozen=True, slots=True)
-class _Expired:
+class _ExpiredProducer:
     """A producer whose lease has run out: the frontier that it `held`, and which epochs had `begun` by then."""
 
     producer_id: str
     held: LowerFrontier
     begun: UpperFrontier
 
-    def is_closed_by(self, before: LowerFrontier | None, now: LowerFrontier) -> bool:
+    def is_closed_by(self, former: LowerFrontier | None, frontier: LowerFrontier) -> bool:
         """Return whether a step consumes some of the epochs that it left unfinished."""
-        left = self.held if before is None else self.held.intersect(before)
-        return any(self.begun.covers(epoch) and not now.admits(epoch) for epoch in left.least)
+        unfinished = self.held if former is None else self.held.intersect(former)
+        return any(self.begun.covers(epoch) and not frontier.admits(epoch) for epoch in unfinished.least)
 
 
-def _expired(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_Expired]]:
+def _read_expired_producers(connection: Connection, space_ids: Iterable[int]) -> dict[int, list[_ExpiredProducer]]:
     """Return the producers whose leases ran out recently, by space."""
-    found: dict[int, list[_Expired]] = {}
-    for space_id, producer_id, least, begun in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
-        held = LowerFrontier.from_epochs(map(tuple, least))
-        found.setdefault(space_id, []).append(_Expired(producer_id, held, upper_frontier_from_json(begun)))
-    return found
+    expired: dict[int, list[_ExpiredProducer]] = {}
+    for space_id, producer_id, held, upper in connection.execute(_EXPIRED, {"spaces": list(space_ids)}).fetchall():
+        held_frontier = LowerFrontier.from_epochs(map(tuple, held))
+        expired.setdefault(space_id, []).append(
+            _ExpiredProducer(producer_id, held_frontier, upper_frontier_from_json(upper))
+        )
+    return expired
 
 
 def _write(connection: Connection, moved: Mapping[tuple[int, int], LowerFrontier], now_us: int) -> None:
     parameters: dict[str, Any] = {
         "groups": [group_id for group_id, _ in moved],
         "spaces": [space_id for _, space_id in moved],
-        "least": _least(moved.values()),
+        "least": _encode_frontiers(moved.values()),
         "now_us": now_us,
     }
     connection.execute(_MOVE, parameters)
 
 
-def _least(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
+def _encode_frontiers(frontiers: Iterable[LowerFrontier | None]) -> list[str]:
     return [json.dumps(None if each is None else each.least) for each in frontiers]

@@ -15,7 +15,7 @@ from typing import Any
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
 from sublet_storage.groups.model.desired_state import GroupCommand
@@ -70,7 +70,7 @@ update lending l set held_until = former.at
  where l.group_id = former.group_id and l.stream_id = former.stream_id and l.grant_id = 0 and l.held_until is null"""
 
 _LOCK_DESIRED_STATE = f"""
-select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {in_microseconds(NOW)}
+select g.desired_state, g.desired_state_version, coalesce(l.term, 0), {format_microseconds(NOW)}
   from consumer_group g left join leadership l on l.leadership_id = g.group_id
  where g.group_id = %(group)s and g.deleted_at is null for no key update of g"""
 
@@ -85,7 +85,7 @@ _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(grou
 
 def find_live(connection: Connection, subscription: Subscription) -> Group | None:
     """Return the group of that subscription that is not deleted."""
-    return _group(connection.execute(_LIVE, _names(subscription)).fetchone())
+    return _decode_group(connection.execute(_LIVE, _to_parameters(subscription)).fetchone())
 
 
 def get_live(connection: Connection, subscription: Subscription) -> Group:
@@ -98,7 +98,7 @@ def get_live(connection: Connection, subscription: Subscription) -> Group:
 
 def find_by_id(connection: Connection, group_id: int) -> Group | None:
     """Return the group of that id unless it is deleted."""
-    return _group(connection.execute(_FIND, {"group": group_id}).fetchone())
+    return _decode_group(connection.execute(_FIND, {"group": group_id}).fetchone())
 
 
 def create(
@@ -119,19 +119,19 @@ def create(
     start = options.starting_position
     parameters = {"group": group_id, "policy": start.policy, "value": start.value, "now_us": now_us}
     connection.execute(_BEGIN, {**parameters, **filters_at_start(connection, subscription.filter, start)})
-    heed_former(connection, [group_id], now_us)
+    set_revoked_at(connection, [group_id], now_us)
     if options.atomic:
         consumed_frontiers.initialize_frontiers(connection, group_id, subscription.filter, start, now_us)
     return Group(group_id, subscription, options)
 
 
-def heed_former(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
+def set_revoked_at(connection: Connection, group_ids: Sequence[int], now_us: int | None) -> None:
     """Set when the new rows of these groups were taken from members of former groups of that name, which may still use
     them: a leader grants them once those may begin no more calls."""
     connection.execute(_FORMER, {"groups": list(group_ids), "now_us": now_us})
 
 
-def keep_generations(connection: Connection) -> None:
+def lock_generations(connection: Connection) -> None:
     """Prevent generations from being opened or declared gone until the transaction ends. Only the lock of a leadership
     is acquired before this one."""
     connection.execute("lock table space in share mode")
@@ -147,9 +147,9 @@ def insert(
 ) -> int | None:
     """Return the id of a new group without rows, while no generation begins; None if there is one. `after_generation`:
     the last generation of which it has all its rows, by default the newest. `principal`: for whom it is created."""
-    keep_generations(connection)
+    lock_generations(connection)
     parameters = {
-        **_names(subscription),
+        **_to_parameters(subscription),
         "start": str(options.starting_position),
         "options": json.dumps(options.to_row()),
         "after": after_generation,
@@ -160,7 +160,7 @@ def insert(
     return None if created is None else int(created[0])
 
 
-def delete(connection: Connection, group_id: int, now_us: int | None, who: str = "") -> bool:
+def delete(connection: Connection, group_id: int, now_us: int | None, user: str = "") -> bool:
     """Mark it deleted, drop its rows and end its leader's lease; return False if another process was faster.
 
     The history records the end of each grant, from the row as it was dropped. A group that never had a leader has no
@@ -173,46 +173,50 @@ def delete(connection: Connection, group_id: int, now_us: int | None, who: str =
     leadership.expire(connection, (group_id,))
     leader = leadership.fetch_locked(locking).get(group_id)
     if leader is not None:
-        lines = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, who)
-        lending_rows.write_history(connection, lines, leader.now_us)
+        records = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, user)
+        lending_rows.write_history(connection, records, leader.now_us)
     return deleted.fetchone() is not None
 
 
 def apply_command(
-    connection: Connection, group: Group, command: GroupCommand, now_us: int | None, who: str = ""
+    connection: Connection, group: Group, command: GroupCommand, now_us: int | None, user: str = ""
 ) -> Group | None:
     """Change its desired state; return None if it was deleted meanwhile."""
-    known = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
-    if known is None:
+    row = connection.execute(_LOCK_DESIRED_STATE, {"group": group.group_id, "now_us": now_us}).fetchone()
+    if row is None:
         return None
-    stored, revision, term, at_us = known
-    before = GroupDesiredState.from_json(stored)
-    after = before.apply(command)
-    if after == before:
-        return replace(group, desired_state=before, revision=revision)
-    connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(after.to_json())})
-    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, who)], at_us)
-    return replace(group, desired_state=after, revision=revision + 1)
+    document, revision, term, at_us = row
+    former_state = GroupDesiredState.from_json(document)
+    state = former_state.apply(command)
+    if state == former_state:
+        return replace(group, desired_state=former_state, revision=revision)
+    connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(state.to_json())})
+    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, user)], at_us)
+    return replace(group, desired_state=state, revision=revision + 1)
 
 
 def filters_at_start(connection: Connection, filter: TopicFilter, start: StartingPosition) -> dict[str, list[str]]:
     """Return the open streams with messages for it; closed ones are consumed, unless the group goes back in time."""
-    wanted = read_generation_filters(connection).matching(filter)
+    matching = read_generation_filters(connection).matching(filter)
     return {
-        "open": [one.text for one, now in wanted.items() if now],
-        "closed": [one.text for one in wanted] if start.policy in ("earliest", "time") else [],
+        "open": [filter.text for filter, is_current in matching.items() if is_current],
+        "closed": [filter.text for filter in matching] if start.policy in ("earliest", "time") else [],
     }
 
 
-def _names(subscription: Subscription) -> dict[str, Any]:
+def _to_parameters(subscription: Subscription) -> dict[str, Any]:
     return {"kind": subscription.kind, "name": subscription.group, "filter": subscription.filter.text}
 
 
-def _group(record: tuple[Any, ...] | None) -> Group | None:
+def _decode_group(record: tuple[Any, ...] | None) -> Group | None:
     if record is None:
         return None
-    group_id, kind, name, filter, start, options, stored, revision = record
+    group_id, kind, name, filter, start, options, desired_state, revision = record
     options = GroupOptions.from_row(start, options)
     return Group(
-        group_id, Subscription(kind, name, TopicFilter(filter)), options, GroupDesiredState.from_json(stored), revision
+        group_id,
+        Subscription(kind, name, TopicFilter(filter)),
+        options,
+        GroupDesiredState.from_json(desired_state),
+        revision,
     )

@@ -18,7 +18,13 @@ from sublet_storage.groups.coordinator.lending_rows import Key
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import to_history_record
-from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, StreamFacts, failover_event, to_lending
+from sublet_storage.groups.model.lending_row import (
+    FAILED_OVER,
+    LendingRow,
+    StreamFacts,
+    make_failover_event,
+    to_lending,
+)
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.records import (
     HOLDING,
@@ -59,27 +65,29 @@ def commit_batch(
 ) -> tuple[GroupWriteResult, ...]:
     """Execute the batch in the open transaction."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
-    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _only_moves(change)]
+    moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _is_plain_advance(change)]
     left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
     moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
-    rest = [(w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved]
+    other_changes = [
+        (w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved
+    ]
     terms = leadership.fetch_locked(leaders)
-    findings = _find(connection, rest, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
+    findings = _find(connection, other_changes, moved, {group_id: row.on_data_loss for group_id, row in terms.items()})
 
-    valid = [w for w in batch if w.group_id in terms and _leads(terms[w.group_id], w)]
+    valid = [w for w in batch if w.group_id in terms and _is_current_term(terms[w.group_id], w)]
     buffer = LendingWriteBatch(max((row.now_us for row in terms.values()), default=0))
-    results = {w.group_id: tuple(_judge(change, w, findings, buffer) for change in w.changes) for w in valid}
+    results = {w.group_id: tuple(_apply_change(change, w, findings, buffer) for change in w.changes) for w in valid}
     buffer.flush(connection)
     renewed = _renew(connection, [w for w in valid if w.sync_streams], findings.on_data_loss, buffer)
     return tuple(
-        _result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
+        _make_result(w.group_id, results[w.group_id], renewed.get(w.group_id, NOTHING), buffer)
         if w.group_id in results
         else GroupWriteResult(w.group_id, has_stale_term=True)
         for w in batch
     )
 
 
-def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
+def _is_plain_advance(change: LendingChange) -> TypeGuard[AdvancePosition]:
     """Return whether it is progress without more than a position, of which Postgres can take each number."""
     return (
         isinstance(change, AdvancePosition)
@@ -91,22 +99,27 @@ def _only_moves(change: LendingChange) -> TypeGuard[AdvancePosition]:
 
 def _find(
     connection: Connection,
-    rest: Sequence[tuple[int, LendingChange]],
+    changes: Sequence[tuple[int, LendingChange]],
     moved: Set[Key],
     on_data_loss: Mapping[int, OnDataLoss],
 ) -> _Findings:
     """Lock the rows of these changes and read what they are judged by."""
-    keys = [(group_id, change.stream_id) for group_id, change in rest if 0 < change.stream_id <= MAX_ID]
+    keys = [(group_id, change.stream_id) for group_id, change in changes if 0 < change.stream_id <= MAX_ID]
     if not keys:
         return _Findings({}, {}, {}, frozenset(), on_data_loss, moved)
-    at_rest = {(group_id, e.stream_id) for group_id, e in rest if not isinstance(e, HOLDING)}.intersection(keys)
-    ours = lending_rows.lock_rows(connection, keys)
+    at_rest = {
+        (group_id, change.stream_id) for group_id, change in changes if not isinstance(change, HOLDING)
+    }.intersection(keys)
+    locking = lending_rows.lock_rows(connection, keys)
     streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
-    waiting = lending_rows.ancestors(connection, at_rest) if at_rest else None
-    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(ours)}
-    facts, ancestors = lending_rows.read_facts(streams), lending_rows.read_ancestors(waiting) if waiting else {}
-    missing = set(keys) - rows.keys()
-    busy = frozenset(lending_rows.find_existing(connection, missing)) if missing else frozenset[Key]()
+    ancestor_query = lending_rows.query_ancestors(connection, at_rest) if at_rest else None
+    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(locking)}
+    facts, ancestors = (
+        lending_rows.read_facts(streams),
+        lending_rows.read_ancestors(ancestor_query) if ancestor_query else {},
+    )
+    unlocked = set(keys) - rows.keys()
+    busy = frozenset(lending_rows.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
     return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
 
 
@@ -125,7 +138,7 @@ def elect(
     and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
-        older = leadership.older_grants(connection, leadership_id)
+        older = leadership.read_older_grants(connection, leadership_id)
         ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
         (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
         if any(each.outcome is LendingOutcome.BUSY for each in result.results):
@@ -138,24 +151,24 @@ def elect(
 
 
 def _announce_redelivery(
-    connection: Connection, claim: Leadership, ended: Sequence[LendingChangeResult], now_us: int | None
+    connection: Connection, claim: Leadership, expiry_results: Sequence[LendingChangeResult], now_us: int | None
 ) -> None:
     """Record possible redelivery for all rows except those whose end of a grant records it."""
     announced = {
-        each.change.stream_id
-        for each in ended
-        if each.lending is not None and each.lending.status is not LendingStatus.RESERVED
+        result.change.stream_id
+        for result in expiry_results
+        if result.lending is not None and result.lending.status is not LendingStatus.RESERVED
     }
-    lines = [
+    records = [
         to_history_record(row, event, claim.term, at_us)
         for row, stream, at_us in lending_rows.read_unfinished(connection, claim.leadership_id, now_us)
-        if row.stream_id not in announced and (event := failover_event(row, stream)) is not None
+        if row.stream_id not in announced and (event := make_failover_event(row, stream)) is not None
     ]
-    if lines:
-        lending_rows.write_history(connection, lines, lines[0].at_us)
+    if records:
+        lending_rows.write_history(connection, records, records[0].at_us)
 
 
-def _result(
+def _make_result(
     group_id: int, results: tuple[LendingChangeResult, ...], renewed: SyncResult, buffer: LendingWriteBatch
 ) -> GroupWriteResult:
     lendings, epochs, desired_state = renewed
@@ -164,7 +177,7 @@ def _result(
     )
 
 
-def busy_result(writes: GroupWrites) -> GroupWriteResult:
+def make_busy_result(writes: GroupWrites) -> GroupWriteResult:
     """Return the answer for a group whose transaction the server rejected: nothing was written, try again on the next
     tick."""
     return GroupWriteResult(
@@ -174,11 +187,11 @@ def busy_result(writes: GroupWrites) -> GroupWriteResult:
     )
 
 
-def _leads(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
+def _is_current_term(row: leadership.LockedLeadership, writes: GroupWrites) -> bool:
     return row.is_alive and row.term == writes.term
 
 
-def _judge(
+def _apply_change(
     change: LendingChange, writes: GroupWrites, findings: _Findings, buffer: LendingWriteBatch
 ) -> LendingChangeResult:
     key = (writes.group_id, change.stream_id)

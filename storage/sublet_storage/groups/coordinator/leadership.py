@@ -22,7 +22,7 @@ from typing import Any, Final
 import psycopg
 
 from sublet_protocol.domain.errors import StaleTerm
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLock, Leadership, OnDataLoss
@@ -37,14 +37,14 @@ IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
 
 _READ = f"""
 select leadership_id, node, incarnation, address, term,
-       case when {_SAME_TIMELINE} then {in_microseconds("expires_at")} - {in_microseconds(NOW)} else 0 end,
-       lock_key, greatest({in_microseconds("deposed_until")} - {in_microseconds(NOW)}, 0)
+       case when {_SAME_TIMELINE} then {format_microseconds("expires_at")} - {format_microseconds(NOW)} else 0 end,
+       lock_key, greatest({format_microseconds("deposed_until")} - {format_microseconds(NOW)}, 0)
   from leadership where leadership_id = any(%(ids)s::bigint[]) order by leadership_id"""
 
 _CLAIM = f"""
 with claimed as (
 insert into leadership as l (leadership_id, node, incarnation, address, term, expires_at, timeline, lock_key)
-values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {in_microseconds(NOW)} + timeline_ahead(),
+values (%(id)s, %(node)s, %(incarnation)s, %(address)s, {format_microseconds(NOW)} + timeline_ahead(),
         {NOW} + %(lease_us)s * interval '1 microsecond', timeline_now(), %(lock_key)s)
 on conflict (leadership_id) do update
    set node = excluded.node, incarnation = excluded.incarnation, address = excluded.address,
@@ -71,7 +71,7 @@ with locked as materialized (
   select leadership_id, incarnation, term, expires_at, timeline from leadership
    where leadership_id = any(%(ids)s::bigint[]) order by leadership_id for no key update {{skip}}
 )
-select leadership_id, incarnation, term, {IS_ALIVE}, {in_microseconds(NOW)},
+select leadership_id, incarnation, term, {IS_ALIVE}, {format_microseconds(NOW)},
        coalesce(g.options->>'on_data_loss', '{OnDataLoss.FAIL}')
   from locked left join consumer_group g on g.group_id = leadership_id"""
 
@@ -164,7 +164,7 @@ def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
     return bool(is_held)
 
 
-def older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
+def read_older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:
     """Return (stream, grant id) of what was granted before the term in force."""
     return [(stream, grant) for stream, grant in connection.execute(_OLDER_GRANTS, {"id": leadership_id}).fetchall()]
 

@@ -16,7 +16,7 @@ import psycopg
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
-from sublet_storage.db.clock import NOW, in_microseconds
+from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import BlockingTransaction
@@ -48,7 +48,7 @@ select l.group_id, l.stream_id from lending l
   join unnest(%(groups)b::bigint[], %(streams)b::bigint[]) as u (group_id, stream_id) using (group_id, stream_id)"""
 
 _LOCKER = f"""
-select a.pid, a.usename, a.application_name, {in_microseconds("a.xact_start")}
+select a.pid, a.usename, a.application_name, {format_microseconds("a.xact_start")}
   from (select xmax from lending where group_id = %(group)s
         union select xmax from leadership where leadership_id = %(group)s
         union select xmax from consumer_group where group_id = %(group)s) as row
@@ -131,7 +131,7 @@ select {NOW}, u.* from
              redelivery_end, grant_key_sha256)"""
 
 _UNFINISHED = f"""
-select {ROW}, {FACTS}, {in_microseconds(NOW)}
+select {ROW}, {FACTS}, {format_microseconds(NOW)}
   from lending l join stream s using (stream_id) join generation n using (generation_id)
  where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
 
@@ -141,7 +141,7 @@ select {RECORD} from lending_history where group_id = %(group)s order by history
 
 def lock_rows(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Lock the rows of these keys, in order; those locked by others are left out."""
-    return connection.execute(_LOCK, _arrays(keys))
+    return connection.execute(_LOCK, _encode_keys(keys))
 
 
 def advance_positions(
@@ -162,13 +162,13 @@ def advance_positions(
 
 def find_existing(connection: Connection, keys: Iterable[Key]) -> set[Key]:
     """Return which of these keys have a row, locked or not."""
-    return set(connection.execute(_EXISTING, _arrays(keys)).fetchall())
+    return set(connection.execute(_EXISTING, _encode_keys(keys)).fetchall())
 
 
-def locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
+def find_locker(connection: Connection, group_id: int) -> BlockingTransaction | None:
     """Return the oldest transaction that has a row of the group locked; None if that is not visible."""
-    found = connection.execute(_LOCKER, {"group": group_id}).fetchone()
-    return None if found is None else BlockingTransaction(*found)
+    row = connection.execute(_LOCKER, {"group": group_id}).fetchone()
+    return None if row is None else BlockingTransaction(*row)
 
 
 def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cursor[Any]:
@@ -176,9 +176,9 @@ def query_facts(connection: Connection, stream_ids: Iterable[int]) -> psycopg.Cu
     return connection.execute(_FACTS, {"streams": sorted(set(stream_ids))})
 
 
-def ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
+def query_ancestors(connection: Connection, keys: Iterable[Key]) -> psycopg.Cursor[Any]:
     """Return the nearest ancestors that the same group has not finished; read the cursor with `read_ancestors`."""
-    return connection.execute(_ANCESTORS, _arrays(keys))
+    return connection.execute(_ANCESTORS, _encode_keys(keys))
 
 
 def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, ...]:
@@ -188,39 +188,39 @@ def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, 
 
 def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
     """Return the lending rows of a result that begins with the columns ROW."""
-    return (_row(record) for record in cursor.fetchall())
+    return (_decode_row(record) for record in cursor.fetchall())
 
 
 def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
     """Return {stream_id: facts} of a result of the columns FACTS."""
-    return {record[0]: _stream(record) for record in cursor.fetchall()}
+    return {record[0]: _decode_facts(record) for record in cursor.fetchall()}
 
 
 def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
-    """Return {key: these ancestors} of a result of `ancestors`; keys without any are absent."""
-    found: dict[Key, tuple[int, ...]] = {}
+    """Return {key: these ancestors} of a result of `query_ancestors`; keys without any are absent."""
+    ancestors: dict[Key, tuple[int, ...]] = {}
     for group_id, stream_id, ancestor in cursor.fetchall():
-        found[group_id, stream_id] = (*found.get((group_id, stream_id), ()), ancestor)
-    return found
+        ancestors[group_id, stream_id] = (*ancestors.get((group_id, stream_id), ()), ancestor)
+    return ancestors
 
 
-def unfinished_above(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
+def read_unfinished_ancestors(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
     keys = [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST]
-    return read_ancestors(ancestors(connection, keys)) if keys else {}
+    return read_ancestors(query_ancestors(connection, keys)) if keys else {}
 
 
 def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
     """Yield rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
-    return (_both(record) for record in cursor.fetchall())
+    return (_decode_row_and_facts(record) for record in cursor.fetchall())
 
 
 def read_unfinished(
     connection: Connection, group_id: int, now_us: int | None
 ) -> list[tuple[LendingRow, StreamFacts, int]]:
     """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
-    found = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
-    return [(*_both(record), record[-1]) for record in found]
+    records = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
+    return [(*_decode_row_and_facts(record), record[-1]) for record in records]
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
@@ -251,24 +251,24 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
     connection.execute(_CHANGE, parameters)
 
 
-def write_history(connection: Connection, lines: Sequence[HistoryRecord], now_us: int) -> None:
+def write_history(connection: Connection, records: Sequence[HistoryRecord], now_us: int) -> None:
     """Append lines in their order."""
-    if not lines:
+    if not records:
         return
     parameters = {
-        "groups": [line.group_id for line in lines],
-        "streams": [line.stream_id for line in lines],
-        "events": [line.event for line in lines],
-        "reasons": [line.reason for line in lines],
-        "grants": [line.grant_id for line in lines],
-        "borrowers": [line.borrower_id for line in lines],
-        "agents": [line.agent for line in lines],
-        "sessions": [line.session for line in lines],
-        "positions": [line.position for line in lines],
-        "terms": [line.term for line in lines],
-        "forced": [line.is_forced for line in lines],
-        "redelivery_end": [line.redelivery_end for line in lines],
-        "key_digests": [line.key_digest for line in lines],
+        "groups": [record.group_id for record in records],
+        "streams": [record.stream_id for record in records],
+        "events": [record.event for record in records],
+        "reasons": [record.reason for record in records],
+        "grants": [record.grant_id for record in records],
+        "borrowers": [record.borrower_id for record in records],
+        "agents": [record.agent for record in records],
+        "sessions": [record.session for record in records],
+        "positions": [record.position for record in records],
+        "terms": [record.term for record in records],
+        "forced": [record.is_forced for record in records],
+        "redelivery_end": [record.redelivery_end for record in records],
+        "key_digests": [record.key_digest for record in records],
         "now_us": now_us,
     }
     connection.execute(_RECORD, parameters)
@@ -279,25 +279,25 @@ def _as_text(numbers: list[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-def _arrays(keys: Iterable[Key]) -> dict[str, list[int]]:
+def _encode_keys(keys: Iterable[Key]) -> dict[str, list[int]]:
     ordered = sorted(keys)
     return {"groups": [group for group, _ in ordered], "streams": [stream for _, stream in ordered]}
 
 
-def _both(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
-    return _row(record[:_ROW_WIDTH]), _stream(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
+def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamFacts]:
+    return _decode_row(record[:_ROW_WIDTH]), _decode_facts(record[_ROW_WIDTH : _ROW_WIDTH + _FACTS_WIDTH])
 
 
-def _row(record: Sequence[Any]) -> LendingRow:
+def _decode_row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
     grant_key = None if record[-3] is None else GrantKey(record[-3])
-    rest = (*record[3:-3], consumed, in_doubt, grant_key)
-    return LendingRow(record[0], record[1], LendingStatus(record[2]), *rest)
+    fields = (*record[3:-3], consumed, in_doubt, grant_key)
+    return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 
 
-def _stream(record: Sequence[Any]) -> StreamFacts:
-    stream_id, generation_id, low, high, head, closed, gone, lower = record
+def _decode_facts(record: Sequence[Any]) -> StreamFacts:
+    stream_id, generation_id, low, high, head, is_closed, is_gone, lower = record
     return StreamFacts(
-        stream_id, generation_id, int(low), int(high), head, closed, gone, lower_frontier_from_text(lower)
+        stream_id, generation_id, int(low), int(high), head, is_closed, is_gone, lower_frontier_from_text(lower)
     )

@@ -11,16 +11,16 @@ import psycopg
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.db.clock import Clock, database_user
+from sublet_storage.db.clock import Clock, read_database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
 from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
-from sublet_storage.groups.coordinator.leader_transaction import busy_result, commit_batch, elect
+from sublet_storage.groups.coordinator.leader_transaction import commit_batch, elect, make_busy_result
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     check_batch,
     check_same_options,
-    row_locked,
+    row_locked_error,
     stale_term_error,
     undeclared_queue_error,
 )
@@ -85,7 +85,7 @@ class PostgresGroupStore:
         self._channel = GroupStoreConnection(from_url if isinstance(database, str) else database)
         self._clock = clock
         self._quiet = LogThrottle()
-        self._refused: dict[int, None] = {}
+        self._rejected: dict[int, None] = {}
 
     def close(self) -> None:
         """Close the connection; a later call opens another."""
@@ -100,17 +100,17 @@ class PostgresGroupStore:
         principal: str | None = None,
     ) -> Group:
         """See `GroupStore`."""
-        found = self.find_live_group(subscription)
-        if found is None and subscription.kind == "queue":
+        group = self.find_live_group(subscription)
+        if group is None and subscription.kind == "queue":
             raise undeclared_queue_error(subscription)
-        return found or self._create(subscription, GroupOptions(start), principal)
+        return group or self._create(subscription, GroupOptions(start), principal)
 
     def declare_group(
         self, subscription: Subscription, options: GroupOptions = DEFAULTS, principal: str | None = None
     ) -> Group:
         """See `GroupStore`."""
-        found = self.find_live_group(subscription) or self._create(subscription, options, principal)
-        return check_same_options(found, options)
+        group = self.find_live_group(subscription) or self._create(subscription, options, principal)
+        return check_same_options(group, options)
 
     def find_group(self, group_id: int) -> Group | None:
         """See `GroupStore`."""
@@ -120,38 +120,38 @@ class PostgresGroupStore:
         """See `GroupStore`."""
         return self._channel.read(lambda connection: group_lifecycle.find_live(connection, subscription))
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         """See `GroupStore`."""
-        found, now_us = self.find_live_group(subscription), self._now_us()
-        if found is None:
+        group, now_us = self.find_live_group(subscription), self._get_now_us()
+        if group is None:
             return None
         try:
             deleted = self._channel.write(
-                lambda connection: group_lifecycle.delete(connection, found.group_id, now_us, who)
+                lambda connection: group_lifecycle.delete(connection, group.group_id, now_us, user)
             )
         except TransactionRolledBack as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            locker = self._channel.read(lambda connection: lending_rows.locker(connection, found.group_id))
-            raise row_locked(subscription, "it has", locker) from error
-        return found.group_id if deleted else None
+            locker = self._channel.read(lambda connection: lending_rows.find_locker(connection, group.group_id))
+            raise row_locked_error(subscription, "it has", locker) from error
+        return group.group_id if deleted else None
 
-    def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:
         """See `GroupStore`."""
-        found, now_us = self.find_live_group(subscription), self._now_us()
-        if found is None:
+        group, now_us = self.find_live_group(subscription), self._get_now_us()
+        if group is None:
             return None
         return self._channel.write(
-            lambda connection: group_lifecycle.apply_command(connection, found, command, now_us, who)
+            lambda connection: group_lifecycle.apply_command(connection, group, command, now_us, user)
         )
 
     def user(self) -> str:
         """Return the user of the commands that this store executes, for history."""
-        return self._channel.read(database_user)
+        return self._channel.read(read_database_user)
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: session_names.last_epoch(connection, subscription, session))
+        return self._channel.read(lambda connection: session_names.read_last_epoch(connection, subscription, session))
 
     def bind_session(self, subscription: Subscription, session: str, principal: str) -> None:
         """See `GroupStore`."""
@@ -165,7 +165,7 @@ class PostgresGroupStore:
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         return self._channel.read(lambda connection: leadership.read_leaderships(connection, leadership_ids, now_us))
 
     def claim(
@@ -177,10 +177,10 @@ class PostgresGroupStore:
         rival: LeaderLock | None = None,
     ) -> Leadership:
         """See `GroupStore`."""
-        now_us = self._now_us()
-        seen = self.read_leaderships((leadership_id,)).get(leadership_id)
-        if seen is not None and seen.remaining_s > 0 and (rival is None or rival != seen.lock):
-            return seen
+        now_us = self._get_now_us()
+        current = self.read_leaderships((leadership_id,)).get(leadership_id)
+        if current is not None and current.remaining_s > 0 and (rival is None or rival != current.lock):
+            return current
         return self._channel.write(
             lambda connection: elect(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
         )
@@ -189,7 +189,7 @@ class PostgresGroupStore:
         self, node: NodeRef, terms: Mapping[int, int], lease_s: float, lock_key: int | None = None
     ) -> frozenset[int]:
         """See `GroupStore`. Where a row is locked for too long, the others are renewed without it."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
 
         def attempt(wait: bool) -> frozenset[int]:
             return self._channel.write(
@@ -199,30 +199,31 @@ class PostgresGroupStore:
         try:
             return attempt(wait=True)
         except TransactionRolledBack as error:
-            if (before := self._quiet.acquire("renew")) is not None:
+            if (suppressed_count := self._quiet.acquire("renew")) is not None:
                 text = "leases locked, renewing the others: %s%s"
-                _log.warning(text, error, format_suppressed_count(before))
+                _log.warning(text, error, format_suppressed_count(suppressed_count))
             return attempt(wait=False)
 
     def release(self, node: NodeRef, terms: Mapping[int, int]) -> frozenset[int]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         return self._channel.write(lambda connection: leadership.release(connection, node, terms, now_us))
 
     # --- a leader's reads and writes ----------------------------------------------------------------------------
 
     def load(self, group_id: int, term: int) -> tuple[Lending, ...]:
         """See `GroupStore`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
 
         def read(connection: Connection) -> tuple[Lending, ...]:
-            lines = lending_rows.read_unfinished(connection, group_id, now_us)
+            rows = lending_rows.read_unfinished(connection, group_id, now_us)
             leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise stale_term_error(group_id, term)
-            above = lending_rows.unfinished_above(connection, (row for row, _, _ in lines))
+            ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _, _ in rows))
             return tuple(
-                to_lending(row, stream, at_us, above.get((group_id, row.stream_id), ())) for row, stream, at_us in lines
+                to_lending(row, stream, at_us, ancestors.get((group_id, row.stream_id), ()))
+                for row, stream, at_us in rows
             )
 
         return self._channel.read(read)
@@ -232,59 +233,59 @@ class PostgresGroupStore:
         are BUSY, and come behind the others until they are written. Where it goes on rejecting, so is all that was not
         tried, for leases are not renewed meanwhile."""
         check_batch(batch)
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         results: dict[int, GroupWriteResult] = {}
-        groups, before = {writes.group_id: writes for writes in batch}, tuple(self._refused)
-        last = tuple(groups.pop(group_id) for group_id in before if group_id in groups)
-        waiting, refused = [part for part in (last, tuple(groups.values())) if part], 0
+        groups, rejected_groups = {writes.group_id: writes for writes in batch}, tuple(self._rejected)
+        rejected_writes = tuple(groups.pop(group_id) for group_id in rejected_groups if group_id in groups)
+        waiting, rejected_count = [part for part in (rejected_writes, tuple(groups.values())) if part], 0
         while waiting:
             part = waiting.pop()
             try:
-                written = self._channel.write(partial(commit_batch, batch=part, now_us=now_us))
+                part_results = self._channel.write(partial(commit_batch, batch=part, now_us=now_us))
             except (TransactionRolledBack, psycopg.Error) as error:
-                refused += 1
-                self._note_refused(part, error)
+                rejected_count += 1
+                self._log_rejection(part, error)
                 if len(part) == 1:
-                    self._refused = {**self._without(part), part[0].group_id: None}
+                    self._rejected = {**self._list_rejected_outside(part), part[0].group_id: None}
                 middle = len(part) // 2
-                if middle and refused < MAX_REFUSALS:
+                if middle and rejected_count < MAX_REFUSALS:
                     waiting += [part[middle:], part[:middle]]
                     continue
-                written = tuple(busy_result(writes) for writes in part)
+                part_results = tuple(make_busy_result(writes) for writes in part)
             except DatabaseUnreachable as error:
                 if results:
                     raise UnknownOutcome(f"{len(results)} of {len(batch)} groups were written. {error}") from error
                 raise
             else:
-                self._refused = self._without(part)
-            results.update((result.group_id, result) for result in written)
-            if refused >= MAX_REFUSALS:
-                results.update((writes.group_id, busy_result(writes)) for part in waiting for writes in part)
+                self._rejected = self._list_rejected_outside(part)
+            results.update((result.group_id, result) for result in part_results)
+            if rejected_count >= MAX_REFUSALS:
+                results.update((writes.group_id, make_busy_result(writes)) for part in waiting for writes in part)
                 break
         return tuple(results[writes.group_id] for writes in batch)
 
-    def _without(self, part: Sequence[GroupWrites]) -> dict[int, None]:
+    def _list_rejected_outside(self, part: Sequence[GroupWrites]) -> dict[int, None]:
         """Return the rejected groups that are not in this part; the one that was tried last comes last."""
         tried = {writes.group_id for writes in part}
-        return {group_id: None for group_id in self._refused if group_id not in tried}
+        return {group_id: None for group_id in self._rejected if group_id not in tried}
 
-    def _note_refused(self, part: Sequence[GroupWrites], error: Exception) -> None:
+    def _log_rejection(self, part: Sequence[GroupWrites], error: Exception) -> None:
         if len(part) > 1:
-            if (before := self._quiet.acquire("commit")) is not None:
+            if (suppressed_count := self._quiet.acquire("commit")) is not None:
                 text = "group writes rejected, retrying in halves: group_count=%d: %s%s"
-                _log.warning(text, len(part), error, format_suppressed_count(before))
-        elif (before := self._quiet.acquire(part[0].group_id)) is not None:
-            _log_rejected(part[0].group_id, error, before)
+                _log.warning(text, len(part), error, format_suppressed_count(suppressed_count))
+        elif (suppressed_count := self._quiet.acquire(part[0].group_id)) is not None:
+            _log_rejected(part[0].group_id, error, suppressed_count)
 
     # --- small parts --------------------------------------------------------------------------------------------
 
-    def _now_us(self) -> int | None:
+    def _get_now_us(self) -> int | None:
         return self._clock() if self._clock else None
 
     def _create(self, subscription: Subscription, options: GroupOptions, principal: str | None = None) -> Group:
         """Create it, or find the one that was just created by another process; if that is deleted already, once
         more. Raises `TooManyGroups`."""
-        now_us = self._now_us()
+        now_us = self._get_now_us()
         while True:
             created = self._channel.write(
                 lambda connection: group_lifecycle.create(connection, subscription, options, now_us, principal)
@@ -294,9 +295,9 @@ class PostgresGroupStore:
                 return group
 
 
-def _log_rejected(group_id: int, error: Exception, before: int) -> None:
+def _log_rejected(group_id: int, error: Exception, suppressed_count: int) -> None:
     """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
     text, detail = "group write rejected: group_id=%d: %s%s", " ".join(str(error).split())
-    _log.log(level, text, group_id, detail, format_suppressed_count(before), exc_info=exc_info)
+    _log.log(level, text, group_id, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)

@@ -35,7 +35,7 @@ _DRAW_TIMEOUT = "set local lock_timeout = '1s'"
 _RELEASE = "select release_session(%s, %s)"
 
 
-def last_epoch(connection: Connection, subscription: Subscription, session: str) -> int:
+def read_last_epoch(connection: Connection, subscription: Subscription, session: str) -> int:
     """Return the highest epoch that a process of that name in that group may have."""
     row = connection.execute("select last_session_epoch(%s, %s)", (str(subscription), session)).fetchone()
     return 0 if row is None else int(row[0])

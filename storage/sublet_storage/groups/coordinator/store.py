@@ -51,19 +51,19 @@ class GroupStore(Protocol):
     def find_live_group(self, subscription: Subscription) -> Group | None:
         """Return the group of that subscription, None where there is none; looking creates nothing."""
 
-    def delete_group(self, subscription: Subscription, who: str = "") -> int | None:
+    def delete_group(self, subscription: Subscription, user: str = "") -> int | None:
         """Mark the live group deleted, drop its rows and end its leader's lease; return its id, or None if there is
         none.
 
-        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with the user
-        `who`. Raises `Conflict` if another transaction holds one of its rows locked.
+        Each grant that ends by it is an event `delete` of the group's history, in the same transaction, with
+        `user`, who gave the command. Raises `Conflict` if another transaction holds one of its rows locked.
         """
 
-    def apply_command(self, subscription: Subscription, command: GroupCommand, who: str = "") -> Group | None:
+    def apply_command(self, subscription: Subscription, command: GroupCommand, user: str = "") -> Group | None:
         """Change the live group's desired state; return the group as it then is, None where there is none.
 
         Its leader gets it with its next stream sync. Unless it is in force already, it is an event `command` of the
-        history, with the user `who`.
+        history, with `user`, who gave the command.
         """
 
     def read_leaderships(self, leadership_ids: Sequence[int]) -> dict[int, Leadership]:
@@ -109,7 +109,7 @@ class GroupStore(Protocol):
         `ValueError` where a group occurs twice, or a stream twice in a group.
         """
 
-    def last_session_epoch(self, subscription: Subscription, session: str) -> int:
+    def read_last_session_epoch(self, subscription: Subscription, session: str) -> int:
         """Return the highest epoch that a process of a session of that name in that group may have: none above it was
         drawn. 0: none was."""
 

@@ -76,7 +76,7 @@ NOTHING: SyncResult = (), (), None
 
 
 @dataclass(frozen=True, slots=True)
-class _Renewing:
+class _SyncedGroup:
     group_id: int
     filter: str
     atomic: bool
@@ -89,7 +89,7 @@ def sync_streams(
 ) -> dict[int, SyncResult]:
     """Sync the streams of the groups {group_id: term}, whose leadership is locked; return the result for each
     leader."""
-    groups = _renewing(connection, terms)
+    groups = _read_groups(connection, terms)
     atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
     spaces = {}
     if atomic:
@@ -113,46 +113,50 @@ def _report(
         "touched_streams": [stream for _, stream in touched],
     }
     report: dict[int, list[Lending]] = {}
-    lines = list(lending_rows.read_rows_with_facts(connection.execute(_REPORT, parameters)))
-    above = lending_rows.unfinished_above(connection, (row for row, _ in lines))
-    for row, stream in lines:
-        parents = above.get((row.group_id, row.stream_id), ())
+    rows = list(lending_rows.read_rows_with_facts(connection.execute(_REPORT, parameters)))
+    ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _ in rows))
+    for row, stream in rows:
+        parents = ancestors.get((row.group_id, row.stream_id), ())
         report.setdefault(row.group_id, []).append(to_lending(row, stream, now_us, parents))
     return {group_id: tuple(lendings) for group_id, lendings in report.items()}
 
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
     """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
-    return _add_streams(connection, _renewing(connection, group_ids), now_us)
+    return _add_streams(connection, _read_groups(connection, group_ids), now_us)
 
 
-def _renewing(connection: Connection, group_ids: Iterable[int]) -> list[_Renewing]:
-    return [_Renewing(*found) for found in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
+def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_SyncedGroup]:
+    return [_SyncedGroup(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
 
 
-def _add_streams(connection: Connection, groups: list[_Renewing], now_us: int) -> set[Key]:
+def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int) -> set[Key]:
     generations = read_generation_filters(connection)
-    groups = [one for one in groups if one.after_generation < generations.newest_generation_id]
+    groups = [group for group in groups if group.after_generation < generations.newest_generation_id]
     if not groups:
         return set()
-    pairs = [(one.group_id, *pair) for one in groups for pair in generations.matching(TopicFilter(one.filter)).items()]
+    pairs = [
+        (group.group_id, *pair) for group in groups for pair in generations.matching(TopicFilter(group.filter)).items()
+    ]
     parameters: dict[str, Any] = {
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
-        "oldest": min(one.after_generation for one in groups),
+        "oldest": min(group.after_generation for group in groups),
         "newest": generations.newest_generation_id,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
-    connection.execute(_ADDED, {"groups": [one.group_id for one in groups], "newest": generations.newest_generation_id})
+    connection.execute(
+        _ADDED, {"groups": [group.group_id for group in groups], "newest": generations.newest_generation_id}
+    )
     if added:
-        group_lifecycle.heed_former(connection, [one.group_id for one in groups], now_us)
-    atomic = {one.group_id for one in groups if one.atomic}
-    wanted = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
-    if keys := [key for key in wanted if key[0] in atomic]:
+        group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)
+    atomic = {group.group_id for group in groups if group.atomic}
+    free_keys = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
+    if keys := [key for key in free_keys if key[0] in atomic]:
         consumed_frontiers.add_spaces(connection, keys, now_us)
-    return wanted
+    return free_keys
 
 
 def _tidy_up(

@@ -21,18 +21,18 @@ class LendingWriteBatch:
     history: list[HistoryRecord] = field(default_factory=list)
     history_by_group: dict[int, list[HistoryRecord]] = field(default_factory=dict)
 
-    def add(self, before: LendingRow, ruling: LendingTransition, term: int) -> None:
+    def add(self, former_row: LendingRow, transition: LendingTransition, term: int) -> None:
         """Add the row and the history record of a transition."""
-        if ruling.event:
-            self.history.append(to_history_record(ruling.row, ruling.event, term, self.now_us))
-        if ruling.row != before:
-            self.row_updates.append((ruling.row, term))
+        if transition.event:
+            self.history.append(to_history_record(transition.row, transition.event, term, self.now_us))
+        if transition.row != former_row:
+            self.row_updates.append((transition.row, term))
 
     def flush(self, connection: Connection) -> None:
         """Queue the statements, and empty the buffer."""
         lending_rows.update_rows(connection, self.row_updates, self.now_us)
         lending_rows.write_history(connection, self.history, self.now_us)
-        for line in self.history:
-            self.history_by_group.setdefault(line.group_id, []).append(line)
+        for record in self.history:
+            self.history_by_group.setdefault(record.group_id, []).append(record)
         self.row_updates.clear()
         self.history.clear()

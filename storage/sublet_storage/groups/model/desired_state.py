@@ -112,9 +112,9 @@ class GroupDesiredState:
         return {**paused, "weights": dict(self.weights)} if self.weights else paused
 
     @classmethod
-    def from_json(cls, stored: Mapping[str, Any]) -> GroupDesiredState:
+    def from_json(cls, document: Mapping[str, Any]) -> GroupDesiredState:
         """Return the state that `to_json` wrote."""
-        return cls(stored.get("paused"), tuple(sorted(stored.get("weights", {}).items())))
+        return cls(document.get("paused"), tuple(sorted(document.get("weights", {}).items())))
 
 
 NO_DESIRED_STATE = GroupDesiredState()
@@ -125,6 +125,6 @@ def format_pause(reason: str | None) -> str:
     return f"paused: {reason}" if reason else "paused"
 
 
-def _check_text(what: str, text: str) -> None:
+def _check_text(label: str, text: str) -> None:
     if len(text) > MAX_TEXT or not (text.isprintable() or not text):
-        raise UsageError(f"{what} {text[:40]!r}: it has at most {MAX_TEXT} characters, all of them printable.")
+        raise UsageError(f"{label} {text[:40]!r}: it has at most {MAX_TEXT} characters, all of them printable.")

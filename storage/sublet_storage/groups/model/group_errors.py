@@ -95,23 +95,25 @@ class BlockingTransaction:
         return f"process {self.pid} of the server (database user {self.user}{application}{since})"
 
 
-def row_locked(subscription: Subscription, which: str, locker: BlockingTransaction | None) -> Conflict:
-    """Return the error for rows that are locked: those of `which`."""
+def row_locked_error(subscription: Subscription, subject: str, locker: BlockingTransaction | None) -> Conflict:
+    """Return the error for rows that are locked: those of `subject`."""
     by = f": {locker}" if locker else ", a user's with `advance` say"
     end = f", or end it: select pg_terminate_backend({locker.pid})" if locker else ": pg_stat_activity shows it"
     return Conflict(
-        f"{subscription}: {which} a row that an open transaction keeps locked{by}. Nothing is changed. Try again when "
-        f"it has ended{end}."
+        f"{subscription}: {subject} a row that an open transaction keeps locked{by}. Nothing is changed. Try again "
+        f"when it has ended{end}."
     )
 
 
 def check_same_options(group: Group, options: GroupOptions) -> Group:
     """Return the group, if it was created with these options; raises `Conflict`, which names what differs, if with
     others."""
-    has, wanted = _spelled(group.options), _spelled(options)
-    if has != wanted:
+    stored_options, requested_options = _format_options(group.options), _format_options(options)
+    if stored_options != requested_options:
         differing = "; ".join(
-            f"its {name} is {has[name]}, not {wanted[name]}" for name in has if has[name] != wanted[name]
+            f"its {name} is {stored_options[name]}, not {requested_options[name]}"
+            for name in stored_options
+            if stored_options[name] != requested_options[name]
         )
         raise Conflict(
             f"{group.subscription} exists as group {group.group_id} with other options: {differing}."
@@ -121,7 +123,7 @@ def check_same_options(group: Group, options: GroupOptions) -> Group:
     return group
 
 
-def _spelled(options: GroupOptions) -> dict[str, str]:
+def _format_options(options: GroupOptions) -> dict[str, str]:
     """Return the options by the names that the command line gives them."""
     return {
         "starting position": str(options.starting_position),

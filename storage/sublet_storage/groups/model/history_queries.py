@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_storage.db.clock import in_microseconds
+from sublet_storage.db.clock import format_microseconds
 from sublet_storage.groups.model.records import READABLE, TAKEOVER, UNREADABLE, HistoryRecord
 
 STEP = 10_000
@@ -18,7 +18,7 @@ LATELY_S, LATELY = 86_400.0, 20
 """The age and number of a group's newest forced moves that count as recent."""
 
 RECORD = (
-    f"{in_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
+    f"{format_microseconds('at')}, group_id, stream_id, event, reason, grant_id, borrower_id, agent, position, term,"
     " forced, redelivery_end, session"
 )
 """Of `lending_history`: a `HistoryRecord`."""
@@ -115,9 +115,9 @@ class GroupAtTime:
     streams: tuple[HistoryRecord, ...]
 
 
-def has_owner(line: HistoryRecord) -> bool:
+def has_owner(record: HistoryRecord) -> bool:
     """Return whether the stream is held after this record: by its session, or agent."""
-    return line.event in _HOLDING
+    return record.event in _HOLDING
 
 
 def read_group_at(
@@ -125,9 +125,10 @@ def read_group_at(
 ) -> GroupAtTime:
     """Return how it was at that time, of all streams that had been granted or touched by then, or of this one."""
     rows = conn.execute(_LAST, {"group": group_id, "at": at_us, "stream": stream_id}).fetchall()
-    lines = [HistoryRecord(*row) for row in rows]
+    records = [HistoryRecord(*row) for row in rows]
     return GroupAtTime(
-        next((line for line in lines if not line.stream_id), None), tuple(line for line in lines if line.stream_id)
+        next((record for record in records if not record.stream_id), None),
+        tuple(record for record in records if record.stream_id),
     )
 
 
@@ -135,25 +136,25 @@ def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
 ) -> HistoryPage:
     """Return the newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
-    return _newest(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
+    return _decode_page(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
 def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryBatch:
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
     once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
     `next`."""
-    asked = {"group": group_id, "behind": behind, "limit": limit}
+    parameters = {"group": group_id, "behind": behind, "limit": limit}
     try:
-        rows = conn.execute(_FIRST if behind is None else _BEHIND, asked).fetchall()
+        rows = conn.execute(_FIRST if behind is None else _BEHIND, parameters).fetchall()
     except psycopg.DataError:
         raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
-    lines = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
-    return GroupHistoryBatch(lines, rows[0][0])
+    records = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
+    return GroupHistoryBatch(records, rows[0][0])
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
     """Return the recent moves after which messages in [position, redelivery_end) may have been seen twice."""
-    return _newest(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
+    return _decode_page(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
 
 def delete_old_history(conn: psycopg.Connection[Any], older_than_s: float, limit: int = STEP) -> int:
@@ -175,6 +176,6 @@ def delete_old_session_epochs(conn: psycopg.Connection[Any], older_than_s: float
     conn.execute(_FORGET_EPOCHS, {"older": older_than_s})
 
 
-def _newest(cursor: psycopg.Cursor[Any]) -> HistoryPage:
+def _decode_page(cursor: psycopg.Cursor[Any]) -> HistoryPage:
     rows = cursor.fetchall()
     return HistoryPage(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

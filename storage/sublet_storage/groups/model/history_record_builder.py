@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from sublet_protocol.domain.epochs import LowerFrontier, format_frontier
 from sublet_storage.groups.model.desired_state import GroupCommand
-from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, history_event
+from sublet_storage.groups.model.lending_row import HistoryEvent, LendingRow, make_history_event
 from sublet_storage.groups.model.records import COMMAND, EPOCHS_CONSUMED, HistoryRecord, LendingStatus
 
 
@@ -44,25 +44,25 @@ def consumption_record(
     return HistoryRecord(now_us, group_id, 0, EPOCHS_CONSUMED, reason, 0, None, None, 0, term, is_forced=False)
 
 
-def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, who: str = "") -> HistoryRecord:
-    """Return the record of history for the command of an operator, `who`; `term`: of the last leader."""
+def command_record(group_id: int, command: GroupCommand, term: int, now_us: int, user: str = "") -> HistoryRecord:
+    """Return the record of history for the command of an operator, `user`; `term`: of the last leader."""
     return HistoryRecord(
-        now_us, group_id, 0, COMMAND, reason_with_user(str(command), who), 0, None, None, 0, term, is_forced=False
+        now_us, group_id, 0, COMMAND, reason_with_user(str(command), user), 0, None, None, 0, term, is_forced=False
     )
 
 
-def reason_with_user(reason: str, who: str) -> str:
+def reason_with_user(reason: str, user: str) -> str:
     """Return a reason of history with the user who gave the command, where that is known."""
-    return f"{reason}, by {who}" if who else reason
+    return f"{reason}, by {user}" if user else reason
 
 
-def deletion_records(rows: Iterable[LendingRow], term: int, now_us: int, who: str = "") -> list[HistoryRecord]:
+def deletion_records(rows: Iterable[LendingRow], term: int, now_us: int, user: str = "") -> list[HistoryRecord]:
     """Return a record for each grant that ends because its group is deleted. Nothing is seen twice in one that is
     gone."""
-    held = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
+    held_rows = sorted((row for row in rows if row.status is LendingStatus.HELD), key=lambda row: row.stream_id)
     return [
         to_history_record(
-            row, history_event("delete", row, reason_with_user("its group was deleted", who)), term, now_us
+            row, make_history_event("delete", row, reason_with_user("its group was deleted", user)), term, now_us
         )
-        for row in held
+        for row in held_rows
     ]

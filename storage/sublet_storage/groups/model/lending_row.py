@@ -129,10 +129,10 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
     )
 
 
-def next_id(last: int, now_us: int) -> int:
+def compute_next_id(last_id: int, now_us: int) -> int:
     """Return the next term or grant id: larger than the last, and than any that the database has lost since. `now_us`:
     by the database's clock and timeline (see `TIMELINE_US`), or the term, which was drawn by them."""
-    return max(last + 1, now_us)
+    return max(last_id + 1, now_us)
 
 
 def is_of_former_timeline(grant_id: int, term: int) -> bool:
@@ -142,49 +142,55 @@ def is_of_former_timeline(grant_id: int, term: int) -> bool:
 
 def finish(row: LendingRow, position: int, reason: str, now_us: int) -> LendingTransition:
     """End a grant because nothing is left to consume."""
-    after = end_grant(row, LendingStatus.FINISHED, position, now_us)
+    finished_row = end_grant(row, LendingStatus.FINISHED, position, now_us)
     return LendingTransition(
-        LendingOutcome.APPLIED, after, history_event("finish", replace(row, position=position), reason)
+        LendingOutcome.APPLIED, finished_row, make_history_event("finish", replace(row, position=position), reason)
     )
 
 
 def finish_unlent(row: LendingRow, verdict: LendingOutcome) -> LendingTransition:
     """Finish a free row; it had no grant that could end, so its grant id stays."""
-    taken_at = _taken_at(row)
-    after = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
-    return LendingTransition(verdict, after, history_event("finish", after, "nothing left"))
+    taken_at = _find_revoked_at(row)
+    finished_row = replace(row, status=LendingStatus.FINISHED, session=None, session_epoch=None, held_until_us=taken_at)
+    return LendingTransition(verdict, finished_row, make_history_event("finish", finished_row, "nothing left"))
 
 
 def end_unreadable(
     row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss
 ) -> LendingTransition | None:
     """Return the transition of a row whose position no borrower could read from; None if one could."""
-    twice = redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
+    redelivery_end = find_redelivery_end(row, stream) if row.status is LendingStatus.HELD else None
     if row.furthest_offset > stream.head:
-        return block(row, beyond_head_reason(row.furthest_offset, stream), now_us, twice)
+        return block(row, format_beyond_head(row.furthest_offset, stream), now_us, redelivery_end)
     if not stream.is_gone or row.position == stream.head:
         return None
-    lost = stream.head - row.position
-    reason = f"offset {row.position} is gone by retention, {lost} messages in all"
+    lost_count = stream.head - row.position
+    reason = f"offset {row.position} is gone by retention, {lost_count} messages in all"
     if on_data_loss is OnDataLoss.FAIL:
-        return block(row, reason, now_us, twice)
-    after = replace(
-        end_unheard(row, LendingStatus.FINISHED, stream.head, now_us), lost_message_count=row.lost_message_count + lost
+        return block(row, reason, now_us, redelivery_end)
+    finished_row = replace(
+        end_unheard(row, LendingStatus.FINISHED, stream.head, now_us),
+        lost_message_count=row.lost_message_count + lost_count,
     )
-    return LendingTransition(LendingOutcome.REFUSED, after, history_event("skip", row, f"{reason}; skipped"))
+    return LendingTransition(
+        LendingOutcome.REFUSED, finished_row, make_history_event("skip", row, f"{reason}; skipped")
+    )
 
 
-def block(row: LendingRow, reason: str, now_us: int, twice: int | None) -> LendingTransition:
-    """Return the transition that blocks the row. `twice`: if a grant ends by it, the end of what may be seen again."""
-    after = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
-    return LendingTransition(LendingOutcome.REFUSED, after, history_event("block", row, reason, twice))
+def block(row: LendingRow, reason: str, now_us: int, redelivery_end: int | None) -> LendingTransition:
+    """Return the transition that blocks the row. `redelivery_end`: if a grant ends by it, the end of what
+    may be seen again."""
+    blocked_row = end_unheard(row, LendingStatus.BLOCKED, row.position, now_us)
+    return LendingTransition(
+        LendingOutcome.REFUSED, blocked_row, make_history_event("block", row, reason, redelivery_end)
+    )
 
 
 def end_unheard(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
     """Return the row after a grant that ended without its holder's report: the next grant, also after a reset, waits
     until that holder must have stopped."""
-    after = end_grant(row, status, position, now_us)
-    return replace(after, held_until_us=now_us) if row.status is LendingStatus.HELD else after
+    ended_row = end_grant(row, status, position, now_us)
+    return replace(ended_row, held_until_us=now_us) if row.status is LendingStatus.HELD else ended_row
 
 
 def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int) -> LendingRow:
@@ -192,37 +198,37 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         row,
         status=status,
         position=position,
-        grant_id=next_id(row.grant_id, now_us),
+        grant_id=compute_next_id(row.grant_id, now_us),
         grant_key=None,
         borrower_id=None,
         agent=None,
         session=None,
         session_epoch=None,
-        held_until_us=_taken_at(row),
+        held_until_us=_find_revoked_at(row),
     )
 
 
-def _taken_at(row: LendingRow) -> int | None:
+def _find_revoked_at(row: LendingRow) -> int | None:
     """Return when the row was taken from a holder that may not have stopped, which the next grant waits for; None if it
     was not."""
     return row.held_until_us if row.session is None else None
 
 
-def history_event(name: str, row: LendingRow, reason: str, until: int | None = None) -> HistoryEvent:
+def make_history_event(name: str, row: LendingRow, reason: str, redelivery_end: int | None = None) -> HistoryEvent:
     digest = None if row.grant_key is None else row.grant_key.digest()
     return HistoryEvent(
-        name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, until, digest
+        name, reason, row.grant_id, row.borrower_id, row.agent, row.session, row.position, redelivery_end, digest
     )
 
 
-def failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
+def make_failover_event(row: LendingRow, stream: StreamFacts) -> HistoryEvent | None:
     """Return the event of a row that another timeline of the database has: on the former one its stream may have been
     consumed further. None where nothing follows."""
-    until = redelivery_end(row, stream)
-    return None if until == row.position else history_event("failover", row, FAILED_OVER, until)
+    redelivery_end = find_redelivery_end(row, stream)
+    return None if redelivery_end == row.position else make_history_event("failover", row, FAILED_OVER, redelivery_end)
 
 
-def redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
+def find_redelivery_end(row: LendingRow, stream: StreamFacts) -> int:
     """Return the offset up to which messages from the row's position on may be seen twice when its grant ends without a
     final report."""
     return max(row.position, stream.head)
@@ -232,5 +238,5 @@ def is_consumed(position: int, stream: StreamFacts) -> bool:
     return stream.is_closed and position == stream.head
 
 
-def beyond_head_reason(position: int, stream: StreamFacts) -> str:
+def format_beyond_head(position: int, stream: StreamFacts) -> str:
     return f"offset {position} is beyond the head {stream.head}"

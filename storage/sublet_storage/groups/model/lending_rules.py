@@ -28,14 +28,14 @@ from sublet_storage.groups.model.lending_row import (
     LendingTransition,
     StreamFacts,
     block,
+    compute_next_id,
     end_grant,
     end_unreadable,
+    find_redelivery_end,
     finish,
     finish_unlent,
-    history_event,
     is_consumed,
-    next_id,
-    redelivery_end,
+    make_history_event,
 )
 from sublet_storage.groups.model.options import MAX_SESSION_EXPIRY_S
 from sublet_storage.groups.model.progress_rules import advance, find_impossible, with_consumed
@@ -84,7 +84,7 @@ def apply_change(
         case ForceRelease():
             return _force_release(change, row, stream, now_us)
         case RecordHistory():
-            return LendingTransition(LendingOutcome.APPLIED, row, history_event(change.event, row, change.reason))
+            return LendingTransition(LendingOutcome.APPLIED, row, make_history_event(change.event, row, change.reason))
         case _:
             assert_never(change)
 
@@ -104,10 +104,10 @@ def _grant(
         return unreadable
     if is_consumed(row.position, stream):
         return finish_unlent(row, LendingOutcome.REFUSED)
-    after = replace(
+    granted_row = replace(
         row,
         status=LendingStatus.HELD,
-        grant_id=next_id(row.grant_id, now_us),
+        grant_id=compute_next_id(row.grant_id, now_us),
         grant_key=draw_key(),
         borrower_id=change.borrower_id,
         agent=change.agent,
@@ -115,7 +115,9 @@ def _grant(
         session_epoch=change.session_epoch,
         held_until_us=None,
     )
-    return LendingTransition(LendingOutcome.APPLIED, after, history_event("grant", after, change.reason))
+    return LendingTransition(
+        LendingOutcome.APPLIED, granted_row, make_history_event("grant", granted_row, change.reason)
+    )
 
 
 def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
@@ -126,10 +128,14 @@ def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> Lending
     is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
     if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
         return LendingTransition(LendingOutcome.REFUSED, row)
-    after = replace(row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None)
+    free_row = replace(
+        row, status=LendingStatus.FREE, session=None, session_epoch=None, held_until_us=None, in_doubt=None
+    )
     doubt = row.pending_in_doubt
-    until = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
-    return LendingTransition(LendingOutcome.APPLIED, after, history_event("unreserve", row, change.reason, until))
+    redelivery_end = None if doubt is None else max(doubt.end, doubt.consumed.upto if doubt.consumed is not None else 0)
+    return LendingTransition(
+        LendingOutcome.APPLIED, free_row, make_history_event("unreserve", row, change.reason, redelivery_end)
+    )
 
 
 def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -137,15 +143,17 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
         return LendingTransition(LendingOutcome.REFUSED, row)
     if impossible := find_impossible(change, row, stream, now_us):
         return impossible
-    after = replace(
+    reclaimed_row = replace(
         with_consumed(row, change.consumed),
         borrower_id=change.borrower_id,
         position=max(row.position, change.position),
         session_epoch=row.session_epoch if change.session_epoch is None else change.session_epoch,
     )
-    if after == row:
+    if reclaimed_row == row:
         return LendingTransition(LendingOutcome.APPLIED, row)
-    return LendingTransition(LendingOutcome.APPLIED, after, history_event("reclaim", after, "reclaimed by its agent"))
+    return LendingTransition(
+        LendingOutcome.APPLIED, reclaimed_row, make_history_event("reclaim", reclaimed_row, "reclaimed by its agent")
+    )
 
 
 def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -154,14 +162,14 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
     position = max(row.position, change.position)
     row = with_consumed(row, change.consumed)
     if change.is_beyond_head:
-        return block(replace(row, position=position), change.reason, now_us, redelivery_end(row, stream))
+        return block(replace(row, position=position), change.reason, now_us, find_redelivery_end(row, stream))
     if change.poison > position:
-        return _poisoned(change, replace(row, position=position), stream, now_us)
+        return _end_at_poison(change, replace(row, position=position), stream, now_us)
     if is_consumed(position, stream):
         return finish(row, position, change.reason, now_us)
-    after = _free(row, position, now_us, change.reserve_s)
-    until = change.delivered_end if change.delivered_end > position else None
-    return _end_of_grant("release", row, after, change.reason, until)
+    released_row = _free(row, position, now_us, change.reserve_s)
+    redelivery_end = change.delivered_end if change.delivered_end > position else None
+    return _end_of_grant("release", row, released_row, change.reason, redelivery_end)
 
 
 def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -170,61 +178,64 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     granted to no other session, which has to process the same range again."""
     if is_consumed(row.position, stream):
         return finish(row, row.position, change.reason, now_us)
-    again = row.losses if row.lost_position == row.position else 0
-    losses = again + 1 if row.position < stream.head and not _only_waits(row, stream) else 0
+    former_losses = row.losses if row.lost_position == row.position else 0
+    losses = former_losses + 1 if row.position < stream.head and not _is_waiting_for_epochs(row, stream) else 0
     counted = replace(row, losses=losses, lost_position=row.position if losses else None)
-    after = _free(counted, row.position, now_us, change.reserve_s)
-    if losses >= MAX_LOSSES and after.status is not LendingStatus.RESERVED:
+    released_row = _free(counted, row.position, now_us, change.reserve_s)
+    if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
-        return replace(block(counted, reason, now_us, redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED)
-    return _end_of_grant("force_release", row, after, change.reason, redelivery_end(row, stream))
+        return replace(block(counted, reason, now_us, find_redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED)
+    return _end_of_grant("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
-def _poisoned(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
+def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
     """Return the transition after the holder has consumed everything before a block that cannot be decoded."""
     if not change.skips:
-        twice = change.delivered_end if change.delivered_end > row.position else None
-        return replace(block(row, change.reason, now_us, twice), outcome=LendingOutcome.APPLIED)
-    lost = change.poison - row.position
-    reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost} messages"
-    counted = replace(row, lost_message_count=row.lost_message_count + lost)
+        redelivery_end = change.delivered_end if change.delivered_end > row.position else None
+        return replace(block(row, change.reason, now_us, redelivery_end), outcome=LendingOutcome.APPLIED)
+    lost_count = change.poison - row.position
+    reason = f"{change.reason} Skipped: [{row.position}, {change.poison}), {lost_count} messages"
+    counted = replace(row, lost_message_count=row.lost_message_count + lost_count)
     if is_consumed(change.poison, stream):
-        after = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
+        released_row = end_grant(counted, LendingStatus.FINISHED, change.poison, now_us)
     else:
-        after = _free(counted, change.poison, now_us, change.reserve_s)
-    return LendingTransition(LendingOutcome.APPLIED, after, history_event("skip", row, reason))
+        released_row = _free(counted, change.poison, now_us, change.reserve_s)
+    return LendingTransition(LendingOutcome.APPLIED, released_row, make_history_event("skip", row, reason))
 
 
-def _only_waits(row: LendingRow, stream: StreamFacts) -> bool:
+def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
     """Return whether all completed epochs of the stream are consumed: the others may not be delivered yet."""
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
-def _end_of_grant(name: str, row: LendingRow, after: LendingRow, reason: str, until: int | None) -> LendingTransition:
+def _end_of_grant(
+    name: str, row: LendingRow, released_row: LendingRow, reason: str, redelivery_end: int | None
+) -> LendingTransition:
     """Return the transition for the end of a grant. A reserved range is not redelivered: its own session resolves
     it."""
-    ended = replace(row, position=after.position)
-    if after.status is LendingStatus.RESERVED and after.in_doubt is not None:
-        doubt = after.in_doubt
-        retained = (
-            f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for session {after.session!r}"
-        )
+    ended_row = replace(row, position=released_row.position)
+    if released_row.status is LendingStatus.RESERVED and released_row.in_doubt is not None:
+        doubt = released_row.in_doubt
+        session = f"session {released_row.session!r}"
+        retained = f"[{doubt.start}, {doubt.end}) is in doubt: kept for {doubt.hold_s:g} s for {session}"
         return LendingTransition(
-            LendingOutcome.APPLIED, after, history_event("reserve", ended, f"{reason}; {retained}")
+            LendingOutcome.APPLIED, released_row, make_history_event("reserve", ended_row, f"{reason}; {retained}")
         )
-    return LendingTransition(LendingOutcome.APPLIED, after, history_event(name, ended, reason, until))
+    return LendingTransition(
+        LendingOutcome.APPLIED, released_row, make_history_event(name, ended_row, reason, redelivery_end)
+    )
 
 
 def _free(row: LendingRow, position: int, now_us: int, reserve_s: float) -> LendingRow:
     """Return the row after its grant, reserved for its session if that has a name and `reserve_s` or an in-doubt
     range."""
-    after = end_grant(row, LendingStatus.FREE, position, now_us)
-    doubt = after.pending_in_doubt
+    free_row = end_grant(row, LendingStatus.FREE, position, now_us)
+    doubt = free_row.pending_in_doubt
     if doubt is not None and (row.session is None or row.session_epoch is None or doubt.hold_s <= 0):
-        doubt, after = None, replace(after, in_doubt=None)
+        doubt, free_row = None, replace(free_row, in_doubt=None)
     if doubt is not None:
-        after, reserve_s = replace(after, status=LendingStatus.RESERVED), doubt.hold_s
+        free_row, reserve_s = replace(free_row, status=LendingStatus.RESERVED), doubt.hold_s
     if row.session is None or reserve_s <= 0:
-        return after
+        return free_row
     held_until_us = now_us + round(min(reserve_s, MAX_SESSION_EXPIRY_S) * MICROSECONDS)
-    return replace(after, session=row.session, session_epoch=row.session_epoch, held_until_us=held_until_us)
+    return replace(free_row, session=row.session, session_epoch=row.session_epoch, held_until_us=held_until_us)

@@ -16,11 +16,11 @@ from sublet_storage.groups.model.lending_row import (
     LendingRow,
     LendingTransition,
     StreamFacts,
-    beyond_head_reason,
     block,
+    find_redelivery_end,
     finish,
+    format_beyond_head,
     is_consumed,
-    redelivery_end,
 )
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -35,38 +35,40 @@ MAX_COMPARISONS = 400_000
 
 
 def merge_consumed_frontier(
-    before: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
+    former: LowerFrontier | None, lower: LowerFrontier | None, held_back: Iterable[LowerFrontier | None]
 ) -> LowerFrontier | None:
-    """Return the frontier up to which a group has consumed a space, where it was at `before`. It never moves back.
+    """Return the frontier up to which a group has consumed a space, where it was at `former`. It never moves back.
 
     `lower` is the space's lower frontier. `held_back` has, for each unfinished row of the space whose position is not
     the head, what is consumed of its stream, read after `lower`: a stream that is read to its head holds nothing back.
     """
     frontiers = set(held_back)
-    if lower is None or not all(each is not None and have_same_dimensions(each, lower) for each in frontiers):
-        return before  # one that is not alike no honest consumer has reported
-    everything = lower if before is None else before.intersect(lower)
-    reached = everything.meet_within(MAX_COMPARISONS, (each for each in frontiers if each is not None))
+    if lower is None or not all(
+        frontier is not None and have_same_dimensions(frontier, lower) for frontier in frontiers
+    ):
+        return former  # one that is not alike no honest consumer has reported
+    everything = lower if former is None else former.intersect(lower)
+    reached = everything.meet_within(MAX_COMPARISONS, (frontier for frontier in frontiers if frontier is not None))
     if reached is None:
-        return before
-    return reached if before is None else before.intersect(reached)
+        return former
+    return reached if former is None else former.intersect(reached)
 
 
 def initial_frontier(
-    start: StartingPosition, lower: LowerFrontier | None, begun: UpperFrontier
+    start: StartingPosition, lower: LowerFrontier | None, begun_epochs: UpperFrontier
 ) -> LowerFrontier | None:
-    """Return the frontier of the epochs of a space that a new group gets: those of which nothing was `begun` before its
-    starting positions, or is gone. None: all.
+    """Return the frontier of the epochs of a space that a new group gets: those of which nothing
+    had begun before its starting positions (`begun_epochs`), or is gone. None: all.
 
     A group that starts at the end also gets no completed epochs (`lower`).
     """
     if lower is None:
         return None
     if start.policy == "latest":
-        return lower.after_completing(begun)
-    if not begun.greatest:
+        return lower.after_completing(begun_epochs)
+    if not begun_epochs.greatest:
         return None
-    return LowerFrontier(((MIN_EPOCH,) * len(begun.greatest[0]),)).after_completing(begun)
+    return LowerFrontier(((MIN_EPOCH,) * len(begun_epochs.greatest[0]),)).after_completing(begun_epochs)
 
 
 def advance(change: AdvancePosition, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -92,13 +94,13 @@ def find_impossible(
 ) -> LendingTransition | None:
     """Return the result of a change that names what does not exist: it is invalid, and leaves the row as it is. Where
     the row itself is beyond the head, or its holder has found it to be, the stream has lost messages."""
-    furthest = _furthest_offset(change)
+    furthest = _find_furthest_offset(change)
     doubt = change.in_doubt if isinstance(change, AdvancePosition) else None
     if furthest > stream.head:
-        problem = beyond_head_reason(furthest, stream)
+        problem = format_beyond_head(furthest, stream)
         is_found = isinstance(change, ReleaseStream) and change.is_beyond_head
         if is_found or row.furthest_offset > stream.head:
-            return block(row, problem, now_us, redelivery_end(row, stream))
+            return block(row, problem, now_us, find_redelivery_end(row, stream))
     elif doubt is not None and doubt.grant_id > row.grant_id:
         problem = f"in doubt is a range of grant {doubt.grant_id}, and the grant in force is {row.grant_id}"
     else:
@@ -106,7 +108,7 @@ def find_impossible(
     return LendingTransition(LendingOutcome.INVALID, row, problem=f"stream {row.stream_id}: {problem}")
 
 
-def _furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
+def _find_furthest_offset(change: ReclaimStream | AdvancePosition | ReleaseStream) -> int:
     furthest = change.position if change.consumed is None else max(change.position, change.consumed.upto)
     if isinstance(change, ReleaseStream):
         return max(furthest, change.poison, change.delivered_end)

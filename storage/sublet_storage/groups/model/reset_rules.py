@@ -10,10 +10,10 @@ from sublet_storage.groups.model.lending_row import (
     StreamFacts,
     end_unheard,
     end_unreadable,
+    find_redelivery_end,
     finish_unlent,
-    history_event,
     is_consumed,
-    redelivery_end,
+    make_history_event,
 )
 from sublet_storage.groups.model.records import LendingOutcome, LendingStatus, OnDataLoss
 
@@ -34,10 +34,12 @@ def close_out(
 def apply_reset(row: LendingRow, stream: StreamFacts, position: int, reason: str, now_us: int) -> LendingTransition:
     """Return the transition of a row that an operator resets. A grant in force ends by it, without its holder's
     report."""
-    held = row.status is LendingStatus.HELD
-    until = redelivery_end(row, stream) if held or row.pending_in_doubt is not None else None
+    is_held = row.status is LendingStatus.HELD
+    redelivery_end = find_redelivery_end(row, stream) if is_held or row.pending_in_doubt is not None else None
     status = LendingStatus.FINISHED if is_consumed(position, stream) else LendingStatus.FREE
-    after = replace(end_unheard(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
+    reset_row = replace(end_unheard(row, status, position, now_us), losses=0, lost_position=None, in_doubt=None)
     return LendingTransition(
-        LendingOutcome.APPLIED, after, history_event("reset", replace(row, position=position), reason, until)
+        LendingOutcome.APPLIED,
+        reset_row,
+        make_history_event("reset", replace(row, position=position), reason, redelivery_end),
     )

@@ -50,34 +50,34 @@ def diagnose(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> StallD
     return StallDiagnosis(rule.reason, rule.detail(group, stream), rule.hint(group, stream))
 
 
-def _quoted(group: GroupDiagnosisFacts) -> str:
+def _quote(group: GroupDiagnosisFacts) -> str:
     return shlex.quote(group.subscription)
 
 
-def lower_head(blocked_reason: str | None) -> str | None:
+def parse_lower_head(blocked_reason: str | None) -> str | None:
     """Return where the stream ended that is blocked since the group was further; None where that is not why."""
-    found = _LOWER_HEAD.search(blocked_reason or "")
-    return None if found is None else found[1]
+    match = _LOWER_HEAD.search(blocked_reason or "")
+    return None if match is None else match[1]
 
 
-def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, how: str) -> str:
-    return f"sublet groups reset {_quoted(group)} --stream {stream.stream_id} {how}"
+def _reset(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, option: str) -> str:
+    return f"sublet groups reset {_quote(group)} --stream {stream.stream_id} {option}"
 
 
 def _reset_group(group: GroupDiagnosisFacts) -> str:
-    return f"sublet groups reset {_quoted(group)}"
+    return f"sublet groups reset {_quote(group)}"
 
 
-def _blocked(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_block(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     reason = stream.blocked_reason or "no reason is recorded"
-    return f"it is blocked: {_dropped(stream) if _went_with_its_space(stream) else reason}"
+    return f"it is blocked: {_describe_dropped_space(stream) if _is_of_dropped_space(stream) else reason}"
 
 
-def _went_with_its_space(stream: StreamDiagnosisFacts) -> bool:
+def _is_of_dropped_space(stream: StreamDiagnosisFacts) -> bool:
     return stream.dropped_space is not None and stream.is_gone and stream.position < stream.head
 
 
-def _dropped(stream: StreamDiagnosisFacts) -> str:
+def _describe_dropped_space(stream: StreamDiagnosisFacts) -> str:
     """Return the reason for a dropped space, without offsets: it is the same for all streams of that space."""
     return (
         f"messages that the group had not consumed are gone, with the space {stream.dropped_space}, which was "
@@ -86,57 +86,59 @@ def _dropped(stream: StreamDiagnosisFacts) -> str:
     )
 
 
-def _go_on_without_space(group: GroupDiagnosisFacts) -> str:
-    reset = f"sublet groups reset {_quoted(group)}"
+def _suggest_skip_of_space(group: GroupDiagnosisFacts) -> str:
+    reset = f"sublet groups reset {_quote(group)}"
     if group.atomic:
         return f"Go on without them; what is left of all spaces is given again: {reset} --to-earliest"
     return f"Go on without them, in all blocked streams (in one: with --stream N): {reset} --to-current"
 
 
 def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    if _went_with_its_space(stream):
-        return _go_on_without_space(group)
+    if _is_of_dropped_space(stream):
+        return _suggest_skip_of_space(group)
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
-        again = f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
-        return f"Put it right, and try once more: {again}. {_past(group, stream, end[1])}"
+        reset_command = (
+            f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
+        )
+        return f"Put it right, and try once more: {reset_command}. {_suggest_skip(group, stream, end[1])}"
     if group.atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
-    if head := lower_head(stream.blocked_reason):
+    if head := parse_lower_head(stream.blocked_reason):
         there = _reset(group, stream, f"--to-offset {head}")
         return f"From offset {head} on may be other messages now. Go on there: {there}, or behind all, --to-latest."
     if stream.is_gone and stream.position < stream.head:
         return f"Go on without what retention has taken: {_reset(group, stream, '--to-earliest')}"
-    again = _reset(group, stream, "--to-current")
-    return f"Remove the cause. Then try once more: {again}, or leave the message there out, with --shift-by 1."
+    reset_command = _reset(group, stream, "--to-current")
+    return f"Remove the cause. Then try once more: {reset_command}, or leave the message there out, with --shift-by 1."
 
 
-def _gone_next(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    lost = (
-        _dropped(stream)
-        if _went_with_its_space(stream)
+def _describe_next_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+    loss = (
+        _describe_dropped_space(stream)
+        if _is_of_dropped_space(stream)
         else f"retention has taken its messages from offset {stream.position} on"
     )
     return (
-        f"{lost}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
+        f"{loss}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
     )
 
 
-def _go_on(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
-    entire = f"sublet groups reset {_quoted(group)} --to-earliest"
+def _suggest_skip_of_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
+    entire = f"sublet groups reset {_quote(group)} --to-earliest"
     if group.skips_lost_data:
         return None
-    if _went_with_its_space(stream):
-        return _go_on_without_space(group)
+    if _is_of_dropped_space(stream):
+        return _suggest_skip_of_space(group)
     return f"Go on without them: {entire if group.atomic else _reset(group, stream, '--to-earliest')}"
 
 
-def _paused(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_pause(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     reason = f": {group.paused}" if group.paused else ", and no reason is recorded"
     still = f"; {stream.owner} has not handed it over yet" if stream.status == "held" else ""
     return f"the group is paused{reason}{still}"
 
 
-def _no_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_missing_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if group.draining:
         return f"nobody leads the group, and all nodes that are there drain: {', '.join(group.draining)}"
     return "nobody leads the group, and no node is there"
@@ -149,11 +151,11 @@ def _start_node(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str
     return "Start one: sublet leader"
 
 
-def _epochs(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_epochs(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     front = stream.waits_for
     assert front is not None, "the rule has looked"
-    held = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
-    return f"the epochs of space {front.space} from {front.least} on are not completed: {held}"
+    holders = f"producer {', '.join(front.producers)} may still publish there" if front.producers else "nobody holds it"
+    return f"the epochs of space {front.space} from {front.least} on are not completed: {holders}"
 
 
 def _complete(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
@@ -162,29 +164,31 @@ def _complete(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str |
     return "The publisher completes them by publisher.advance(...), by ending, or when its lease runs out."
 
 
-def _stalled(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    where = f"stands at offset {stream.position}, {stream.lag} behind"
-    return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {where}"
+def _describe_stall(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+    progress = f"stands at offset {stream.position}, {stream.lag} behind"
+    return f"{stream.owner} has it and has reported nothing for {stream.stalled_s:.0f} s: it {progress}"
 
 
-def _unreadable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_read_failure(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     because = (stream.unreadable_reason or "").rstrip(" .")
     return f"{stream.owner} has it and cannot read on, for {stream.unreadable_s or 0.0:.0f} s now: {because}"
 
 
 def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    again = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
+    hint = "It is tried again, and goes on when that is put right; sublet doctor looks at the places of payloads."
     end = _END_OF_BLOCK.search(stream.unreadable_reason or "")
-    return again if end is None else f"{again} {_past(group, stream, end[1])}"
+    return hint if end is None else f"{hint} {_suggest_skip(group, stream, end[1])}"
 
 
-def _past(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
+def _suggest_skip(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
     """Return the remedy for a block that ends before that offset."""
-    how = f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
-    return f"To go past what is lost for good: {how}"
+    reset_command = (
+        f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
+    )
+    return f"To go past what is lost for good: {reset_command}"
 
 
-def _reserved(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+def _describe_reservation(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     if stream.reserved_s is not None and stream.reserved_s > 0:
         return f"something in it is in doubt: it waits for session {stream.owner}, {stream.reserved_s:.0f} s more"
     return (
@@ -193,19 +197,19 @@ def _reserved(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
 
 
 def _release(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    entire = f"sublet groups reset {_quoted(group)} --to-earliest --force"
-    how = entire if group.atomic else _reset(group, stream, "--to-current --force")
-    return f"Start {stream.owner} again. To give it up, and see messages twice: {how}"
+    group_reset = f"sublet groups reset {_quote(group)} --to-earliest --force"
+    reset_command = group_reset if group.atomic else _reset(group, stream, "--to-current --force")
+    return f"Start {stream.owner} again. To give it up, and see messages twice: {reset_command}"
 
 
-def _parents(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    reported = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
+def _describe_parents(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+    parents = ", ".join(f"{p.stream_id} ({p.status}, at {p.position} of {p.head})" for p in stream.parents[:3])
     more = f" and {len(stream.parents) - 3} more" if len(stream.parents) > 3 else ""
-    return f"it came from streams that are to be consumed first: {reported}{more}"
+    return f"it came from streams that are to be consumed first: {parents}{more}"
 
 
-def _ask_parent(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
-    return f"See why they are not: sublet groups why {_quoted(group)} --stream {stream.parents[0].stream_id}"
+def _suggest_parent_diagnosis(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
+    return f"See why they are not: sublet groups why {_quote(group)} --stream {stream.parents[0].stream_id}"
 
 
 RULES = (
@@ -215,22 +219,24 @@ RULES = (
     DiagnosisRule(
         StallReason.BLOCKED,
         lambda g, s: s.status == "blocked",
-        _blocked,
+        _describe_block,
         _unblock,
     ),
     DiagnosisRule(
         StallReason.GONE,
         lambda g, s: s.is_gone and s.position < s.head,
-        _gone_next,
-        _go_on,
+        _describe_next_loss,
+        _suggest_skip_of_loss,
     ),
     DiagnosisRule(
         StallReason.PAUSED,
         lambda g, s: g.paused is not None,
-        _paused,
-        lambda g, s: f"Where it is not meant any more: sublet groups resume {_quoted(g)}",
+        _describe_pause,
+        lambda g, s: f"Where it is not meant any more: sublet groups resume {_quote(g)}",
     ),
-    DiagnosisRule(StallReason.NO_NODE, lambda g, s: g.leader is None and not g.nodes, _no_node, _start_node),
+    DiagnosisRule(
+        StallReason.NO_NODE, lambda g, s: g.leader is None and not g.nodes, _describe_missing_node, _start_node
+    ),
     DiagnosisRule(
         StallReason.NO_LEADER,
         lambda g, s: g.leader is None and g.held > 0,
@@ -241,7 +247,7 @@ RULES = (
         StallReason.NO_MEMBER,
         lambda g, s: g.leader is None,
         lambda g, s: "nobody leads the group, as no consumer has asked for it since somebody last did",
-        lambda g, s: f"One that runs asks within seconds, after a reset say. If none does: sublet consume {_quoted(g)}",
+        lambda g, s: f"One that runs asks within seconds, after a reset say. If none does: sublet consume {_quote(g)}",
     ),
     DiagnosisRule(
         StallReason.REVOKED,
@@ -250,17 +256,21 @@ RULES = (
         lambda g, s: "It moves when what its holder has in hand is done.",
     ),
     DiagnosisRule(StallReason.CAUGHT_UP, lambda g, s: s.lag == 0, lambda g, s: "there is nothing to consume"),
-    DiagnosisRule(StallReason.UNREADABLE, lambda g, s: s.unreadable_reason is not None, _unreadable, _make_readable),
-    DiagnosisRule(StallReason.WAITING_FOR_EPOCHS, lambda g, s: s.waits_for is not None, _epochs, _complete),
+    DiagnosisRule(
+        StallReason.UNREADABLE, lambda g, s: s.unreadable_reason is not None, _describe_read_failure, _make_readable
+    ),
+    DiagnosisRule(StallReason.WAITING_FOR_EPOCHS, lambda g, s: s.waits_for is not None, _describe_epochs, _complete),
     DiagnosisRule(
         StallReason.STALLED,
         lambda g, s: s.status == "held" and s.stalled_s >= QUIET_S,
-        _stalled,
+        _describe_stall,
         lambda g, s: f"Look what {s.owner} is doing; when it is stopped, others get the stream.",
     ),
     DiagnosisRule(StallReason.CONSUMING, lambda g, s: s.status == "held", lambda g, s: f"{s.owner} consumes it"),
-    DiagnosisRule(StallReason.RESERVED, lambda g, s: s.status == "reserved", _reserved, _release),
-    DiagnosisRule(StallReason.WAITING_FOR_PARENTS, lambda g, s: bool(s.parents), _parents, _ask_parent),
+    DiagnosisRule(StallReason.RESERVED, lambda g, s: s.status == "reserved", _describe_reservation, _release),
+    DiagnosisRule(
+        StallReason.WAITING_FOR_PARENTS, lambda g, s: bool(s.parents), _describe_parents, _suggest_parent_diagnosis
+    ),
     DiagnosisRule(
         StallReason.RESERVED_FOR_SESSION,
         lambda g, s: s.reserved_s is not None and s.reserved_s > 0,
@@ -279,13 +289,13 @@ RULES = (
         StallReason.MEMBERS_SILENT,
         lambda g, s: not g.held,
         lambda g, s: f"{g.leader} leads the group, and no consumer has a stream of it",
-        lambda g, s: f"Start a consumer. Where one is there, see whether it joins: sublet groups watch {_quoted(g)}",
+        lambda g, s: f"Start a consumer. Where one is there, see whether it joins: sublet groups watch {_quote(g)}",
     ),
     DiagnosisRule(
         StallReason.GRANT_PENDING,
         lambda g, s: True,
         lambda g, s: f"it is free, and {g.leader} grants it next",
-        lambda g, s: f"If it stays so, see what its leader does: sublet groups watch {_quoted(g)}",
+        lambda g, s: f"If it stays so, see what its leader does: sublet groups watch {_quote(g)}",
     ),
 )
 """The rules in the order in which they are tried."""

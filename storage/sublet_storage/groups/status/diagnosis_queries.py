@@ -62,7 +62,7 @@ class StreamDiagnosis:
 
 
 @dataclass(frozen=True, slots=True)
-class _More:
+class _StreamDetails:
     stream_id: int
     space_id: int
     revoked_because: str | None
@@ -87,16 +87,16 @@ def diagnose_group(
     """Return the group, and a reason for each of its streams, or for this one. Raises `NotFound`."""
     with snapshot_transaction(connection):
         overview = read_overview(connection, subscription)
-        group = _group_state(connection, overview)
-        lines = [line for line in overview.streams if stream_id in (None, line.stream_id)]
-        if stream_id is not None and not lines:
+        group = _build_group_facts(connection, overview)
+        streams = [stream for stream in overview.streams if stream_id in (None, stream.stream_id)]
+        if stream_id is not None and not streams:
             raise stream_not_found_error(subscription, stream_id)
-        states = _stream_states(connection, overview, lines)
-    answers = (StreamDiagnosis(line, diagnose(group, state)) for line, state in zip(lines, states, strict=True))
+        states = _read_stream_facts(connection, overview, streams)
+    answers = (StreamDiagnosis(stream, diagnose(group, state)) for stream, state in zip(streams, states, strict=True))
     return overview.group, tuple(answers)
 
 
-def _group_state(connection: Connection, overview: GroupOverview) -> GroupDiagnosisFacts:
+def _build_group_facts(connection: Connection, overview: GroupOverview) -> GroupDiagnosisFacts:
     leader, live = overview.leader, [each for each in list_nodes(connection) if each.remaining_s > 0]
     draining = tuple(each.node.name for each in live if each.is_draining)
     return GroupDiagnosisFacts(
@@ -112,39 +112,50 @@ def _group_state(connection: Connection, overview: GroupOverview) -> GroupDiagno
     )
 
 
-def _stream_states(
-    connection: Connection, overview: GroupOverview, lines: Sequence[StreamView]
+def _read_stream_facts(
+    connection: Connection, overview: GroupOverview, streams: Sequence[StreamView]
 ) -> list[StreamDiagnosisFacts]:
-    parameters = {"group": overview.group.group_id, "streams": [line.stream_id for line in lines]}
-    with connection.cursor(row_factory=class_row(_More)) as cursor:
-        more = {each.stream_id: each for each in cursor.execute(_MORE, parameters)}
-    spaces = {each.space_id for each in more.values() if each.waits}
+    parameters = {"group": overview.group.group_id, "streams": [stream.stream_id for stream in streams]}
+    with connection.cursor(row_factory=class_row(_StreamDetails)) as cursor:
+        details = {row.stream_id: row for row in cursor.execute(_MORE, parameters)}
+    spaces = {row.space_id for row in details.values() if row.waits}
     with connection.cursor(row_factory=class_row(_Space)) as cursor:
-        frontiers = {each.space_id: _frontier(each) for each in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})}
-    seen = {
-        each.stream_id: ParentStream(each.stream_id, each.status, each.position, each.head) for each in overview.streams
+        frontiers = {
+            row.space_id: _decode_frontier(row) for row in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})
+        }
+    parent_streams = {
+        row.stream_id: ParentStream(row.stream_id, row.status, row.position, row.head) for row in overview.streams
     }
-    keys = [(line.group_id, line.stream_id) for line in lines if line.status != "finished"]
-    above = lending_rows.read_ancestors(lending_rows.ancestors(connection, keys))
-    parents = {stream_id: tuple(seen[each] for each in found) for (_, stream_id), found in above.items()}
-    return [_state(line, more[line.stream_id], frontiers, parents.get(line.stream_id, ())) for line in lines]
+    keys = [(stream.group_id, stream.stream_id) for stream in streams if stream.status != "finished"]
+    ancestors = lending_rows.read_ancestors(lending_rows.query_ancestors(connection, keys))
+    parents = {
+        stream_id: tuple(parent_streams[ancestor_id] for ancestor_id in ancestor_ids)
+        for (_, stream_id), ancestor_ids in ancestors.items()
+    }
+    return [
+        _build_stream_facts(stream, details[stream.stream_id], frontiers, parents.get(stream.stream_id, ()))
+        for stream in streams
+    ]
 
 
-def _frontier(space: _Space) -> UnfinishedEpochs:
-    least = lower_frontier_from_json(space.least)
-    return UnfinishedEpochs(space.name, "none" if least is None else format_frontier(least), tuple(space.holders))
+def _decode_frontier(space: _Space) -> UnfinishedEpochs:
+    frontier = lower_frontier_from_json(space.least)
+    return UnfinishedEpochs(space.name, "none" if frontier is None else format_frontier(frontier), tuple(space.holders))
 
 
-def _state(
-    line: StreamView, more: _More, frontiers: Mapping[int, UnfinishedEpochs], parents: tuple[ParentStream, ...]
+def _build_stream_facts(
+    stream: StreamView,
+    details: _StreamDetails,
+    frontiers: Mapping[int, UnfinishedEpochs],
+    parents: tuple[ParentStream, ...],
 ) -> StreamDiagnosisFacts:
-    reserved_s = line.reserved_s if more.reserved_s is None else more.reserved_s
+    reserved_s = stream.reserved_s if details.reserved_s is None else details.reserved_s
     return StreamDiagnosisFacts(
-        **asdict(line) | {"reserved_s": reserved_s},
-        idle_s=more.rested_s,
-        taken_s=more.taken_s,
-        revoked_because=more.revoked_because,
+        **asdict(stream) | {"reserved_s": reserved_s},
+        idle_s=details.rested_s,
+        taken_s=details.taken_s,
+        revoked_because=details.revoked_because,
         parents=parents,
-        waits_for=frontiers[more.space_id] if more.waits else None,
-        dropped_space=more.dropped,
+        waits_for=frontiers[details.space_id] if details.waits else None,
+        dropped_space=details.dropped,
     )

@@ -65,15 +65,15 @@ def list_group_page(
     parameters: dict[str, Any] = {"search": search, "limit": limit, "offset": offset, "visible": None}
     with snapshot_transaction(connection):
         if is_visible is not None:
-            found = connection.execute(_NAMES, parameters).fetchall()
-            parameters["visible"] = [id for id, name, filter in found if is_visible(name, TopicFilter(filter))]
+            names = connection.execute(_NAMES, parameters).fetchall()
+            parameters["visible"] = [id for id, name, filter in names if is_visible(name, TopicFilter(filter))]
         (total,) = connection.execute(_TOTAL, parameters).fetchone() or (0,)
-        statement = f"{_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
+        statement = f"{_format_statement(sort, 'desc' if descending else 'asc')} limit %(limit)s offset %(offset)s"
         rows = connection.execute(statement.encode(), parameters, prepare=False).fetchall()
         return GroupListPage(build_overviews(connection, rows), total)
 
 
-def _statement(sort: GroupSort, direction: str) -> str:
+def _format_statement(sort: GroupSort, direction: str) -> str:
     by_name = _NAME.format(direction)
     match sort:
         case GroupSort.NAME:

@@ -48,17 +48,17 @@ def standby_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]]
 
 def details_to_json(overview: GroupOverview, connected: Iterable[dict[str, Any]] | None = None) -> dict[str, Any]:
     """Return a group with all that was requested. `connected`: see `standby_to_json`."""
-    lines = [asdict(line) for line in overview.streams]
-    for line in lines:
-        del line["group_id"]
+    streams = [asdict(stream) for stream in overview.streams]
+    for stream in streams:
+        del stream["group_id"]
     return {
         **summary_to_json(overview),
         "members": [asdict(member) for member in overview.members],
         "standby_members": standby_to_json(overview, connected),
         "reserved_for_sessions": [asdict(retained) for retained in overview.reserved_sessions],
-        "epochs": [{**asdict(line), "moved_at": line.moved_at.isoformat()} for line in overview.epochs],
-        "streams": lines,
-        "forced_moves": [history_to_json(line) for line in overview.forced.records],
+        "epochs": [{**asdict(epochs), "moved_at": epochs.moved_at.isoformat()} for epochs in overview.epochs],
+        "streams": streams,
+        "forced_moves": [history_to_json(record) for record in overview.forced.records],
         "forced_move_count": overview.forced.total,
     }
 
@@ -67,41 +67,41 @@ def group_state(overview: GroupOverview) -> str:
     """Return the group's state in a word or two."""
     if overview.group.desired_state.pause_reason is not None:
         return "paused"
-    held = overview.statuses.get("held", 0) > 0
+    has_held_streams = overview.statuses.get("held", 0) > 0
     if not overview.has_leader:  # which only consumers miss
-        return "no_leader" if held else "no_consumers"
+        return "no_leader" if has_held_streams else "no_consumers"
     if overview.counts.unreadable_count:
         return "unreadable"
-    return "consuming" if held else "no_members"
+    return "consuming" if has_held_streams else "no_members"
 
 
 def leader_to_json(overview: GroupOverview) -> dict[str, Any] | None:
     """Return the present leader, or the last one, as JSON."""
-    found = overview.leader
-    if found is None:
+    leader = overview.leader
+    if leader is None:
         return None
     return {
-        "node": found.node,
-        "address": found.address,
-        "term": found.term,
+        "node": leader.node,
+        "address": leader.address,
+        "term": leader.term,
         "alive": overview.has_leader,
-        "lease_remaining_s": round(found.remaining_s, 3),
+        "lease_remaining_s": round(leader.remaining_s, 3),
     }
 
 
-def history_to_json(line: HistoryRecord) -> dict[str, Any]:
+def history_to_json(record: HistoryRecord) -> dict[str, Any]:
     """Return a line of history; a line of the group itself has no stream."""
     return {
-        "at": str(StartingPosition.at_time(line.at_us)),
-        "event": line.event,
-        "reason": line.reason,
-        "stream_id": line.stream_id or None,
-        "grant_id": line.grant_id or None,
-        "borrower_id": line.borrower_id,
-        "agent": line.agent,
-        "session": line.session,
-        "position": line.position if line.stream_id else None,
-        "redelivery_end": line.redelivery_end,
-        "forced": line.is_forced if line.stream_id else None,
-        "term": line.term,
+        "at": str(StartingPosition.at_time(record.at_us)),
+        "event": record.event,
+        "reason": record.reason,
+        "stream_id": record.stream_id or None,
+        "grant_id": record.grant_id or None,
+        "borrower_id": record.borrower_id,
+        "agent": record.agent,
+        "session": record.session,
+        "position": record.position if record.stream_id else None,
+        "redelivery_end": record.redelivery_end,
+        "forced": record.is_forced if record.stream_id else None,
+        "term": record.term,
     }

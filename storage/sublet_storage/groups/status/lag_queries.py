@@ -63,19 +63,19 @@ class LagByStatus:
     unknown: int
 
 
-def stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
+def read_stream_lags(connection: Connection, group_ids: Sequence[int]) -> list[StreamLag]:
     """Return the lag of each unfinished stream of these groups, in one statement."""
     with connection.cursor(row_factory=class_row(StreamLag)) as cursor:
         return cursor.execute(_STREAMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
-def status_lags(connection: Connection, group_ids: Sequence[int]) -> list[LagByStatus]:
+def read_lags_by_status(connection: Connection, group_ids: Sequence[int]) -> list[LagByStatus]:
     """Return these groups' unfinished streams in sums, in one statement."""
     with connection.cursor(row_factory=class_row(LagByStatus)) as cursor:
         return cursor.execute(_SUMS, {"groups": list(group_ids)}, prepare=False).fetchall()
 
 
-def all_lags(connection: Connection) -> dict[int, int | None]:
+def read_total_lags(connection: Connection) -> dict[int, int | None]:
     """Return {group id: its total lag, None while a part is unknown} of all groups that have streams."""
     return dict(connection.execute(_ALL).fetchall())
 
@@ -83,18 +83,20 @@ def all_lags(connection: Connection) -> dict[int, int | None]:
 def list_unconsumed_groups(connection: Connection) -> list[tuple[str, int]]:
     """Return (subscription, lag) of groups that are not paused, have messages and hold no stream, the furthest behind
     first. Streams that no leader has noticed yet count, as such a group may have no leader."""
-    found = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
-    return sorted((each for each in found if each[1]), key=lambda each: (-each[1], each[0]))
+    lags = ((each.group.subscription, each.counts.known_lag) for each in list_groups_without_holder(connection))
+    return sorted((each for each in lags if each[1]), key=lambda each: (-each[1], each[0]))
 
 
-def sum_by_status(lines: Sequence[StreamLag]) -> list[LagByStatus]:
-    """Return the sums of these streams, as `status_lags` has them."""
-    found: dict[tuple[int, str], list[StreamLag]] = {}
-    for line in lines:
-        found.setdefault((line.group_id, line.status), []).append(line)
-    return [_sum(group_id, status, each) for (group_id, status), each in sorted(found.items())]
+def sum_by_status(streams: Sequence[StreamLag]) -> list[LagByStatus]:
+    """Return the sums of these streams, as `read_lags_by_status` has them."""
+    lags_by_status: dict[tuple[int, str], list[StreamLag]] = {}
+    for stream in streams:
+        lags_by_status.setdefault((stream.group_id, stream.status), []).append(stream)
+    return [_sum(group_id, status, group_lags) for (group_id, status), group_lags in sorted(lags_by_status.items())]
 
 
-def _sum(group_id: int, status: str, lines: Sequence[StreamLag]) -> LagByStatus:
-    known = [line.lag for line in lines if line.lag is not None]
-    return LagByStatus(group_id, status, len(lines), sum(known), max(known, default=None), len(lines) - len(known))
+def _sum(group_id: int, status: str, streams: Sequence[StreamLag]) -> LagByStatus:
+    known_lags = [stream.lag for stream in streams if stream.lag is not None]
+    return LagByStatus(
+        group_id, status, len(streams), sum(known_lags), max(known_lags, default=None), len(streams) - len(known_lags)
+    )

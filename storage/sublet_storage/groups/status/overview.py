@@ -80,7 +80,7 @@ select {COLUMNS} from {TABLES}
 _LEADERLESS = f"""
 select {COLUMNS}, count(*) over () from {TABLES}
  where g.deleted_at is null and (led.expires_at is null or led.expires_at <= clock_timestamp())
- order by g.group_id limit %(most)s"""
+ order by g.group_id limit %(limit)s"""
 
 _UNHELD = f"""
 select {COLUMNS} from {TABLES}
@@ -178,11 +178,11 @@ def list_groups_without_holder(connection: Connection) -> tuple[GroupOverview, .
         return build_overviews(connection, connection.execute(_UNHELD).fetchall(), finished=False)
 
 
-def list_leaderless_groups(connection: Connection, most: int) -> tuple[tuple[GroupOverview, ...], int]:
+def list_leaderless_groups(connection: Connection, limit: int) -> tuple[tuple[GroupOverview, ...], int]:
     """Return groups that have no leader at this moment, the oldest first, `limit` at most, and how many there are;
     without what they have finished."""
     with snapshot_transaction(connection):
-        rows = connection.execute(_LEADERLESS, {"most": most}).fetchall()
+        rows = connection.execute(_LEADERLESS, {"limit": limit}).fetchall()
         return build_overviews(connection, [row[:-1] for row in rows], finished=False), rows[0][-1] if rows else 0
 
 
@@ -201,7 +201,7 @@ def read_overview(connection: Connection, subscription: Subscription) -> GroupOv
     (overview,) = build_overviews(connection, rows)
     group = overview.group
     with connection.cursor(row_factory=class_row(StreamView)) as cursor:
-        streams = cursor.execute(_STREAMS, _parameters(connection, [group]), prepare=False).fetchall()
+        streams = cursor.execute(_STREAMS, _make_parameters(connection, [group]), prepare=False).fetchall()
     forced = read_recent_forced_moves(connection, group.group_id)
     with connection.cursor(row_factory=class_row(GroupFrontierRow)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
@@ -228,7 +228,7 @@ def build_overviews(
     """
     groups = [StoredGroup(*row[:_OF_GROUP]) for row in rows]
     leaders = (None if row[_OF_GROUP] is None else LeaderRow(*row[_OF_GROUP:]) for row in rows)
-    parameters = _parameters(connection, groups) | {"finished": finished}
+    parameters = _make_parameters(connection, groups) | {"finished": finished}
     if are_all:
         parameters["groups"] = None
     counts = {
@@ -243,7 +243,7 @@ def build_overviews(
     )
 
 
-def _parameters(connection: psycopg.Connection[Any], groups: Sequence[StoredGroup]) -> dict[str, Any]:
+def _make_parameters(connection: psycopg.Connection[Any], groups: Sequence[StoredGroup]) -> dict[str, Any]:
     """Return the groups' ids, and beside each the filters of the generations that its unnoticed streams may be in. A
     group that no generation has come after has none."""
     generations = read_generation_filters(connection)

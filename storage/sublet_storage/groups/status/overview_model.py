@@ -119,12 +119,12 @@ class StoredGroup:
     @property
     def options(self) -> GroupOptions:
         """Return the options with which it was created."""
-        return _options(self.starting_position, self.options_json)
+        return _decode_options(self.starting_position, self.options_json)
 
     @property
     def desired_state(self) -> GroupDesiredState:
         """Return its desired state."""
-        return _desired_state(self.desired_state_json)
+        return _decode_desired_state(self.desired_state_json)
 
     @property
     def subscription(self) -> str:
@@ -133,14 +133,14 @@ class StoredGroup:
 
 
 @lru_cache(maxsize=1024)
-def _options(start: str, stored: str) -> GroupOptions:
+def _decode_options(start: str, document: str) -> GroupOptions:
     """Return the options, cached since most groups have the same."""
-    return GroupOptions.from_row(start, json.loads(stored))
+    return GroupOptions.from_row(start, json.loads(document))
 
 
 @lru_cache(maxsize=1024)
-def _desired_state(stored: str) -> GroupDesiredState:
-    return GroupDesiredState.from_json(json.loads(stored))
+def _decode_desired_state(document: str) -> GroupDesiredState:
+    return GroupDesiredState.from_json(json.loads(document))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,25 +186,27 @@ class GroupOverview:
     @property
     def members(self) -> tuple[MemberRow, ...]:
         """Return the borrowers that hold streams, by borrower id."""
-        held: dict[str, list[StreamView]] = {}
-        for line in self.streams:
-            if line.borrower_id is not None:
-                held.setdefault(line.borrower_id, []).append(line)
+        held_streams: dict[str, list[StreamView]] = {}
+        for stream in self.streams:
+            if stream.borrower_id is not None:
+                held_streams.setdefault(stream.borrower_id, []).append(stream)
         return tuple(
-            MemberRow(borrower_id, lines[0].agent, lines[0].session, tuple(line.stream_id for line in lines))
-            for borrower_id, lines in sorted(held.items())
+            MemberRow(borrower_id, streams[0].agent, streams[0].session, tuple(stream.stream_id for stream in streams))
+            for borrower_id, streams in sorted(held_streams.items())
         )
 
     @property
     def reserved_sessions(self) -> tuple[ReservedSessionRow, ...]:
         """Return the sessions for which streams are reserved, by name."""
-        waiting: dict[str, list[StreamView]] = {}
-        for line in self.streams:
-            if line.session is not None and line.reserved_s is not None:
-                waiting.setdefault(line.session, []).append(line)
+        reserved_streams: dict[str, list[StreamView]] = {}
+        for stream in self.streams:
+            if stream.session is not None and stream.reserved_s is not None:
+                reserved_streams.setdefault(stream.session, []).append(stream)
         return tuple(
             ReservedSessionRow(
-                session, tuple(line.stream_id for line in lines), max(line.reserved_s or 0.0 for line in lines)
+                session,
+                tuple(stream.stream_id for stream in streams),
+                max(stream.reserved_s or 0.0 for stream in streams),
             )
-            for session, lines in sorted(waiting.items())
+            for session, streams in sorted(reserved_streams.items())
         )

@@ -15,7 +15,7 @@ import psycopg
 
 from sublet_protocol.domain.settings_base import parse_number
 from sublet_storage.db.bounded_connection import is_direct
-from sublet_storage.db.connect import schema_name
+from sublet_storage.db.connect import resolve_schema_name
 from sublet_storage.notify.changes import STREAM, ChangeNotification, MalformedNotification
 from sublet_storage.notify.codec import decode
 from sublet_storage.notify.drivers.postgres import DRIVER, channel_name, decode_payload, start_listening
@@ -54,7 +54,7 @@ def acquire_listener_slot(connection: psycopg.Connection[Any]) -> bool:
     parameters = {"slots": direct_listener_slots(), "driver": DRIVER, "class": LOCK_CLASS}
     if connection.execute(_TAKE, parameters).fetchone() is None:
         return False
-    start_listening(connection, channel_name(schema_name()))
+    start_listening(connection, channel_name(resolve_schema_name()))
     return True
 
 

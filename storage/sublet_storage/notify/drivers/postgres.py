@@ -22,7 +22,7 @@ from psycopg import sql
 from psycopg.pq import TransactionStatus
 
 from sublet_protocol.domain.errors import SubletError
-from sublet_storage.db.connect import connect, schema_name
+from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.retry import Backoff
@@ -182,7 +182,7 @@ class _Sender(StoppableThread):
                 # The publisher itself reports a database that is away; one that was stopped at the end of a program
                 # is no news.
                 log.info("notifications not sent, retrying: %s", error)
-                self.sleep(self._pauses.next_s())
+                self.sleep(self._pauses.draw_pause_s())
         with self._changed:
             self.dropped += len(self._in_hand)
             self._in_hand = []
@@ -191,7 +191,7 @@ class _Sender(StoppableThread):
         connection = connect(self._url, application_name="sublet notify", silence_s=RECEIVE_TIMEOUT_S)
         # Nothing is stored, so there is nothing to wait for on a disk.
         connection.execute("set synchronous_commit = off")
-        self._pauses.succeeded()
+        self._pauses.reset()
         return connection
 
     def _take(self) -> bool:
@@ -244,7 +244,7 @@ class PostgresReceiver(StoppableThread):
                     start_listening(connection, self._channel)
                     connected = True
                     self.call_handler(self._on_connected)
-                    self._pauses.succeeded()
+                    self._pauses.reset()
                     for payload in receive_payloads(connection, self):
                         if (message := decode_payload(payload)) is not None:
                             self.call_handler(self._on_message, message)
@@ -252,7 +252,7 @@ class PostgresReceiver(StoppableThread):
                 self.log_warning("notification listener disconnected, reconnecting: %s", error)
             if connected:
                 self.call_handler(self._on_lost)
-            self.sleep(self._pauses.next_s())
+            self.sleep(self._pauses.draw_pause_s())
 
 
 class PostgresNotificationDriver:
@@ -264,7 +264,7 @@ class PostgresNotificationDriver:
     )
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
-        self._url, self._channel = url, channel_name(schema_name())
+        self._url, self._channel = url, channel_name(resolve_schema_name())
 
     def open_sender(self, endpoints: Sequence[str]) -> PostgresNotifySender | NoPushSender:
         """Return the sender, with one connection for any number of listeners; one without a connection if there are

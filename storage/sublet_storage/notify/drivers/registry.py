@@ -24,12 +24,12 @@ def load_driver(name: str) -> NotificationDriverFactory:
 
     Raises `InvalidSetting` if no installed distribution brings it, if several do, or if it cannot be loaded.
     """
-    entry = _entry(name)
+    entry = _find_entry(name)
     try:
         factory: NotificationDriverFactory = entry.load()
     except Exception as error:
         raise InvalidSetting(
-            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_hint(entry)}."
+            f"notification driver {name!r} is installed but cannot be loaded ({error}). {_format_hint(entry)}."
         ) from error
     return factory
 
@@ -42,7 +42,8 @@ def create_driver(name: str, url: str, **options: str) -> NotificationDriver:
         raise
     except Exception as error:
         raise InvalidSetting(
-            f"notification driver {name!r} cannot be used here ({error}). {_hint(_entry(name))}, or use another one."
+            f"notification driver {name!r} cannot be used here ({error}). "
+            f"{_format_hint(_find_entry(name))}, or use another one."
         ) from error
 
 
@@ -51,8 +52,8 @@ def driver_name(endpoint: str) -> str:
     return endpoint.partition(":")[0]
 
 
-def _entry(name: str) -> EntryPoint:
-    entries = {_distribution(each): each for each in entry_points(group=GROUP, name=name)}
+def _find_entry(name: str) -> EntryPoint:
+    entries = {_get_distribution(each): each for each in entry_points(group=GROUP, name=name)}
     if not entries and name in _BUILT_IN:
         return EntryPoint(name, f"sublet_storage.notify.drivers.{name}:{_BUILT_IN[name]}", GROUP)
     if not entries:
@@ -70,12 +71,12 @@ def _entry(name: str) -> EntryPoint:
     return next(iter(entries.values()))
 
 
-def _distribution(entry: EntryPoint) -> str:
+def _get_distribution(entry: EntryPoint) -> str:
     return entry.dist.name if entry.dist is not None else OURS
 
 
-def _hint(entry: EntryPoint) -> str:
-    package = _distribution(entry)
+def _format_hint(entry: EntryPoint) -> str:
+    package = _get_distribution(entry)
     if package == OURS:
         return f"Run `pip install '{OURS}[{entry.name}]'`"
     return f"Install what the package {package} needs, or another version of it"

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Socket = zmq.Socket[bytes]
 
 PAYLOAD_LIMIT = MAX_NOTIFICATION_BYTES
-LARGEST = PAYLOAD_LIMIT + 64
+MAX_MESSAGE_BYTES = PAYLOAD_LIMIT + 64
 """ZeroMQ cuts off a peer that sends more in one part of a message; 64 bytes are for what encryption adds."""
 MAX_WAITING = 256
 """Messages that wait for one node; when there are more, further ones are dropped."""
@@ -66,7 +66,7 @@ class ZmqSender:
         if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
             self.dropped += 1
         else:
-            self.dropped += False in [_takes(each, message) for each in self._sockets]
+            self.dropped += False in [_try_send(each, message) for each in self._sockets]
 
     def close(self) -> None:
         """Wait a moment for sent messages, then close."""
@@ -110,7 +110,7 @@ class ZmqReceiver(StoppableThread):
             self.endpoint = _listen(self._incoming, host)
         except (OSError, zmq.ZMQError) as error:
             self.stop()
-            self._let_go()
+            self._close_socket()
             raise InvalidSetting(
                 f"host {host!r}: the notification driver 'zmq' cannot open a port there ({error}). Give an address of "
                 "this machine."
@@ -132,7 +132,7 @@ class ZmqReceiver(StoppableThread):
                 self._watch()
                 self._receive()
         finally:
-            self._let_go()
+            self._close_socket()
 
     def _receive(self) -> None:
         """Pass on some of the received messages; ours have one part."""
@@ -148,24 +148,24 @@ class ZmqReceiver(StoppableThread):
         while self._monitor.poll(0):
             event = recv_monitor_message(self._monitor)["event"]
             if event == _FOUND:
-                self._back()
+                self._handle_return()
             elif event == _LOST and not self._stranger:
-                self._lost()
+                self._handle_loss()
             self._stranger = bool(event & _STRANGER)
         if self._lost_at is not None and time.monotonic() >= self._lost_at + BACK_MS / 1000:
-            self._back()
+            self._handle_return()
 
-    def _lost(self) -> None:
+    def _handle_loss(self) -> None:
         if self._lost_at is None:
             self.call_handler(self._on_lost)
         self._lost_at = time.monotonic()
 
-    def _back(self) -> None:
+    def _handle_return(self) -> None:
         if self._lost_at is not None:
             self._lost_at = None
             self.call_handler(self._on_connected)
 
-    def _let_go(self) -> None:
+    def _close_socket(self) -> None:
         self._incoming.disable_monitor()
         self._context.destroy(0)
 
@@ -196,7 +196,7 @@ class ZmqDriver:
         return ZmqReceiver(self._host, on_message, on_connected, on_lost)
 
 
-def _takes(node: Socket, message: bytes) -> bool:
+def _try_send(node: Socket, message: bytes) -> bool:
     """Return whether ZeroMQ accepts the message for that node."""
     try:
         node.send(message, zmq.NOBLOCK)
@@ -210,7 +210,7 @@ def _listen(incoming: Socket, host: str) -> str:
     family, *_, socket_address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
     public, secret = zmq.curve_keypair()
     incoming.curve_server, incoming.curve_secretkey = True, secret
-    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, LARGEST, 0
+    incoming.rcvhwm, incoming.maxmsgsize, incoming.linger = MAX_UNREAD, MAX_MESSAGE_BYTES, 0
     incoming.handshake_ivl = PEER_TIMEOUT_MS
     incoming.tcp_keepalive, incoming.tcp_keepalive_idle = 1, KEEPALIVE_S
     incoming.tcp_keepalive_intvl, incoming.tcp_keepalive_cnt = KEEPALIVE_S, 3

@@ -38,16 +38,16 @@ class BlockBuilder:
             messages, size = self._counts.get(stream_id, (0, 0))
             self._counts[stream_id] = messages + piece.count, size + piece.size
             if messages + piece.count >= BLOCK_MESSAGES or size + piece.size >= BLOCK_BYTES:
-                yield from self._taken(stream_id, keep=True)
+                yield from self._take_blocks(stream_id, keep=True)
         if sum(size for _, size in self._counts.values()) > WAITING_BYTES:
             yield from self.flush()
 
     def flush(self) -> Iterator[BlockAppend]:
         """Yield what waits, in blocks that are not full."""
         for stream_id in sorted(self._waiting):
-            yield from self._taken(stream_id, keep=False)
+            yield from self._take_blocks(stream_id, keep=False)
 
-    def _taken(self, stream_id: int, *, keep: bool) -> Iterator[BlockAppend]:
+    def _take_blocks(self, stream_id: int, *, keep: bool) -> Iterator[BlockAppend]:
         """Yield all that waits for the stream; with `keep`, what does not fill a block goes on waiting."""
         load = PendingBlock(stream_id, self._waiting.pop(stream_id))
         del self._counts[stream_id]
@@ -58,4 +58,4 @@ class BlockBuilder:
             self._waiting[stream_id] = [last]
             self._counts[stream_id] = last.count, last.size
         for piece in pieces:
-            yield BlockAppend(stream_id, pack(piece.batch, self._routes.compression(stream_id)))
+            yield BlockAppend(stream_id, pack(piece.batch, self._routes.get_compression(stream_id)))

@@ -32,7 +32,7 @@ _UNFIT = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What Arrow raises for values that do not fit their column; a lone surrogate is a ValueError."""
 
 
-def now_us() -> int:
+def get_now_us() -> int:
     """Return the wall clock in microseconds: the timestamp of a message that brings none."""
     return time.time_ns() // 1000
 
@@ -61,13 +61,13 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
     if isinstance(headers, Mapping):
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
-        raise UsageError(f"headers {_shown(headers)}: {_HEADERS_RULE}")
+        raise UsageError(f"headers {_format_value(headers)}: {_HEADERS_RULE}")
     pairs = [_as_header(pair) for pair in headers]
-    _check_headers(len(pairs), sum(header_size(*pair) for pair in pairs), "the message")
+    _check_headers(len(pairs), sum(compute_header_size(*pair) for pair in pairs), "the message")
     return pairs or None
 
 
-def header_size(name: str, value: bytes | None) -> int:
+def compute_header_size(name: str, value: bytes | None) -> int:
     """Return what a header counts for in the limit of a message's headers, in bytes."""
     return len(name.encode()) + len(value or b"")
 
@@ -75,8 +75,8 @@ def header_size(name: str, value: bytes | None) -> int:
 def as_timestamp_us(timestamp: object) -> int:
     """Return microseconds since 1970, UTC. A datetime must have a time zone. Raises `UsageError`."""
     if timestamp is None:
-        return now_us()
-    micros = _datetime_us(timestamp) if isinstance(timestamp, datetime) else _integer(timestamp)
+        return get_now_us()
+    micros = _to_microseconds(timestamp) if isinstance(timestamp, datetime) else _to_integer(timestamp)
     _check_span(micros, micros)
     return micros
 
@@ -84,7 +84,7 @@ def as_timestamp_us(timestamp: object) -> int:
 def size_of(topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]] | None) -> int:
     """Return what one message takes in the buffer, in bytes. Raises `InvalidTopic` for a topic that is not text."""
     if not isinstance(topic, str):
-        raise InvalidTopic(f"topic {_shown(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
+        raise InvalidTopic(f"topic {_format_value(topic)}: a topic is text, not {type(topic).__name__}. Give a str.")
     size = MESSAGE_OVERHEAD_BYTES + len(topic) + len(key or b"") + len(value or b"")
     return size + sum(len(name) + len(data or b"") for name, data in headers) if headers else size
 
@@ -103,8 +103,8 @@ def to_record_batches(data: Columns) -> list[pa.RecordBatch]:
 
     `topic` and `value` are required; a topic may be one text for all, and what else is missing is null, or now.
     """
-    table = _table(data)
-    columns = [_column(table, field) for field in BLOCK_SCHEMA]
+    table = _to_table(data)
+    columns = [_to_column(table, field) for field in BLOCK_SCHEMA]
     entire = pa.Table.from_arrays(columns, schema=BLOCK_SCHEMA)
     if entire.column("topic").null_count:
         raise InvalidTopic("a topic in the batch is null. Each message needs one.")
@@ -135,23 +135,23 @@ def set_epoch(batch: pa.RecordBatch, epoch: Epoch) -> pa.RecordBatch:
     index = BLOCK_SCHEMA.get_field_index("epoch")
     if batch.column(index).null_count < batch.num_rows:
         raise UsageError(f"column epoch: all messages are to be in epoch {epoch}, and some have one. Leave it out.")
-    return batch.set_column(index, BLOCK_SCHEMA.field(index), _all_in(epoch, batch.num_rows))
+    return batch.set_column(index, BLOCK_SCHEMA.field(index), _repeat_epoch(epoch, batch.num_rows))
 
 
 @functools.lru_cache(maxsize=16)
-def _all_in(epoch: Epoch, count: int) -> pa.Array:
+def _repeat_epoch(epoch: Epoch, count: int) -> pa.Array:
     if len(epoch) > 1:
         return pa.repeat(pa.scalar(list(epoch), BLOCK_SCHEMA.field("epoch").type), count)
-    return pa.ListArray.from_arrays(_offsets(count), pa.repeat(pa.scalar(epoch[0], pa.int64()), count))
+    return pa.ListArray.from_arrays(_make_list_offsets(count), pa.repeat(pa.scalar(epoch[0], pa.int64()), count))
 
 
 @functools.lru_cache(maxsize=16)
-def _offsets(count: int) -> pa.Array:
+def _make_list_offsets(count: int) -> pa.Array:
     """Return the offsets of `count` lists of one number each: cached, as batches of one size are the common case."""
     return pa.array(range(count + 1), pa.int32())
 
 
-def _table(data: Columns) -> pa.Table:
+def _to_table(data: Columns) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
@@ -163,7 +163,7 @@ def _table(data: Columns) -> pa.Table:
     if all(column is None or isinstance(column, str | bytes) for column in data.values()):
         raise UsageError("a batch without a single column: give the values as a list, or call publish() for one.")
     count = max((len(column) for column in data.values() if _is_column(column)), default=0)
-    arrays = {str(name): _array(str(name), column, count) for name, column in data.items()}
+    arrays = {str(name): _to_array(str(name), column, count) for name, column in data.items()}
     if len({len(array) for array in arrays.values()}) > 1:
         lengths = ", ".join(f"{name} {len(array)}" for name, array in arrays.items())
         raise UsageError(f"columns of different lengths ({lengths}). Give each one value per message.")
@@ -183,7 +183,7 @@ def _is_column(column: object) -> bool:
     return isinstance(column, pa.Array | pa.ChunkedArray | Sequence) and not isinstance(column, str | bytes)
 
 
-def _array(name: str, column: Any, count: int) -> Any:
+def _to_array(name: str, column: Any, count: int) -> Any:
     if isinstance(column, pa.Array | pa.ChunkedArray):
         return column
     single = not _is_column(column)
@@ -193,7 +193,7 @@ def _array(name: str, column: Any, count: int) -> Any:
     if name == "timestamp":
         for each in values:
             if type(each).__name__ == "datetime64" or (isinstance(each, datetime) and each.utcoffset() is None):
-                raise UsageError(f"column timestamp: {_no_zone(each)}")
+                raise UsageError(f"column timestamp: {_format_no_zone(each)}")
     try:
         array = pa.array(values, _TYPES[name])
     except UnicodeEncodeError as error:
@@ -206,11 +206,11 @@ def _array(name: str, column: Any, count: int) -> Any:
     return pa.repeat(array[0], count) if single else array
 
 
-def _column(table: pa.Table, field: pa.Field) -> Any:
+def _to_column(table: pa.Table, field: pa.Field) -> Any:
     count = table.num_rows
     if field.name not in table.column_names:
         if field.name == "timestamp":
-            return pa.repeat(pa.scalar(now_us(), field.type), count)
+            return pa.repeat(pa.scalar(get_now_us(), field.type), count)
         return pa.nulls(count, field.type)
     column = table.column(field.name)
     if field.name == "timestamp":
@@ -227,7 +227,7 @@ def _column(table: pa.Table, field: pa.Field) -> Any:
         _check_header_sizes(column)
     if field.name == "epoch":
         _check_epochs(column)
-    return column.fill_null(pa.scalar(now_us(), field.type)) if field.name == "timestamp" else column
+    return column.fill_null(pa.scalar(get_now_us(), field.type)) if field.name == "timestamp" else column
 
 
 def _check_epochs(column: pa.ChunkedArray) -> None:
@@ -292,26 +292,26 @@ def _check_headers(count: int, size: int, subject: str) -> None:
 
 def _as_header(pair: object) -> tuple[str, bytes | None]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UsageError(f"header {_shown(pair)}: {_HEADERS_RULE}")
+        raise UsageError(f"header {_format_value(pair)}: {_HEADERS_RULE}")
     name, value = pair
     if not isinstance(name, str):
-        raise UsageError(f"header name {_shown(name)}: a name is text, not {type(name).__name__}. Give a str.")
+        raise UsageError(f"header name {_format_value(name)}: a name is text, not {type(name).__name__}. Give a str.")
     if not name.isascii():
         as_bytes("header name", name)
     return name, value if type(value) is bytes else as_bytes(f"header {name!r}", value)
 
 
-def _datetime_us(moment: datetime) -> int:
+def _to_microseconds(moment: datetime) -> int:
     if moment.utcoffset() is None:
-        raise UsageError(_no_zone(moment))
+        raise UsageError(_format_no_zone(moment))
     return int((moment - _EPOCH) // _MICROSECOND)
 
 
-def _no_zone(moment: object) -> str:
+def _format_no_zone(moment: object) -> str:
     return f"timestamp {moment} has no time zone. Give an aware datetime, or microseconds."
 
 
-def _integer(timestamp: object) -> int:
+def _to_integer(timestamp: object) -> int:
     """Return the integer of any integral type, such as numpy's."""
     if type(timestamp) is int:
         return timestamp
@@ -321,12 +321,12 @@ def _integer(timestamp: object) -> int:
     except TypeError:
         pass
     raise UsageError(
-        f"timestamp {_shown(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole number. "
-        "Give an aware datetime, or microseconds since 1970."
+        f"timestamp {_format_value(timestamp)} of type {type(timestamp).__name__}: neither a datetime nor a whole "
+        "number. Give an aware datetime, or microseconds since 1970."
     )
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return as much of a rejected value as an error needs."""
     return ascii(value)[:60]
 

@@ -54,9 +54,11 @@ class PendingArrowBatch:
 
     def split(self, count: int) -> tuple[PendingArrowBatch, PendingArrowBatch]:
         """Return the first `count` messages, and the rest."""
-        first = PendingArrowBatch(self.batch.slice(0, count), _part(self.rows, 0, count), self.ticket)
+        first = PendingArrowBatch(self.batch.slice(0, count), _slice_rows(self.rows, 0, count), self.ticket)
         remaining_count = self.count - count
-        return first, PendingArrowBatch(self.batch.slice(count), _part(self.rows, count, remaining_count), self.ticket)
+        return first, PendingArrowBatch(
+            self.batch.slice(count), _slice_rows(self.rows, count, remaining_count), self.ticket
+        )
 
     def seal(self) -> PendingArrowBatch:
         """Return itself: the counterpart of `PendingMessageBuilder.seal`."""
@@ -204,5 +206,5 @@ def split_into_blocks(piece: PendingArrowBatch, messages: int, size: int) -> Ite
     yield piece
 
 
-def _part(rows: Rows, start: int, count: int) -> Rows:
+def _slice_rows(rows: Rows, start: int, count: int) -> Rows:
     return rows[start : start + count] if isinstance(rows, range) else rows.slice(start, count)

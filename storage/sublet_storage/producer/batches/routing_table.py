@@ -11,10 +11,10 @@ import pyarrow.compute as pc
 
 from sublet_protocol.domain.errors import InvalidTopic, ProducerFenced, UnknownSpace, UsageError
 from sublet_protocol.domain.topics import check_topic
-from sublet_storage.log.deleted_streams import missing
+from sublet_storage.log.deleted_streams import find_deleted_streams
 from sublet_storage.producer.delivery import Rows
 from sublet_storage.spaces.routing import HashRing, Space, StreamInfo, find_space_for, hash_key, hash_keys
-from sublet_storage.spaces.space_queries import routing_table
+from sublet_storage.spaces.space_queries import read_routing_table
 
 _CACHED_TOPICS = 100_000
 
@@ -40,7 +40,7 @@ class RoutingTable:
     @classmethod
     def load(cls, conn: psycopg.Connection[Any], only: str | None = None) -> RoutingTable:
         """Read the table as it is now."""
-        spaces, streams = routing_table(conn)
+        spaces, streams = read_routing_table(conn)
         if not spaces:
             raise UnknownSpace("there is no space in this database, not even `default`. Run `sublet migrate`.")
         return cls(spaces, streams, only)
@@ -53,7 +53,7 @@ class RoutingTable:
         stream_ids = [each.stream_id for each in streams]
         rows = conn.execute(_SAME, (stream_ids,)).fetchall()
         stored_streams = {(*row[:5], int(row[5]), int(row[6])) for row in rows}
-        deleted = missing(conn, stream_ids)
+        deleted = find_deleted_streams(conn, stream_ids)
         spaces = set(conn.execute("select space_id, name, filter from space").fetchall())
         for each in streams:
             space = self._spaces[each.space_id]
@@ -76,24 +76,24 @@ class RoutingTable:
         """Return whether the stream accepted messages when the table was read."""
         return stream_id in self._space_of_stream
 
-    def compression(self, stream_id: int) -> str:
+    def get_compression(self, stream_id: int) -> str:
         """Return how the blocks of the stream's space are compressed."""
         return self._spaces[self._space_of_stream[stream_id]].compression
 
-    def stream_of(self, topic: str, key: bytes | None) -> int:
+    def find_stream(self, topic: str, key: bytes | None) -> int:
         """Return the open stream of one message. Raises `InvalidTopic`, or `UsageError` for a topic of another
         space."""
-        return self._rings[self._space_id(topic)].stream_id(hash_key(key, topic))
+        return self._rings[self._find_space_id(topic)].find_stream_id(hash_key(key, topic))
 
     def check(self, batch: pa.RecordBatch) -> None:
         """Raise what `stream_of` raises for the first topic that may not be published to."""
         topics = batch.column("topic")
-        for topic in [topics[0].as_py()] if _constant(topics) else topics.unique().to_pylist():
-            self._space_id(topic)
+        for topic in [topics[0].as_py()] if _is_constant(topics) else topics.unique().to_pylist():
+            self._find_space_id(topic)
 
     def partition_rows(self, batch: pa.RecordBatch, rows: Rows) -> list[RoutedRows]:
         """Split a batch by stream, preserving the order within each. No Python per message, only per distinct key."""
-        targets = self._targets(batch)
+        targets = self._find_streams(batch)
         if isinstance(targets, int):
             return [(targets, batch, rows)]
         order = pc.sort_indices(targets)
@@ -106,33 +106,35 @@ class RoutingTable:
             start = end
         return parts
 
-    def _targets(self, batch: pa.RecordBatch) -> int | pa.Array:
+    def _find_streams(self, batch: pa.RecordBatch) -> int | pa.Array:
         """Return the stream of each message; one number where it is the same for all."""
         topics, keys = batch.column("topic"), batch.column("key")
         keyless = keys.null_count == len(keys)
-        if _constant(topics) and (keyless or _constant(keys)):
-            return self.stream_of(topics[0].as_py(), keys[0].as_py())
+        if _is_constant(topics) and (keyless or _is_constant(keys)):
+            return self.find_stream(topics[0].as_py(), keys[0].as_py())
         topics = topics.dictionary_encode()
         names = topics.dictionary.to_pylist()
-        spaces = [self._space_id(name) for name in names]
+        spaces = [self._find_space_id(name) for name in names]
         if len(self._space_of_stream) == 1:
-            return self.stream_of(names[0], None)
+            return self.find_stream(names[0], None)
         by_key = None
         if not keyless:
             keys = keys.dictionary_encode()
-            by_key = self._by_key(spaces, topics.indices, keys.dictionary.to_pylist(), keys.indices)
+            by_key = self._find_streams_by_key(spaces, topics.indices, keys.dictionary.to_pylist(), keys.indices)
             if not keys.null_count:
                 return by_key
-        by_topic = pa.array([self.stream_of(name, None) for name in names], pa.int64()).take(topics.indices)
+        by_topic = pa.array([self.find_stream(name, None) for name in names], pa.int64()).take(topics.indices)
         return by_topic if by_key is None else pc.coalesce(by_key, by_topic)
 
-    def _by_key(self, spaces: list[int], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array) -> pa.Array:
+    def _find_streams_by_key(
+        self, spaces: list[int], topic_indices: pa.Array, keys: list[bytes], key_indices: pa.Array
+    ) -> pa.Array:
         """Look up every distinct key in the ring of each space concerned, which are those of the distinct topics; null
         where there is no key."""
         hashes = hash_keys(keys)
         stream_ids: pa.Array | None = None
         for space_id in sorted(set(spaces)):
-            streams = pa.array(self._rings[space_id].stream_ids(hashes), pa.int64()).take(key_indices)
+            streams = pa.array(self._rings[space_id].find_stream_ids(hashes), pa.int64()).take(key_indices)
             if stream_ids is None:
                 stream_ids = streams
             else:
@@ -140,11 +142,11 @@ class RoutingTable:
                 stream_ids = pc.if_else(in_space, streams, stream_ids)
         return stream_ids
 
-    def _space_id(self, topic: str) -> int:
+    def _find_space_id(self, topic: str) -> int:
         space_id = self._topics.get(topic)
-        return self._learn(topic) if space_id is None else space_id
+        return self._cache_topic(topic) if space_id is None else space_id
 
-    def _learn(self, topic: str) -> int:
+    def _cache_topic(self, topic: str) -> int:
         if not isinstance(topic, str):
             raise InvalidTopic(f"topic {topic!r}: a topic is text, not {type(topic).__name__}.")
         space = find_space_for(check_topic(topic), self._spaces.values())
@@ -161,7 +163,7 @@ class RoutingTable:
         return space.space_id
 
 
-def _constant(column: pa.Array) -> bool:
+def _is_constant(column: pa.Array) -> bool:
     """Return whether all values are the same, and none is null."""
     if column.null_count or column[0] != column[len(column) - 1]:
         return False

@@ -22,10 +22,10 @@ from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBo
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
     MIN_EPOCH_RUN,
-    absent_flag,
     encode_codec,
+    get_absent_flag,
+    get_runs_flag,
     is_few_runs,
-    runs_flag,
     stored_schema,
 )
 from sublet_storage.log.record_batch_decoder import START
@@ -59,7 +59,7 @@ def pack_messages(messages: Sequence[Message]) -> PackedBlock:
         distinct if len(distinct) <= MAX_INDEXED_TOPICS else None,
         encode_codec(0, columns.flags),
         columns.to_payload(),
-        _bounds(epochs),
+        _compute_bounds(epochs),
     )
 
 
@@ -75,15 +75,15 @@ class _Columns:
     def add_optional(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
         """Add the column, unless it is null throughout."""
         if values.count(None) == self._count:
-            self.flags |= absent_flag(name)
+            self.flags |= get_absent_flag(name)
         else:
             add(values)
 
     def add_repeating(self, name: str, values: Sequence[Any], add: Callable[[Sequence[Any]], None]) -> None:
         """Add the column, as runs where there are few."""
         if name == "key" and values.count(None) == self._count:
-            self.flags |= absent_flag(name)
-        elif self._repeats(values):
+            self.flags |= get_absent_flag(name)
+        elif self._is_worth_runs(values):
             runs = [(value, sum(1 for _ in group)) for value, group in groupby(values)]
             self._add_runs(name, [length for _, length in runs])
             add([value for value, _ in runs])
@@ -120,7 +120,7 @@ class _Columns:
 
     def to_payload(self) -> pa.Buffer:
         """Return the record batch message."""
-        template, offsets = _template(self.flags)
+        template, offsets = _make_template(self.flags)
         head, spans, parts, end = bytearray(template), list[int](), list[bytes](), 0
         for buffer in self._buffers:
             spans += (end, len(buffer))
@@ -134,7 +134,7 @@ class _Columns:
         struct.pack_into(f"<{len(spans)}q", head, offsets.buffers, *spans)
         return pa.py_buffer(b"".join((head, *parts)))
 
-    def _repeats(self, values: Sequence[Any]) -> bool:
+    def _is_worth_runs(self, values: Sequence[Any]) -> bool:
         if is_few_runs(self._count, 1):  # long enough for runs
             nulls = values.count(None)
             changes = sum(previous != value for previous, value in pairwise(values) if None not in (previous, value))
@@ -143,7 +143,7 @@ class _Columns:
 
     def _add_runs(self, name: str, lengths: Iterable[int]) -> None:
         """Begin a column of runs, whose values follow."""
-        self.flags |= runs_flag(name)
+        self.flags |= get_runs_flag(name)
         ends = list(accumulate(lengths))
         self._nodes += (self._count, 0, len(ends), 0)
         self._buffers += (b"", struct.pack(f"<{len(ends)}i", *ends))
@@ -152,7 +152,7 @@ class _Columns:
         """Begin an array of lists, bytes or text, whose elements follow."""
         nulls, count = values.count(None), len(values)
         self._nodes += (count, nulls)
-        self._buffers.append(_bitmap(values) if nulls else b"")
+        self._buffers.append(_encode_bitmap(values) if nulls else b"")
         ends = accumulate(map(len, values) if not nulls else (len(value or b"") for value in values))
         self._buffers.append(struct.pack(f"<{count + 1}i", 0, *ends))
 
@@ -161,14 +161,14 @@ class _Columns:
         self.add_integers(list(chain.from_iterable(filter(None, epochs))))
 
 
-def _bitmap(values: Sequence[object]) -> bytes:
+def _encode_bitmap(values: Sequence[object]) -> bytes:
     """Return which are not null, a bit for each."""
     bits = sum(1 << index for index, value in enumerate(values) if value is not None)
     return bits.to_bytes((len(values) + 7) // 8, "little")
 
 
 @lru_cache
-def _template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
+def _make_template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
     """Return a record batch message of that schema without its body, and where its numbers are in it."""
     sample = {"topic": "", "key": b"", "value": b"", "headers": [], "timestamp": 0, "epoch": [0]}
     columns = []
@@ -182,7 +182,7 @@ def _template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
     return stored[: offsets.end], offsets
 
 
-def _bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
+def _compute_bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
     distinct = set(epochs)
     has_unset = None in distinct
     distinct.discard(None)
