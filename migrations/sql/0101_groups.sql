@@ -10,7 +10,8 @@ create table consumer_group (
   -- made then, and no others ever. Later ones are added as they are found.
   after_generation bigint not null default 0,
   options jsonb not null default '{}',                 -- on_data_loss, strategy, session_expiry_s, atomic
-  desired_state jsonb not null default '{}',           -- set by operators: paused (the reason), weights by session
+  desired_state jsonb not null default '{}'            -- set by operators: paused (the reason), weights by session
+    check (jsonb_array_length(jsonb_path_query_array(desired_state, '$.weights.keyvalue()')) <= 1000),
   desired_state_version integer not null default 0,    -- counts the changes of the desired state
   created_at timestamptz not null default clock_timestamp(),
   created_by text,                                     -- the principal for which a node made it

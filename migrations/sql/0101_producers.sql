@@ -192,8 +192,7 @@ begin
       greatest := (p_epochs #>> '{greatest,0,0}')::bigint;
       is_behind := (p_epochs #>> '{least,0,0}')::bigint < (least #>> '{0,0}')::bigint;
     else
-      is_behind := exists (
-        select from jsonb_array_elements(p_epochs -> 'least') as e(epoch) where not frontier_admits(least, e.epoch));
+      is_behind := not admits_all(least, p_epochs -> 'least');
     end if;
     if is_behind then
       outcome := 'completed';

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
+from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.db.connect import connect
 
 SMALL = st.integers(-2, 4)
@@ -38,6 +39,54 @@ def test_what_is_left_when_all_is_completed(
     asked = (json.dumps(lower.least), json.dumps(pair[1]))
     ((found,),) = conn.execute("select complete_epochs(%s, %s)", asked).fetchall()
     assert [tuple(epoch) for epoch in found] == list(lower.after_completing(begun).least)
+
+
+MANY = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
+
+
+@pytest.mark.parametrize(
+    ("lower", "begun"),
+    [
+        ([(0, -MAX_ANTICHAIN)], MANY[:-1]),
+        (MANY[:-1], [(x, y + 1) for x, y in MANY[1:-1]]),
+        (MANY[:-1], [(x + 1, y + 1) for x, y in MANY[:-1:2]]),
+        ([(0, 0, 0)], [(x, y, 20 - x - y) for x in range(20) for y in range(20 - x)]),
+    ],
+    ids=range(4),
+)
+def test_so_many_are_left_when_all_is_completed(
+    conn: psycopg.Connection[Any], lower: list[Epoch], begun: list[Epoch]
+) -> None:
+    asked = (json.dumps(lower), json.dumps(begun))
+    ((found,),) = conn.execute("select complete_epochs(%s, %s)", asked).fetchall()
+    left = LowerFrontier(tuple(tuple(epoch) for epoch in found))
+    assert left == LowerFrontier.from_epochs(lower).after_completing(UpperFrontier.from_epochs(begun))
+    assert 0 < len(left.least) <= MAX_ANTICHAIN
+    assert not any(map(left.admits, begun))
+    assert LowerFrontier.from_epochs(lower).is_at_or_before(left)
+
+
+@pytest.mark.parametrize("count", [MAX_ANTICHAIN, MAX_ANTICHAIN + 1])
+def test_so_many_greatest_epochs_are_stored(conn: psycopg.Connection[Any], count: int) -> None:
+    asked = (json.dumps(MANY[: count // 2]), json.dumps(MANY[count // 2 : count]))
+    ((found,),) = conn.execute("select merge_upper_frontier(%s, %s)", asked).fetchall()
+    assert UpperFrontier(tuple(map(tuple, found))) == UpperFrontier.from_epochs(MANY[:count])
+    assert len(found) == (count if count <= MAX_ANTICHAIN else 1)
+
+
+@given(PAIRS)
+def test_the_least_and_the_greatest(conn: psycopg.Connection[Any], pair: tuple[list[Epoch], list[Epoch]]) -> None:
+    """And whether one list is admitted, or covered, by the other."""
+    one, other = map(json.dumps, pair)
+    ((least, greatest, admits, covered),) = conn.execute(
+        "select least_epochs(%(one)s), merge_upper_frontier(%(one)s, %(other)s),"
+        " admits_all(%(one)s, %(other)s), is_covered(%(other)s, %(one)s)",
+        {"one": one, "other": other},
+    ).fetchall()
+    lower, upper = LowerFrontier.from_epochs(pair[0]), UpperFrontier.from_epochs(pair[0])
+    assert LowerFrontier(tuple(map(tuple, least or ()))) == lower
+    assert UpperFrontier(tuple(map(tuple, greatest or ()))) == UpperFrontier.from_epochs(pair[0] + pair[1])
+    assert (admits, covered) == (all(map(lower.admits, pair[1])), all(map(upper.covers, pair[1])))
 
 
 @pytest.mark.conforms("X7")

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import Conflict
+from sublet_protocol.domain.limits import MAX_WEIGHTS
 from sublet_storage.bootstrap.migrate import downgrade, make_roles, migrate
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import (
@@ -24,7 +25,9 @@ from sublet_storage.db.roles import (
     read_rights,
 )
 from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
-from sublet_storage.spaces.space_changes import create_space
+from sublet_storage.log.append import ProducerIdentity
+from sublet_storage.log.epoch_capabilities import hold
+from sublet_storage.spaces.space_changes import create_space, drop_space
 from tests.integration.cli_kit import a_shell, done, refused
 from tests.role_kit import OWNER, RoleWorld, a_role_world
 
@@ -250,3 +253,27 @@ def test_doctor_of_a_node_that_cannot_drop(world: RoleWorld, admin: psycopg.Conn
     assert (found.state, found.hint) == (Severity.WARNING, f"A superuser says: grant {OWNER} to sublet_node")
     admin.execute(f"grant {OWNER} to sublet_node")
     assert rights(world.of(Role.NODE)).state is Severity.OK
+
+
+@pytest.mark.conforms("X4")
+def test_an_operator_writes_so_many_weights(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    """By SQL too."""
+    admin.execute("insert into consumer_group (kind, name, filter) values ('share', 'g', '#')")
+    write = (
+        "update consumer_group set desired_state = jsonb_build_object('paused', 'p', 'weights',"
+        " (select jsonb_object_agg('s' || i, 1) from generate_series(1, %s) i))"
+    )
+    with connect(world.of(Role.OPERATE)) as operator:
+        operator.execute(write, (MAX_WEIGHTS,))
+        with pytest.raises(psycopg.errors.CheckViolation):
+            operator.execute(write, (MAX_WEIGHTS + 1,))
+    admin.execute("delete from consumer_group")
+
+
+def test_an_operator_drops_a_space_with_epochs(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
+    with connect(world.of(Role.OPERATE)) as operator:
+        space = create_space(operator, "epochs", "epochs/#").space_id
+        with connect(world.of(Role.APPEND)) as publisher:
+            assert hold(publisher, space, ProducerIdentity("p", 1), [(1, 2)]).least == ((1, 2),)
+        drop_space(operator, "epochs")
+    assert admin.execute("select lower_frontier from space where space_id = %s", (space,)).fetchone() == ([[1, 2]],)

@@ -7,6 +7,7 @@ import pytest
 from sublet_protocol.domain import epochs
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, check_epoch, is_at_or_before
 from sublet_protocol.domain.errors import InvalidEpoch
+from sublet_protocol.domain.limits import MAX_ANTICHAIN
 from sublet_storage.groups.model.progress_rules import merge_consumed_frontier
 
 
@@ -75,9 +76,9 @@ def test_two_numbers_are_before_others_only_in_both() -> None:
 def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an honest consumer has is exact; of what nobody has, as many comparisons as there are pairs, and no more."""
     count = 300
-    one = LowerFrontier.from_epochs((number, -number) for number in range(count))
-    later = LowerFrontier.from_epochs((number, 1 - number) for number in range(count))
-    alien = LowerFrontier.from_epochs((2 * number, 1 - 2 * number) for number in range(count))
+    one = LowerFrontier.from_epochs((number, -number, 0) for number in range(count))
+    later = LowerFrontier.from_epochs((number, 1 - number, 0) for number in range(count))
+    alien = LowerFrontier.from_epochs((2 * number, 1 - 2 * number, 0) for number in range(count))
     made, compare = 0, epochs.is_at_or_before
 
     def counted(first: Epoch, second: Epoch) -> bool:
@@ -102,6 +103,9 @@ def test_a_group_waits_for_too_many_epochs() -> None:
         LowerFrontier.from_epochs((number, stream, -number) for number in range(100)) for stream in range(-50, 0)
     ]
     assert merge_consumed_frontier(lower, lower, held_back) == lower
+    beside = [LowerFrontier(((number, -number, 1),)) for number in range(MAX_ANTICHAIN)]
+    assert merge_consumed_frontier(None, LowerFrontier(((0, 0, 0),)), beside[1:]) is not None
+    assert merge_consumed_frontier(None, LowerFrontier(((0, 0, 0),)), [*beside, LowerFrontier(((-1, 1, 1),))]) is None
     assert merge_consumed_frontier(None, LowerFrontier(((5,),)), [LowerFrontier(((n,),)) for n in range(9_000)]) == (
         LowerFrontier(((0,),))
     )

@@ -114,6 +114,21 @@ def test_a_gate_lets_so_many_in_and_no_more() -> None:
 
 
 @pytest.mark.conforms("X4")
+def test_a_gate_lets_in_so_many_of_a_principal() -> None:
+    gate = AdmissionLimiter("reads", 4, 0, 30, of_principal=2)
+    gate.acquire(principal="user:a")
+    gate.acquire(principal="user:a")
+    with pytest.raises(NodeBusy, match="2 reads of user:a are under way, which is the limit of a principal"):
+        gate.acquire(principal="user:a")
+    gate.acquire(principal="user:b")
+    gate.release(principal="user:a")
+    gate.acquire(principal="user:a")
+    gate.acquire()
+    with pytest.raises(NodeBusy, match="4 reads"):
+        gate.acquire(principal="user:c")
+
+
+@pytest.mark.conforms("X4")
 @pytest.mark.parametrize(
     ("wire", "story"),
     [

@@ -8,6 +8,7 @@ import pytest
 
 from sublet_leader.group.events import StreamsChanged
 from sublet_protocol.domain.errors import UsageError
+from sublet_protocol.domain.limits import MAX_WEIGHTS
 from sublet_protocol.messages.borrower_leader import Revoke
 from sublet_storage.groups.model.desired_state import (
     NO_DESIRED_STATE,
@@ -111,6 +112,17 @@ def test_commands_are_distinct_where_they_differ() -> None:
 def test_a_weight_that_is_none_is_refused(weight: float) -> None:
     with pytest.raises(UsageError, match=r"a number from 0\.001 to 10000"):
         SetSessionWeight("s", weight)
+
+
+@pytest.mark.conforms("X4")
+def test_a_group_has_so_many_weights() -> None:
+    """One more is refused; those that are there can be changed, and ended."""
+    full = GroupDesiredState(weights=tuple(sorted((f"s{number}", 2.0) for number in range(MAX_WEIGHTS))))
+    with pytest.raises(UsageError, match="has weights for 1000 sessions, which is the limit"):
+        full.apply(SetSessionWeight("one more", 1))
+    assert dict(full.apply(SetSessionWeight("s0", 1)).weights)["s0"] == 1
+    assert len(full.apply(SetSessionWeight("s0", None)).apply(SetSessionWeight("one more", 1)).weights) == MAX_WEIGHTS
+    assert full.apply(PauseGroup("")).weights == full.weights
 
 
 @pytest.mark.parametrize("text", ["x" * 256, "a\nb", "\x00"])

@@ -18,7 +18,7 @@ from sublet_protocol.domain.errors import PositionGone
 from sublet_protocol.gate.gate import Caller
 from sublet_protocol.messages.feed_fetch import FetchedPage, FetchRequest, PageGone
 from sublet_storage.db.bounded_connection import BoundedConnection
-from sublet_storage.groups.admin.access_snapshot import read_groups_of_streams
+from sublet_storage.groups.admin.access_snapshot import find_streams_of_groups, read_groups_of_streams
 from sublet_storage.groups.consumer_progress import check_granted_here
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.deleted_streams import find_deleted_streams
@@ -34,22 +34,26 @@ def check_may_fetch(conn: psycopg.Connection[Any], caller: Caller, request: Fetc
     if caller.principal is None:
         return
     caller.check_token()
-    groups = read_groups_of_streams(conn, [request.stream_id]).get(request.stream_id, ())
-    if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for group, filter in groups):
+    if not caller.may_somewhere(Right.JOIN):
+        raise caller.denied_error(Right.JOIN, request.filter)
+    groups = read_groups_of_streams(conn, [request.stream_id])
+    if any(filter.covers(request.filter) and caller.may(Right.JOIN, filter, group) for _, group, filter in groups):
         return
-    if groups or not (caller.may_somewhere(Right.JOIN) and find_deleted_streams(conn, [request.stream_id])):
+    if groups or not find_deleted_streams(conn, [request.stream_id]):
         raise caller.denied_error(Right.JOIN, request.filter)
 
 
 def filter_fetchable(conn: psycopg.Connection[Any], caller: Caller, stream_ids: Sequence[int]) -> Sequence[int]:
-    """Return those of the streams that are read by groups that the caller may join."""
+    """Return those of the streams that are read by groups that the caller may join; without a right to join any, none,
+    and the database is not queried."""
     if caller.principal is None:
         return stream_ids
     caller.check_token()
+    if not caller.may_somewhere(Right.JOIN):
+        return ()
     groups = read_groups_of_streams(conn, stream_ids)
-    return [
-        id for id in stream_ids if any(caller.may(Right.JOIN, filter, group) for group, filter in groups.get(id, ()))
-    ]
+    may_join = [group_id for group_id, name, filter in groups if caller.may(Right.JOIN, filter, name)]
+    return find_streams_of_groups(conn, stream_ids, may_join) if may_join else ()
 
 
 def fetch_page(conn: BoundedConnection, request: FetchRequest) -> FetchedPage | PageGone:

@@ -75,6 +75,8 @@ class FeedLimits:
     """Calls to read: each may hold a page or two."""
     max_reads: int = 64
     """Calls of members of groups that are under way: each may hold a page."""
+    max_reads_of_principal: int = 32
+    """And of one principal, where the node asks who calls."""
     publishing_connections: int = 4
     reading_connections: int = 4
     retry_after_ms: int = 50
@@ -105,7 +107,9 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         self._writer = FeedPublisher()
         self.batches = AdmissionLimiter("batches", limits.max_batches, limits.max_batch_bytes, limits.retry_after_ms)
         self.readers = AdmissionLimiter("readers", limits.max_readers, 0, limits.reader_retry_after_ms)
-        self.reads = AdmissionLimiter("reads", limits.max_reads, 0, limits.retry_after_ms)
+        self.reads = AdmissionLimiter(
+            "reads", limits.max_reads, 0, limits.retry_after_ms, limits.max_reads_of_principal
+        )
         self.watch = FeedHeadPoller(lambda ids: self._watching.run(partial(_read_heads, stream_ids=ids)))
         self.pages_written = 0
 
@@ -200,9 +204,10 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         gone."""
         try:
             query = decode(request)
-            self.reads.acquire()
+            principal = self._gate.get_caller().principal
+            self.reads.acquire(principal=principal)
             future = self._reading.submit(lambda conn: work(conn, query))
-            future.add_done_callback(lambda _: self.reads.release())
+            future.add_done_callback(lambda _: self.reads.release(principal=principal))
             result = await asyncio.wrap_future(future)
         except Exception as error:
             await _refuse(context, error)

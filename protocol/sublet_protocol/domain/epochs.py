@@ -24,6 +24,12 @@ from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_DIMENSIONS, MAX_EPO
 
 Epoch = tuple[int, ...]
 
+_MAX_SHOWN = 20
+"""Most epochs of a frontier in a text for people."""
+
+_MAX_COMPARISONS = 2_000_000
+"""Of epochs with each other, half a second: what takes more is not computed exactly."""
+
 
 def check_epoch(value: object, numbers: int | None = None) -> Epoch:
     """Return the epoch that a caller means with an int, or a sequence of ints. `numbers`: how many the space's epochs
@@ -70,10 +76,11 @@ def _find_least(epochs: Iterable[Epoch], comparisons: float) -> list[Epoch] | No
     """Return the least of the epochs, sorted; None where that takes more comparisons."""
     antichain: list[Epoch] = []
     for epoch in sorted(epochs):  # what is at or before another comes before it in this order, too
-        comparisons -= len(antichain)
+        earlier = antichain if len(epoch) > 2 else antichain[-1:]  # of two numbers the last has the least second one
+        comparisons -= len(earlier)
         if comparisons < 0:
             return None
-        if not any(is_at_or_before(earlier, epoch) for earlier in antichain):
+        if not any(is_at_or_before(each, epoch) for each in earlier):
             antichain.append(epoch)
     return antichain
 
@@ -107,15 +114,25 @@ class LowerFrontier:
 
     def after_completing(self, begun: UpperFrontier) -> LowerFrontier:
         """Return what is left when all that has begun is completed: the least epochs that may come and have not
-        begun."""
-        antichain = set(self.least)
-        for greatest in begun.greatest:
-            antichain = set(
-                LowerFrontier.from_epochs(
-                    each for epoch in antichain for each in _find_least_beyond(epoch, greatest)
-                ).least
-            )
-        return LowerFrontier.from_epochs(antichain)
+        begun. Where these are more than a frontier may have, or take too long to find, return those of them that lie
+        above the greatest of all numbers and after the first epoch of this frontier: more is completed then.
+        """
+        antichain, comparisons = list(self.least), _MAX_COMPARISONS
+        for greatest in begun.remove_completed(self).greatest:
+            beside = LowerFrontier(tuple(epoch for epoch in antichain if not is_at_or_before(epoch, greatest)))
+            above = {
+                each
+                for epoch in antichain
+                if is_at_or_before(epoch, greatest)
+                for each in _find_least_beyond(epoch, greatest)
+            }
+            comparisons -= len(above) * (len(above) + len(beside.least))
+            if comparisons >= 0:  # none of the others is after one above, as those were beside it
+                least_above = LowerFrontier.from_epochs(above).least
+                antichain = [*beside.least, *(epoch for epoch in least_above if not beside.admits(epoch))]
+            if comparisons < 0 or len(antichain) > MAX_ANTICHAIN:
+                return LowerFrontier(self.least[:1]).after_completing(UpperFrontier((_find_bound(begun.greatest),)))
+        return LowerFrontier(tuple(sorted(antichain)))
 
     def is_at_or_before(self, other: LowerFrontier) -> bool:
         """Return whether one could become the other in time: all that may still come there may still come here."""
@@ -152,9 +169,18 @@ class UpperFrontier:
 
     @classmethod
     def from_epochs(cls, epochs: Iterable[Epoch]) -> UpperFrontier:
-        """Return the frontier of all these."""
-        epoch_set = set(epochs)
-        return cls(tuple(sorted(e for e in epoch_set if not any(o != e and is_at_or_before(e, o) for o in epoch_set))))
+        """Return the frontier of all these. Where it had more epochs than a frontier may have, or takes too long to
+        find, return the one epoch that all of them are at or before: what lies between counts as begun.
+        """
+        epoch_set, antichain, comparisons = set(epochs), list[Epoch](), _MAX_COMPARISONS
+        for epoch in sorted(epoch_set, reverse=True):  # what is at or before another comes after it in this order, too
+            later = antichain if len(epoch) > 2 else antichain[-1:]
+            comparisons -= len(later)
+            if not any(is_at_or_before(epoch, each) for each in later):
+                antichain.append(epoch)
+            if comparisons < 0 or len(antichain) > MAX_ANTICHAIN:
+                return cls((_find_bound(epoch_set),))
+        return cls(tuple(reversed(antichain)))
 
     def covers(self, epoch: Epoch) -> bool:
         """Return whether messages of the epoch may have come already."""
@@ -227,8 +253,10 @@ class GroupFrontier:
 
 
 def format_frontier(lower: LowerFrontier) -> str:
-    """Return a frontier for people: the epoch, or each of them."""
-    return " or ".join(map(format_epoch, lower.least)) or "nothing"
+    """Return a frontier for people: the epoch, or each of them, of many the first."""
+    shown = [format_epoch(epoch) for epoch in lower.least[:_MAX_SHOWN]]
+    more = len(lower.least) - len(shown)
+    return " or ".join(shown + [f"{more} more"] * (more > 0)) or "nothing"
 
 
 def format_epoch(epoch: Epoch) -> str:
@@ -260,6 +288,11 @@ def upper_frontier_from_json(stored: Iterable[Iterable[int]] | None) -> UpperFro
 def have_same_dimensions(left: LowerFrontier | None, right: LowerFrontier | None) -> bool:
     """Return whether their epochs have as many numbers."""
     return len({len(epoch) for each in (left, right) if each is not None for epoch in each.least}) <= 1
+
+
+def _find_bound(epochs: Iterable[Epoch]) -> Epoch:
+    """Return the least epoch that all of these are at or before: of each number the greatest."""
+    return tuple(map(max, zip(*epochs, strict=True)))
 
 
 def _find_least_beyond(epoch: Epoch, greatest: Epoch) -> Iterable[Epoch]:

@@ -48,6 +48,8 @@ MAX_STEP = 2**32
 """The most by which a producer's incarnation, or its batch number, grows at a time."""
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 10_000.0
 """Least and greatest weight of a consumer."""
+MAX_WEIGHTS = 1_000
+"""Most sessions of a group whose weights operators have set."""
 MAX_HOLD_S = 86_400.0
 """How long in seconds what is in doubt may be reserved for its session."""
 
@@ -56,7 +58,8 @@ MAX_DIMENSIONS = 8
 MIN_EPOCH, MAX_EPOCH = -(2**63), 2**63 - 2
 """Each of an epoch's numbers is a 64-bit integer, and none the largest: something must be left to come after it."""
 MAX_ANTICHAIN = 1_000
-"""Most epochs of a frontier."""
+"""Most epochs of a frontier, and where epochs have several numbers, most that all publishers of a space hold
+together."""
 MAX_HEADERS = 100
 """Most headers of a message."""
 MAX_HEADER_BYTES = 16 << 10

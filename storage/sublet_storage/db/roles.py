@@ -91,6 +91,7 @@ hold_epochs()             -       x      -       -       x
 renew_epochs()            -       x      -       -       x
 release_epochs()          -       x      -       -       x
 settle_epochs()           -       -      -       -       x
+space_upper_frontier()    -       -      -       x       x
 complete_epochs()         -       -      -       -       x
 enter_sink_batch()        -       x      -       -       x
 lock_staged_streams()     -       x      -       -       x
@@ -100,8 +101,11 @@ discard_staged_blocks()   -       x      -       -       x
 append_staged_blocks()    -       x      -       -       x
 epoch_at_or_before()      -       -      x       x       x
 frontier_admits()         -       -      x       x       x
+epoch_numbers()           -       -      x       x       x
+numbers_at_or_before()    -       -      x       x       x
 is_covered()              -       -      x       x       x
-merge_upper_frontier()    -       -      -       -       x
+admits_all()              -       -      -       -       x
+merge_upper_frontier()    -       -      -       x       x
 least_epochs()            -       -      -       -       x
 are_epoch_bounds()        -       -      -       -       x
 is_consumed_frontier()    -       -      -       -       x

@@ -24,9 +24,16 @@ from sublet_protocol.domain.epochs import (
     format_epoch,
     format_frontier,
     lower_frontier_from_json,
+    upper_frontier_from_json,
 )
-from sublet_protocol.domain.errors import EpochAlreadyCompleted, EpochCapabilityExpired, SubletError, UnknownSpace
-from sublet_protocol.domain.limits import MAX_EPOCH
+from sublet_protocol.domain.errors import (
+    EpochAlreadyCompleted,
+    EpochCapabilityExpired,
+    InvalidEpoch,
+    SubletError,
+    UnknownSpace,
+)
+from sublet_protocol.domain.limits import MAX_ANTICHAIN, MAX_EPOCH
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.append import (
     STORED_OUTCOMES,
@@ -255,15 +262,18 @@ def _fetch_hold(
             check_not_backwards(producer, lower, frontier.least)
         case "completed":
             _check_open(lower, frontier)
+        case "many":
+            raise InvalidEpoch(
+                f"producer {producer.producer_id!r} with {len(frontier.least)} more: all publishers of space "
+                f"{space_id} would hold over {MAX_ANTICHAIN} epochs, which is the limit of a space. Name fewer, or "
+                "wait until others advance or are closed."
+            )
     raise AssertionError(f"hold_epochs says {outcome}: {frontier} by {lower}")
 
 
 def _read_upper_frontier(conn: psycopg.Connection[Any], space_id: int) -> UpperFrontier:
-    rows = conn.execute(
-        "select upper_frontier from stream_upper_frontier where space_id = %s and upper_frontier is not null",
-        (space_id,),
-    )
-    return UpperFrontier.from_epochs(tuple(epoch) for (greatest,) in rows for epoch in greatest)
+    ((greatest,),) = conn.execute("select space_upper_frontier(%s)", (space_id,)).fetchall()
+    return upper_frontier_from_json(greatest)
 
 
 def _check_open(lower: LowerFrontier, requested_frontier: LowerFrontier) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,11 @@ _TOKENS = """
 select token_id, digest, principal, extract(epoch from expires_at - clock_timestamp())::float8 from token
  where revoked_at is null and expires_at > clock_timestamp() limit %s"""
 _GROUPS = """
-select l.stream_id, g.name, g.filter from lending l join consumer_group g using (group_id)
- where l.stream_id = any(%s::bigint[]) and g.deleted_at is null"""
+select group_id, name, filter from consumer_group
+ where deleted_at is null and group_id in (select l.group_id from lending l where l.stream_id = any(%s::bigint[]))"""
+_STREAMS = """
+select u.stream_id from unnest(%s::bigint[]) as u (stream_id)
+ where exists (select from lending l where l.stream_id = u.stream_id and l.group_id = any(%s::bigint[]))"""
 _USED = """
 update token set last_used = current_date
  where token_id = any(%s) and last_used is distinct from current_date"""
@@ -73,10 +76,18 @@ def record_use(conn: psycopg.Connection[Any], token_ids: Collection[str]) -> Non
 
 
 def read_groups_of_streams(
-    conn: psycopg.Connection[Any], stream_ids: Iterable[int]
-) -> dict[int, list[tuple[str, TopicFilter]]]:
-    """Return {stream: name and filter of each group that reads it}."""
-    groups: dict[int, list[tuple[str, TopicFilter]]] = {}
-    for stream_id, name, filter in conn.execute(_GROUPS, (list(stream_ids),)).fetchall():
-        groups.setdefault(stream_id, []).append((name, TopicFilter(filter)))
-    return groups
+    conn: psycopg.Connection[Any], stream_ids: Collection[int]
+) -> list[tuple[int, str, TopicFilter]]:
+    """Return id, name and filter of each group that reads one of the streams."""
+    filters: dict[str, TopicFilter] = {}
+    return [
+        (group_id, name, filters.get(text) or filters.setdefault(text, TopicFilter(text)))
+        for group_id, name, text in conn.execute(_GROUPS, (list(stream_ids),)).fetchall()
+    ]
+
+
+def find_streams_of_groups(
+    conn: psycopg.Connection[Any], stream_ids: Collection[int], group_ids: Collection[int]
+) -> list[int]:
+    """Return those of the streams that one of the groups reads."""
+    return [stream_id for (stream_id,) in conn.execute(_STREAMS, (list(stream_ids), list(group_ids))).fetchall()]

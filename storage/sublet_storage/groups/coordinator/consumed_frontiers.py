@@ -21,6 +21,7 @@ from sublet_protocol.domain.epochs import (
     UpperFrontier,
     have_same_dimensions,
     lower_frontier_from_json,
+    lower_frontier_from_text,
     upper_frontier_from_json,
 )
 from sublet_protocol.domain.topics import TopicFilter
@@ -36,7 +37,7 @@ from sublet_storage.spaces.space_queries import find_spaces_that_matched, read_g
 # Those that the groups may get rows in are of generations that came after them. A day after a space was dropped every
 # leader has read how its epochs ended.
 _SPACES = f"""
-select space_id, name, lower_frontier, coalesce(dropped_at < {NOW} - interval '1 day', false) from space
+select space_id, name, lower_frontier::text, coalesce(dropped_at < {NOW} - interval '1 day', false) from space
  where space_id in (select f.space_id from consumed_frontier f where f.group_id = any(%(groups)s::bigint[])
                     union select g.space_id from generation g where g.generation_id > %(oldest)s)"""
 
@@ -81,7 +82,8 @@ select distinct u.group_id, s.space_id, 'null'::jsonb, {NOW}
     on conflict (group_id, space_id) do update set has_streams = true where not consumed_frontier.has_streams"""
 
 _KNOWN = """
-select group_id, space_id, least, has_streams from consumed_frontier where group_id = any(%(groups)s::bigint[])"""
+select group_id, space_id, nullif(least, 'null')::text, has_streams from consumed_frontier
+ where group_id = any(%(groups)s::bigint[])"""
 
 # Where epochs have one number the least of all streams is enough; else each distinct one.
 _HELD_BACK = """
@@ -128,7 +130,7 @@ def read_space_frontiers(
     dropped. `oldest`: of generations up to this one they all have the rows that they are to have."""
     parameters = {"groups": list(groups), "oldest": oldest, "now_us": now_us}
     return {
-        space_id: SpaceFrontier(name, lower_frontier_from_json(lower), is_past)
+        space_id: SpaceFrontier(name, lower_frontier_from_text(lower), is_past)
         for space_id, name, lower, is_past in connection.execute(_SPACES, parameters).fetchall()
     }
 
@@ -185,7 +187,7 @@ def advance_frontiers(
     frontiers: dict[int, list[GroupFrontier]] = {}
     past_spaces: list[tuple[int, int]] = []
     for group_id, space_id, document, has_streams in rows:
-        former, space = lower_frontier_from_json(document), spaces.get(space_id)
+        former, space = lower_frontier_from_text(document), spaces.get(space_id)
         if space is not None and space.is_dropped and (former == space.lower or not has_streams):
             past_spaces.append((group_id, space_id))
             continue
@@ -235,11 +237,14 @@ def _read_initial_frontiers(
         "open": [filter.text for filter, is_current in matching.items() if is_current],
     }
     lowers: dict[int, LowerFrontier | None] = {}
-    begun_epochs: dict[int, UpperFrontier] = {}
+    begun_epochs: dict[int, set[Epoch]] = {}
     for space_id, lower, upper in connection.execute(_BEGUN, parameters):
         lowers[space_id] = lower_frontier_from_json(lower)
-        begun_epochs[space_id] = begun_epochs.get(space_id, UpperFrontier()).join(upper_frontier_from_json(upper))
-    frontiers = {space_id: initial_frontier(start, lower, begun_epochs[space_id]) for space_id, lower in lowers.items()}
+        begun_epochs.setdefault(space_id, set()).update(map(tuple, upper or ()))
+    frontiers = {
+        space_id: initial_frontier(start, lower, UpperFrontier.from_epochs(begun_epochs[space_id]))
+        for space_id, lower in lowers.items()
+    }
     if epoch is not None:
         epoch_frontier = LowerFrontier((epoch,))
         for space_id, lower in lowers.items():

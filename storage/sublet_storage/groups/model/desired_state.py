@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, assert_never
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.limits import MAX_WEIGHT, MIN_WEIGHT
+from sublet_protocol.domain.limits import MAX_WEIGHT, MAX_WEIGHTS, MIN_WEIGHT
 
 MAX_TEXT = 255
 FOR_A_RESET: Final = "to be reset to "
@@ -85,7 +85,8 @@ class GroupDesiredState:
     weights: tuple[tuple[str, float], ...] = ()
 
     def apply(self, command: GroupCommand) -> GroupDesiredState:
-        """Return the state with this command applied; the same state if that is in force already."""
+        """Return the state with this command applied; the same state if that is in force already. Raises `UsageError`
+        for more weights than a group may have."""
         match command:
             case PauseGroup(reason):
                 for_a_while = self.pause_reason is None or self.pause_reason.startswith(FOR_A_RESET)
@@ -95,6 +96,11 @@ class GroupDesiredState:
             case SetSessionWeight(session, weight):
                 others = {name: each for name, each in self.weights if name != session}
                 weights = others if weight is None else {**others, session: float(weight)}
+                if len(weights) > max(MAX_WEIGHTS, len(self.weights)):
+                    raise UsageError(
+                        f"session {session!r}: the group has weights for {MAX_WEIGHTS} sessions, which is the limit. "
+                        "End one of them, with `own`, first."
+                    )
                 return replace(self, weights=tuple(sorted(weights.items())))
             case _:
                 assert_never(command)
