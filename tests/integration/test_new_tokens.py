@@ -17,7 +17,9 @@ from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import AccessGate
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, read_version
 from tests.integration.access_kit import allow, revoked_token, rule, token_of
 from tests.integration.http_kit import Http
 from tests.kit import eventually
@@ -126,3 +128,26 @@ def test_rules_are_read_anew_over_another_connection(reader: AccessReader, conn:
 
     eventually(is_read, 60.0)
     assert cache.find_rule("user:a", Right.PUBLISH, TopicFilter("t/1")) is None
+
+
+@pytest.mark.conforms("X4")
+def test_notifications_that_wait_are_one_reading(
+    reader: AccessReader, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None is left with psycopg, which keeps what nobody takes."""
+    reader.open()
+    connection = reader._reconnecting.get_connection()
+    conn.execute("select pg_notify(%s, repeat('x', 7000) || n) from generate_series(1, 300) n", (CHANNEL,))
+    backlog = connection._notifies_backlog
+    assert backlog is not None
+    eventually(lambda: connection.execute("select") and len(backlog) == 300)
+    left: list[int] = []
+
+    def read(connection: BoundedConnection) -> int:
+        left.append(len(list(connection.notifies(timeout=0))))
+        return read_version(connection)
+
+    monkeypatch.setattr(access_reader, "read_version", read)
+    reader.start()
+    eventually(lambda: left)
+    assert left[0] == 0

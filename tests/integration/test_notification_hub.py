@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import psycopg
 import pytest
 
-from sublet_leader.node.notification_hub import NotificationHub
+from sublet_leader.node.notification_hub import PER_TURN, NotificationHub
 from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollReply
 from sublet_protocol.pubsub.server import make_publisher
 from sublet_storage.db.connect import connect
-from sublet_storage.notify.changes import NotifySettings, ObjectChange, group_change, stream_change
+from sublet_storage.notify.changes import (
+    GROUP,
+    STREAM,
+    ChangeNotification,
+    NotifySettings,
+    ObjectChange,
+    group_change,
+    stream_change,
+)
+from sublet_storage.notify.codec import encode
 from sublet_storage.notify.drivers.registry import load_driver
 from sublet_storage.notify.publisher import publish_once
 from sublet_storage.spaces.space_changes import create_space
+from tests.integration.notify_kit import Loose
 from tests.integration.session_kit import until
+from tests.kit import eventually
 
 NEWS = NotifySettings().scaled(4)
 ODD: list[dict[str, Any] | None] = [
@@ -86,3 +98,77 @@ def test_a_hub_passes_on_what_is_followed(database: str) -> None:
 
     with connect(database) as conn:
         asyncio.run(story(conn))
+
+
+class Forged:
+    """A hub, and what it has passed on. Changes are delivered as one publisher's."""
+
+    def __init__(self, url: str) -> None:
+        self.driver = Loose()
+        self.publisher = make_publisher("n1#1")
+        self.looks: list[int] = []
+        self.grown: list[int] = []
+        self.hub = NotificationHub(
+            url, self.driver, self.publisher, self.looks.append, self.looks.append, self.grown.append, NEWS
+        )
+        self._sent = 0
+
+    def deliver(self, channel: str, *changes: ObjectChange) -> None:
+        self._sent += 1
+        self.driver.deliver(encode(ChangeNotification(channel, "i", channel, self._sent, self._sent - 1, changes)))
+
+    def wait_until_taken(self) -> None:
+        """Let the subscriber's thread take all of them while the loop stands still, as a busy one does."""
+        self.deliver(STREAM)  # all before it have been handed on when it is taken
+        eventually(lambda: self.hub.subscriber.counters()["received"] == self._sent)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self.hub.close)
+
+
+@pytest.mark.conforms("X4")
+def test_changes_that_wait_are_one_look_of_a_group(database: str) -> None:
+    """However many there are, and under whatever keys; above so many groups it is one look of all."""
+
+    async def story() -> None:
+        forged = Forged(database)
+        try:
+            await until(lambda: forged.looks)  # at the spaces that it has read at first
+            forged.looks.clear()
+            for message in range(20):
+                keys = [f"$share/{message}-{number}/#" for number in range(60)]
+                forged.deliver(GROUP, *(group_change(key, 7, revision=1) for key in keys))
+            forged.deliver(GROUP, group_change("$share/last/#", 8, revision=1))
+            forged.wait_until_taken()
+            await until(lambda: 8 in forged.looks)
+            assert sorted(forged.looks) == [7, 8]
+            forged.looks.clear()
+            for first in range(0, 200, 50):
+                many = [group_change(f"$share/g{n}/#", n, revision=1) for n in range(first, first + 50)]
+                forged.deliver(GROUP, *many)
+            forged.wait_until_taken()
+            await until(lambda: forged.looks)
+            assert forged.looks == [False]
+        finally:
+            await forged.close()
+
+    asyncio.run(story())
+
+
+@pytest.mark.conforms("X4")
+def test_heads_are_passed_on_in_turns_with_others(database: str) -> None:
+    async def story() -> None:
+        forged = Forged(database)
+        try:
+            for first in range(0, 2_000, 100):
+                forged.deliver(STREAM, *(stream_change(n, 1, closed=False) for n in range(first, first + 100)))
+            forged.wait_until_taken()
+            turns = [0]
+            while len(forged.grown) < 2_000:
+                await asyncio.sleep(0)
+                turns.append(len(forged.grown))
+            assert max(after - before for before, after in pairwise(turns)) <= PER_TURN
+        finally:
+            await forged.close()
+
+    asyncio.run(story())

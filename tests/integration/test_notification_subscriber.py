@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_QUEUED_NOTIFICATION_BYTES
 from sublet_storage.node_directory import NodeRef, register
 from sublet_storage.notify.catch_up_reads import (
     make_snapshot_reader,
@@ -223,3 +224,29 @@ def test_closing_leaves_no_thread(database: str) -> None:
         received.subscriber.close()
         proxy.resume()
         eventually(lambda: threads() <= before)
+
+
+@pytest.mark.conforms("X4")
+def test_messages_that_wait_are_bounded_by_bytes(database: str) -> None:
+    """What is more is dropped, and is found by reading."""
+    is_held, may_go_on = threading.Event(), threading.Event()
+
+    def hold(change: ObjectChange) -> None:
+        is_held.set()
+        assert may_go_on.wait(60)
+
+    bench = Bench(database, 10**9, hold)
+    try:
+        bench.receive(1)
+        assert is_held.wait(60)
+        reads = bench.subscriber.counters().get("catch_ups_requested", 0)
+        longest, room = b"x" * MAX_NOTIFICATION_BYTES, MAX_QUEUED_NOTIFICATION_BYTES // MAX_NOTIFICATION_BYTES
+        for _ in range(room + 100):
+            bench.driver.deliver(longest)
+        assert bench.subscriber.counters()["dropped"] >= 100
+        may_go_on.set()
+        eventually(lambda: bench.subscriber.counters().get("catch_ups_requested", 0) > reads)
+        assert bench.subscriber.counters()["malformed"] <= room
+    finally:
+        may_go_on.set()
+        bench.subscriber.close()

@@ -16,6 +16,7 @@ from sublet_borrower.consumer.session import Session
 from sublet_borrower.new_data.postgres_head_listener import PostgresHeadListener, subscribe_heads
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.node_directory import NodeRef, deregister, register
 from sublet_storage.notify.changes import ChangeNotification, NotifySettings, stream_change
@@ -235,3 +236,17 @@ def test_an_invented_head_disturbs_no_session(database: str, conn: Connection, s
         assert batch is not None
         assert batch.table["value"].to_pylist() == [b"2"]
     eventually(lambda: connections(conn) == 0 and listeners(conn) == 0)
+
+
+@pytest.mark.conforms("X4")
+def test_a_direct_listener_takes_so_many_a_second() -> None:
+    """What any user of the database sends is not decoded without end."""
+    listener = PostgresHeadListener("never opened")
+    taken: list[int] = []
+    listener.handlers = (lambda heads: taken.extend(heads.values()),)
+    for head in range(1, MAX_NOTIFICATIONS_PER_S + 100):
+        message = encode(ChangeNotification("p", "i", "stream", 1, 0, (stream_change(1, head, closed=False),)))
+        listener.receive(encode_payload(message, 0).encode(), 5.0)
+    assert len(taken) == MAX_NOTIFICATIONS_PER_S
+    listener.receive(encode_payload(message, 0).encode(), 6.0)
+    assert taken[-1] == MAX_NOTIFICATIONS_PER_S + 99

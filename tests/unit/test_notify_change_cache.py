@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
-from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
+from sublet_storage.notify.version_cache import ENTRY_BYTES, ChangeNovelty, VersionCache
 
 NOW = 0.0
 
@@ -14,8 +14,8 @@ def space(key: str, version: int, deleted: bool = False) -> ObjectChange:
     return ObjectChange("space", key, version, deleted)
 
 
-def holding(*changes: ObjectChange, most_tombstones: int = 100) -> VersionCache:
-    cache = VersionCache(tombstone_s=100.0, most_tombstones=most_tombstones)
+def holding(*changes: ObjectChange, tombstone_bytes: int = 1 << 20) -> VersionCache:
+    cache = VersionCache(tombstone_s=100.0, tombstone_bytes=tombstone_bytes)
     for change in changes:
         assert cache.apply(change, NOW) is ChangeNovelty.NEWER
     return cache
@@ -54,12 +54,12 @@ def test_deleted_stays_deleted_until_made_again() -> None:
 
 
 @pytest.mark.conforms("D7")
-def test_tombstones_end_by_time_or_number() -> None:
+def test_tombstones_end_by_time_or_bytes() -> None:
     """Also those of what was not known."""
     cache = holding(space("a", 5, deleted=True))
     assert cache.apply(space("a", 4), NOW + 99) is ChangeNovelty.OLD
     assert cache.apply(space("a", 4), NOW + 100) is ChangeNovelty.NEWER
-    cache = holding(*(space(key, 5, deleted=True) for key in "abc"), most_tombstones=2)
+    cache = holding(*(space(key, 5, deleted=True) for key in "abc"), tombstone_bytes=2 * (ENTRY_BYTES + 200))
     assert [cache.apply(space(key, 4), NOW) for key in "abc"] == [
         ChangeNovelty.NEWER,
         ChangeNovelty.OLD,
@@ -118,3 +118,27 @@ def test_unasked_keys_are_forgotten_in_time() -> None:
     merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 100)
     assert merge(cache, space("a", 5), keys=frozenset("a"), now=NOW + 101) == []
     assert cache.list_objects("space") == {"a": space("a", 5)}
+
+
+@pytest.mark.conforms("X4")
+def test_made_up_changes_are_bounded_by_bytes() -> None:
+    """Living and deleted ones, by their keys and data; what was read stays, and what a change has replaced is known."""
+    cache = VersionCache(tombstone_s=100.0, notified_bytes=100_000, tombstone_bytes=50_000)
+    merge(cache, space("true", 5))
+    for number in range(1_000):
+        assert cache.apply(ObjectChange("space", f"{number}", 1, data={"filter": "x" * 5_000}), NOW).value == "newer"
+        cache.apply(space(f"{number}" + "x" * 5_000, 1, deleted=True), NOW)
+        assert cache.notified_bytes <= 150_000
+    assert len(cache.list_objects("space")) == 1 + 100_000 // 5_900
+    assert cache.get("space", "true") == space("true", 5)
+    assert cache.get("space", "999") is not None
+    merge(cache, space("true", 5))
+    assert cache.list_objects("space") == {"true": space("true", 5)}
+    assert cache.notified_bytes <= 50_000
+
+
+def test_what_a_reading_has_confirmed_takes_no_room() -> None:
+    cache = holding(space("a", 5), ObjectChange("space", "b", 5, data={"filter": "x" * 5_000}))
+    assert merge(cache, space("a", 5), space("b", 5)) == []
+    assert cache.notified_bytes == 0
+    assert cache.list_objects("space") == {"a": space("a", 5), "b": space("b", 5)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_NOTIFICATIONS_PER_S
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES, MAX_NOTIFICATIONS_PER_S, MAX_NOTIFIED_CHANGES_PER_S
 from sublet_storage.notify.changes import (
     ChangeNotification,
     MalformedNotification,
@@ -44,6 +44,7 @@ def test_versions_only_grow() -> None:
         b"[]",
         b"{}",
         b'{"e":["p","i"],"s":1,"b":0,"c":[]}',
+        b'{"e":["p","i","space"],"s":1,"b":0,"c":[["a",1,0,{"filter":[[],[]]}]]}',
         b'{"e":["p","i","stream"],"s":1,"b":1,"c":[]}',
         b'{"e":["p","i","stream"],"s":true,"b":0,"c":[]}',
         b'{"e":["p","i","stream"],"s":1,"b":0,"c":[["k",-1,0,null,null]]}',
@@ -101,6 +102,17 @@ def test_so_many_notifications_are_taken_a_second() -> None:
         (False, False),
     ]
     assert rate.take(6.0)
+
+
+@pytest.mark.conforms("X4")
+def test_so_many_changes_are_taken_a_second() -> None:
+    rate = NotificationRateLimiter()
+    assert rate.take(5.0, MAX_NOTIFIED_CHANGES_PER_S - 1)
+    assert [(rate.take(5.5, 2), rate.is_first_refused) for _ in range(2)] == [(False, True), (False, False)]
+    assert rate.take(5.5, 1), "there is room for one"
+    assert not rate.take(5.5, 1)
+    assert rate.take(6.0, MAX_NOTIFIED_CHANGES_PER_S)
+    assert not rate.take(7.0, 1, has_room=False)
 
 
 @pytest.mark.conforms("X4")

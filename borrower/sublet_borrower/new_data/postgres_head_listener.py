@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 
 import psycopg
@@ -18,6 +19,7 @@ from sublet_protocol.domain.errors import SubletError
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot, decode_heads, direct_listener_slots
 from sublet_storage.notify.drivers.postgres import RECEIVE_TIMEOUT_S, receive_payloads
+from sublet_storage.notify.subscriber import NotificationRateLimiter
 from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
 
@@ -40,6 +42,7 @@ class PostgresHeadListener(StoppableThread):
         super().__init__("sublet direct listener")
         self._url = url
         self.handlers: tuple[OnHeads, ...] = ()
+        self._rate = NotificationRateLimiter()
 
     def run(self) -> None:
         backoff = Backoff(BACKOFF_INITIAL_S, BACKOFF_MAX_S)
@@ -52,12 +55,14 @@ class PostgresHeadListener(StoppableThread):
                     if acquire_listener_slot(connection):
                         backoff.reset()
                         for payload in receive_payloads(connection, self):
-                            self._notify(decode_heads(payload))
+                            self.receive(payload, time.monotonic())
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("direct listener not connected, using nodes: %s", error)
             self.sleep(backoff.draw_pause_s())
 
-    def _notify(self, heads: Mapping[int, int]) -> None:
+    def receive(self, payload: bytes, now: float) -> None:
+        """Pass on the heads of a payload, of as many as a node takes in in a second: nodes push the others."""
+        heads = decode_heads(payload) if self._rate.take(now) else {}
         for handler in self.handlers if heads else ():
             self.call_handler(handler, heads)
 

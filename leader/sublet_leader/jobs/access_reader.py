@@ -28,7 +28,7 @@ READ_INTERVAL_S = 2.0
 MAX_AUDITED = 1_000
 """Maximum number of changes per read written to the audit log, the newest; all of them are in the table."""
 STOP_CHECK_INTERVAL_S = 0.2
-"""Minimum time between reads for callers with an unknown token."""
+"""Minimum time between reads, for notifications and for callers with an unknown token."""
 MAX_WAITING = 1_000
 """Maximum number of such callers that wait at a time."""
 
@@ -41,6 +41,7 @@ class AccessReader(StoppableThread):
         self._url, self._on_change, self._clock = url, on_change, clock
         self._reconnecting = ReconnectingConnection(self._open_connection, log)
         self._waiting: list[Future[bool]] = []
+        self._read_at = float("-inf")
         self._lock = threading.Lock()
 
     def open(self) -> AccessCache:
@@ -86,10 +87,17 @@ class AccessReader(StoppableThread):
                 future.set_result(is_read)
 
     def _wait_for_change(self, connection: BoundedConnection) -> None:
-        deadline = time.monotonic() + READ_INTERVAL_S
-        while not self.is_stopping and time.monotonic() < deadline:
-            if any(True for _ in connection.notifies(timeout=STOP_CHECK_INTERVAL_S, stop_after=1)) or self._waiting:
-                return
+        """Wait for a notification or a caller, and until the last read is long enough ago. All notifications that are
+        there are taken: what is left is kept by psycopg without bound."""
+        deadline, due_at = time.monotonic() + READ_INTERVAL_S, self._read_at + STOP_CHECK_INTERVAL_S
+        is_notified = False
+        while not self.is_stopping and (now := time.monotonic()) < deadline:
+            if (is_notified or self._waiting) and now >= due_at:
+                break
+            wait_s = max(0.0, due_at - now) if is_notified else STOP_CHECK_INTERVAL_S
+            for _ in connection.notifies(timeout=wait_s, stop_after=1):
+                is_notified = True
+        self._read_at = time.monotonic()
 
     def _take_waiting(self) -> list[Future[bool]]:
         with self._lock:

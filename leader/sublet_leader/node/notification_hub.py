@@ -9,19 +9,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections import deque
 from collections.abc import Callable
 
+from sublet_leader.node.pending_changes import MAX_INT64, PendingChanges, parse_stream_id
 from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads
-from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, STREAM, NotifySettings, ObjectChange
+from sublet_storage.notify.changes import STREAM, NotifySettings, ObjectChange
 from sublet_storage.notify.drivers.base import NotificationDriver
 from sublet_storage.notify.subscriber import NotificationSubscriber
 
-MAX_INT64 = 2**63 - 1
-"""The largest stream id and head; larger ones do not exist."""
+PER_TURN = 200
+"""Heads that are passed on before others have their turn on the loop."""
+LOOK_INTERVAL_S = 0.1
+"""Least time between two looks of one group for notifications: what comes meanwhile is one look."""
 
 
 class NotificationHub:
@@ -29,7 +31,7 @@ class NotificationHub:
 
     On the loop it calls `on_streams_changed(False)` when some were opened or closed, `on_streams_changed(True)` when
     only epochs were completed, `on_command(group_id)` when a group's desired state has changed, and
-    `on_growth(stream_id)`.
+    `on_growth(stream_id)`. Changes that wait are merged by object, and the first three are `LOOK_INTERVAL_S` apart.
     """
 
     def __init__(
@@ -47,7 +49,8 @@ class NotificationHub:
         self._on_command, self._on_growth = on_command, on_growth
         self._lock = threading.Lock()
         self._followed: set[int] = set()
-        self._news: deque[ObjectChange] = deque()
+        self._pending = PendingChanges()
+        self._looked_at = float("-inf")
         self._subscriber = NotificationSubscriber(
             url,
             driver,
@@ -74,7 +77,7 @@ class NotificationHub:
     def set_interest(self, key: str, is_subscribed: bool) -> None:
         """Record that the first subscriber of the stream has come, which gets the known head, or the last has gone. A
         catch-up reads only streams with subscribers, and only their heads are kept for later subscribers."""
-        stream_id = _parse_stream_id(key)
+        stream_id = parse_stream_id(key)
         if stream_id is None:
             return
         with self._lock:
@@ -82,7 +85,7 @@ class NotificationHub:
         if not is_subscribed:
             self._publisher.clear_state(Channel.STREAM, key)
         elif (change := self._subscriber.get(STREAM, key)) is not None:
-            self._notify(change)
+            self._notify(stream_id, change.version)
         else:
             self._subscriber.request_catch_up(STREAM)
 
@@ -100,44 +103,40 @@ class NotificationHub:
             return frozenset(self._followed)
 
     def _on_change(self, change: ObjectChange) -> None:
-        """Queue a change, on the subscriber's thread. The loop is woken once for all changes until it runs."""
-        self._news.append(change)
-        if len(self._news) == 1:
+        """Add a change to what waits, on the subscriber's thread. The loop is woken once for all that waits."""
+        if change.kind == STREAM:
+            self._wake(self._pending.add_head(change, self._followed), self._publish_heads)
+        else:
+            self._wake(self._pending.add_group_change(change), self._schedule_look)
+
+    def _wake(self, is_first: bool, turn: Callable[[], None]) -> None:
+        if is_first:
             with contextlib.suppress(RuntimeError):  # the loop is closed: no subscriber is left
-                self._loop.call_soon_threadsafe(self._publish_changes)
+                self._loop.call_soon_threadsafe(turn)
 
-    def _publish_changes(self) -> None:
-        changed: set[str] = set()
-        while self._news:
-            change = self._news.popleft()
-            if change.kind == STREAM:
-                self._notify(change)
-            elif change.kind == GROUP and (group_id := _parse_commanded_group(change)) is not None:
-                self._on_command(group_id)
-            changed.add(change.kind)
-        if changed & {SPACE, EPOCHS}:
-            self._on_streams_changed(SPACE not in changed)
+    def _publish_heads(self) -> None:
+        heads, has_more = self._pending.take_heads(PER_TURN)
+        if has_more:
+            self._loop.call_soon(self._publish_heads)
+        for stream_id, version in heads.items():
+            self._notify(stream_id, version)
 
-    def _notify(self, change: ObjectChange) -> None:
-        """Pass a change on. A head is in the version itself; other fields of the change are ignored."""
-        stream_id = _parse_stream_id(change.key)
-        head, closed = divmod(change.version, 2)
-        if stream_id is None or change.is_deleted or not 0 <= head <= MAX_INT64:
-            return
+    def _schedule_look(self) -> None:
+        self._loop.call_at(self._looked_at + LOOK_INTERVAL_S, self._look)
+
+    def _look(self) -> None:
+        self._looked_at = self._loop.time()
+        changes = self._pending.take_group_changes()
+        if changes.spaces or changes.epochs:
+            self._on_streams_changed(not changes.spaces)
+        for group_id in changes.group_ids:
+            self._on_command(group_id)
+
+    def _notify(self, stream_id: int, version: int) -> None:
+        """Pass a head on. It is in the version itself; other fields of the change are ignored."""
         self._on_growth(stream_id)
         if stream_id in self._followed:
-            stream_head = StreamHead(stream_id, head, bool(closed))
-            self._publisher.publish(Channel.STREAM, change.key, stream_head, min(change.version, MAX_INT64))
-
-
-def _parse_commanded_group(change: ObjectChange) -> int | None:
-    """Return the group whose desired state has changed; None for another change. Other fields are ignored."""
-    data = change.data or {}
-    group_id, revision = data.get("group_id"), data.get("revision")
-    return group_id if isinstance(group_id, int) and isinstance(revision, int) and revision > 0 else None
-
-
-def _parse_stream_id(key: str) -> int | None:
-    """Return the stream's id; None for a key that is not a stream's, which any client may send."""
-    number = int(key) if key.isdecimal() and len(key) <= len(str(MAX_INT64)) else -1
-    return number if 0 <= number <= MAX_INT64 else None
+            head, closed = divmod(version, 2)
+            self._publisher.publish(
+                Channel.STREAM, str(stream_id), StreamHead(stream_id, head, bool(closed)), min(version, MAX_INT64)
+            )

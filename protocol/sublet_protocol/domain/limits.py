@@ -100,7 +100,15 @@ MAX_CACHED_BYTES = 1 << 20
 """What a cache keeps of texts that peers send, in bytes of their UTF-8."""
 MAX_NOTIFICATIONS_PER_S = 1_000
 """Most notifications that a node takes in in a second; after more it reads the database once instead."""
+MAX_NOTIFIED_CHANGES_PER_S = 20_000
+"""Most changes, of all notifications, that a node takes in in a second; after more it reads the database instead."""
 MAX_NOTIFICATION_BYTES = 6_000
 """Longest notification, in bytes."""
+MAX_QUEUED_NOTIFICATION_BYTES = 4 << 20
+"""Most bytes of notifications that wait in a node; one more is dropped, and the node reads the database instead."""
+MAX_NOTIFIED_CACHE_BYTES = 16 << 20
+"""What a node keeps of changes that it was notified of and has not read yet, in bytes; of more, the newest."""
+MAX_TOMBSTONE_BYTES = 8 << 20
+"""What a node keeps of objects that were deleted, in bytes; of more, the newest."""
 SLICE_ITEMS = 200
 """So many items of a batch of commands are executed before other senders have their turn."""

@@ -87,9 +87,13 @@ def _decode_heartbeat(fields: dict[str, Any]) -> NotificationHeartbeat:
 
 
 def _decode_change(kind: str, key: object, version: object, deleted: object, data: object) -> ObjectChange:
-    if not (data is None or isinstance(data, dict)):
-        raise TypeError("data is an object or null")
+    if not (data is None or (isinstance(data, dict) and all(_is_scalar(value) for value in data.values()))):
+        raise TypeError("data is an object of texts and numbers, or null")
     return ObjectChange(kind, _check_text(key, MAX_KEY), _check_integer(version), bool(_check_integer(deleted)), data)
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
 
 
 def _check_text(value: object, longest: int) -> str:

@@ -20,7 +20,11 @@ from dataclasses import asdict, dataclass
 import psycopg
 
 from sublet_protocol.domain.errors import DatabaseUnreachable
-from sublet_protocol.domain.limits import MAX_NOTIFICATIONS_PER_S
+from sublet_protocol.domain.limits import (
+    MAX_NOTIFICATIONS_PER_S,
+    MAX_NOTIFIED_CHANGES_PER_S,
+    MAX_QUEUED_NOTIFICATION_BYTES,
+)
 from sublet_protocol.tick import Tick
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -49,9 +53,8 @@ log = logging.getLogger(__name__)
 OnChange = Callable[[ObjectChange], None]
 """Called with each change that is newer than what was known of its object; must return soon."""
 
-MAX_QUEUED = 100_000
-"""Messages that wait to be looked at. One more is dropped, as are those that come too fast: it will be missed like any
-that was lost under way."""
+QUEUED_BYTES = 64
+"""What a message takes in the queue besides its bytes."""
 
 READ_TIMEOUT_S = 5.0
 """A database that sends nothing for this time in the middle of a catch-up is away."""
@@ -70,22 +73,28 @@ class _CatchUpRead:
 
 
 class NotificationRateLimiter:
-    """Limits the number of notifications per second. `is_first_refused`: the last one was the first beyond the
-    limit."""
+    """Limits the notifications per second, and the changes in them. `is_first_refused`: the last one was the first of
+    its second that was refused."""
 
-    def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S) -> None:
-        self._limit, self._begun_at, self._count = limit, float("-inf"), 0
+    def __init__(self, limit: int = MAX_NOTIFICATIONS_PER_S, most_changes: int = MAX_NOTIFIED_CHANGES_PER_S) -> None:
+        self._limit, self._most_changes, self._begun_at = limit, most_changes, float("-inf")
+        self._taken = self._changes = self._refused = 0
 
-    def take(self, now: float) -> bool:
-        """Return whether one more may be taken in."""
+    def take(self, now: float, changes: int = 1, has_room: bool = True) -> bool:
+        """Return whether one more, with so many changes, may be taken in; without room it is refused."""
         if now >= self._begun_at + 1.0:
-            self._begun_at, self._count = now, 0
-        self._count += 1
-        return self._count <= self._limit
+            self._begun_at = now
+            self._taken = self._changes = self._refused = 0
+        if not has_room or self._taken >= self._limit or self._changes + changes > self._most_changes:
+            self._refused += 1
+            return False
+        self._taken += 1
+        self._changes += changes
+        return True
 
     @property
     def is_first_refused(self) -> bool:
-        return self._count == self._limit + 1
+        return self._refused == 1
 
 
 class NotificationSubscriber:
@@ -119,6 +128,7 @@ class NotificationSubscriber:
         self._uncaught = set(self._channels)
         self._caught_up = threading.Event()
         self._handler_failures = self._dropped = 0
+        self._bytes_in = self._bytes_out = 0  # each written by one thread only
         self._rate = NotificationRateLimiter()
         self._quiet = LogThrottle()
         self._reader = _SnapshotReader(url, read_snapshot, self._put)
@@ -181,7 +191,11 @@ class NotificationSubscriber:
     # --- what comes in, from any thread -----------------------------------------------------------------------------
 
     def _receive(self, message: bytes) -> None:
-        if len(self._queue) < MAX_QUEUED and self._rate.take(time.monotonic()):
+        size = len(message) + QUEUED_BYTES
+        has_room = self._bytes_in - self._bytes_out + size <= MAX_QUEUED_NOTIFICATION_BYTES
+        # Each change has a bracket: so they are bounded before anything is decoded.
+        if self._rate.take(time.monotonic(), message.count(b"["), has_room):
+            self._bytes_in += size
             self._put(message)
             return
         self._dropped += 1
@@ -206,6 +220,7 @@ class NotificationSubscriber:
 
     def _apply_event(self, event: bytes | Event | _CatchUpRead) -> float | None:
         if isinstance(event, bytes):
+            self._bytes_out += len(event) + QUEUED_BYTES
             event = self._decode_event(event)
         if isinstance(event, _CatchUpRead):
             return self._merge(event)

@@ -2,19 +2,24 @@
 
 Deleted objects leave a tombstone, which keeps an older change from reviving them. A change has the version of its
 deletion; of what is merely absent from a snapshot the version is unknown, and only another snapshot can revive that.
+
+Changes may name objects that do not exist. So what no snapshot has confirmed is bounded by bytes, and tombstones are.
 """
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from sublet_protocol.domain.limits import MAX_NOTIFIED_CACHE_BYTES, MAX_TOMBSTONE_BYTES
 from sublet_storage.notify.changes import CatchUpSnapshot, ObjectChange
 
-MAX_TOMBSTONES = 10_000
-"""Maximum number of tombstones; beyond it, the oldest is deleted early."""
+ENTRY_BYTES = 600
+"""What an entry takes besides its key and data."""
+
+_Key = tuple[str, str]
 
 
 class ChangeNovelty(Enum):
@@ -36,16 +41,32 @@ class _CachedVersion:
 
 
 class VersionCache:
-    """The versions of objects of all kinds. Not thread-safe."""
+    """The versions of objects of all kinds. Not thread-safe.
 
-    def __init__(self, tombstone_s: float, most_tombstones: int = MAX_TOMBSTONES) -> None:
+    `notified_bytes`: for changes that no snapshot has confirmed; of more, the oldest is forgotten, until a snapshot has
+    it. `tombstone_bytes`: for what was deleted; of more, the oldest is forgotten.
+    """
+
+    def __init__(
+        self,
+        tombstone_s: float,
+        notified_bytes: int = MAX_NOTIFIED_CACHE_BYTES,
+        tombstone_bytes: int = MAX_TOMBSTONE_BYTES,
+    ) -> None:
         self.old = 0
         """Changes that were not newer than what was known."""
-        self._tombstone_s, self._most_tombstones = tombstone_s, most_tombstones
+        self._tombstone_s = tombstone_s
         self._live: dict[str, dict[str, _CachedVersion]] = {}
-        self._dead: OrderedDict[tuple[str, str], _CachedVersion] = OrderedDict()  # by when they died
+        self._notified = _BoundedKeys(notified_bytes)  # of the living: not confirmed by a snapshot
+        self._dead: OrderedDict[_Key, _CachedVersion] = OrderedDict()  # by when they died
+        self._tombstones = _BoundedKeys(tombstone_bytes)  # all of the dead
         self._turn = 0
-        self._absent: set[tuple[str, str]] = set()  # of the dead: missing from a snapshot, version unknown
+        self._absent: set[_Key] = set()  # of the dead: missing from a snapshot, version unknown
+
+    @property
+    def notified_bytes(self) -> int:
+        """Return the bytes of changes that no snapshot has confirmed, and of tombstones."""
+        return self._notified.size + self._tombstones.size
 
     def get(self, kind: str, key: str) -> ObjectChange | None:
         """Return the newest change of an object that exists."""
@@ -68,6 +89,10 @@ class VersionCache:
             verdict = ChangeNovelty.NEWER if change.order_key > self._rank(object_key) else ChangeNovelty.OLD
         if verdict is ChangeNovelty.NEWER:
             self._put(change, now)
+            if not change.is_deleted:
+                self._notified.add(object_key, _size(change))
+                while (oldest := self._notified.excess) is not None:
+                    self._remove(oldest)
         self.old += verdict is ChangeNovelty.OLD
         return verdict
 
@@ -89,7 +114,7 @@ class VersionCache:
             if snapshot.keys is None or key in snapshot.keys:
                 changes.append(self._delete_absent(entry, now))
             elif now > entry.at + self._tombstone_s:
-                del self._live[kind][key]  # no longer requested
+                self._remove((kind, key))  # no longer requested
         return changes
 
     # --- entries ----------------------------------------------------------------------------------------------------
@@ -105,31 +130,41 @@ class VersionCache:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
             entry.at = now
+            if change.order_key == entry.change.order_key:
+                entry.change = change  # other fields of a notification are not trusted
+                self._notified.discard(object_key)
         return is_new
 
-    def _is_refuted(self, object_key: tuple[str, str], change: ObjectChange, begun: int) -> bool:
+    def _is_refuted(self, object_key: _Key, change: ObjectChange, begun: int) -> bool:
         """Return whether the snapshot refutes an entry from before its reading began: a true version would be in it, as
         versions only grow, and are sent after they are committed."""
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 
-    def _rank(self, object_key: tuple[str, str]) -> int:
+    def _rank(self, object_key: _Key) -> int:
         kind, key = object_key
         entry = self._live.get(kind, {}).get(key) or self._dead.get(object_key)
         return entry.change.order_key if entry else -1
 
     def _put(self, change: ObjectChange, now: float) -> None:
         object_key = change.kind, change.key
+        self._remove(object_key)
         self._turn += 1
         entry = _CachedVersion(change, self._turn, now)
-        self._dead.pop(object_key, None)
-        self._absent.discard(object_key)
         if change.is_deleted:
-            self._live.get(change.kind, {}).pop(change.key, None)
             self._dead[object_key] = entry
+            self._tombstones.add(object_key, _size(change))
             self._expire(now)
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
+
+    def _remove(self, object_key: _Key) -> None:
+        kind, key = object_key
+        self._live.get(kind, {}).pop(key, None)
+        self._notified.discard(object_key)
+        self._dead.pop(object_key, None)
+        self._tombstones.discard(object_key)
+        self._absent.discard(object_key)
 
     def _delete_absent(self, entry: _CachedVersion, now: float) -> ObjectChange:
         last = entry.change
@@ -139,14 +174,40 @@ class VersionCache:
         return deletion
 
     def _expire(self, now: float) -> None:
-        for object_key in list(self._list_expired(now)):
-            del self._dead[object_key]
-            self._absent.discard(object_key)
-
-    def _list_expired(self, now: float) -> Iterator[tuple[str, str]]:
-        too_many = len(self._dead) - self._most_tombstones
-        for object_key, entry in self._dead.items():
-            if too_many <= 0 and now < entry.at + self._tombstone_s:
+        while self._dead:
+            object_key, entry = next(iter(self._dead.items()))
+            if self._tombstones.excess is None and now < entry.at + self._tombstone_s:
                 return
-            too_many -= 1
-            yield object_key
+            self._remove(object_key)
+
+
+class _BoundedKeys:
+    """The bytes of entries, by the time they were added."""
+
+    def __init__(self, limit: int) -> None:
+        self.size = 0
+        self._limit = limit
+        self._sizes: OrderedDict[_Key, int] = OrderedDict()
+
+    @property
+    def excess(self) -> _Key | None:
+        """Return the oldest key while they are too many bytes."""
+        return next(iter(self._sizes)) if self.size > self._limit else None
+
+    def add(self, object_key: _Key, size: int) -> None:
+        self._sizes[object_key] = size
+        self.size += size
+
+    def discard(self, object_key: _Key) -> None:
+        self.size -= self._sizes.pop(object_key, 0)
+
+
+def _size(change: ObjectChange) -> int:
+    """Return the bytes that an entry with this change takes."""
+    fields = {} if change.data is None else change.data
+    return (
+        ENTRY_BYTES
+        + sys.getsizeof(change.key)
+        + sys.getsizeof(fields)
+        + sum(sys.getsizeof(name) + sys.getsizeof(value) for name, value in fields.items())
+    )

@@ -19,6 +19,7 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from sublet_protocol.domain.errors import InvalidSetting
+from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
 from sublet_storage.util.threads import StoppableThread
@@ -27,10 +28,9 @@ log = logging.getLogger(__name__)
 
 Socket = zmq.Socket[bytes]
 
-MAX_MESSAGE_BYTES = 1024 * 1024
-"""ZeroMQ cuts off a peer that sends more in one message."""
-PAYLOAD_LIMIT = MAX_MESSAGE_BYTES - 64
-"""The rest is for what encryption adds."""
+PAYLOAD_LIMIT = MAX_NOTIFICATION_BYTES
+MAX_MESSAGE_BYTES = PAYLOAD_LIMIT + 64
+"""ZeroMQ cuts off a peer that sends more in one part of a message; 64 bytes are for what encryption adds."""
 MAX_WAITING = 256
 """Messages that wait for one node; when there are more, further ones are dropped."""
 MAX_UNREAD = 64
