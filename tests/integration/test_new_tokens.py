@@ -19,7 +19,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import AccessGate
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.admin.access_snapshot import CHANNEL, read_version
+from sublet_storage.groups.admin.access_snapshot import CHANNEL, has_changed
 from tests.integration.access_kit import allow, revoked_token, rule, token_of
 from tests.integration.http_kit import Http
 from tests.kit import eventually
@@ -143,11 +143,11 @@ def test_notifications_that_wait_are_one_reading(
     eventually(lambda: connection.execute("select") and len(backlog) == 300)
     left: list[int] = []
 
-    def read(connection: BoundedConnection) -> int:
+    def read(connection: BoundedConnection, version: str) -> bool:
         left.append(len(list(connection.notifies(timeout=0))))
-        return read_version(connection)
+        return has_changed(connection, version)
 
-    monkeypatch.setattr(access_reader, "read_version", read)
+    monkeypatch.setattr(access_reader, "has_changed", read)
     reader.start()
     eventually(lambda: left)
     assert left[0] == 0
