@@ -109,7 +109,9 @@ def validate_plan(plan: AllocationPlan, situation: AllocationInput) -> Allocatio
         if stream_id not in situation.holders or stream_id in moving:
             raise UsageError(f"a plan revokes stream {stream_id}, which is not held, or is being revoked already.")
         if stream_id not in revocable:
-            raise UsageError(f"a plan revokes stream {stream_id}, which may not move yet; `movable` says which may.")
+            raise UsageError(
+                f"a plan revokes stream {stream_id}, which may not move yet; `movable_streams` says which may."
+            )
     return plan
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from sublet_leader import election as el
+from sublet_leader.election.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
@@ -49,7 +50,6 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, LeaderLookups
 from sublet_leader.node.group_registry import GroupRegistry
-from sublet_leader.node.leadership_restrictions import LeadershipRestrictions
 from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
@@ -365,15 +365,15 @@ class Node:
         for received, borrower_id in self.registry.send_on(subscription):
             self._send(received.agent, LeaderConnectResponse(borrower_id, 0, group_id, address))
 
-    def _apply_desired_state(self, desired_state: NodeDesiredStateRead, now: float) -> None:
+    def _apply_desired_state(self, event: NodeDesiredStateRead, now: float) -> None:
         """Resign what must not be led any more; borrowers are sent to its leader, or request it from another node."""
         if self._stop_by is not None:
             return
         was_draining = self._restrictions.draining
-        for group_id in self._restrictions.apply(desired_state, self.election.leaderships(), now):
+        for group_id in self._restrictions.apply(event.is_draining, event.step_down, self.election.leaderships(), now):
             self._step_down(group_id, "an operator wants another node to lead")
             self._elect(el.Resign(group_id), now)
-        if desired_state.is_draining:
+        if event.is_draining:
             self._elect(el.ResignAll(), now)
         elif was_draining:
             self._elect(el.StartCampaign(MAINTENANCE), now)

@@ -142,7 +142,7 @@ def _parse_object(location: str, line: bytes) -> dict[str, Any]:
     if (epoch := record.pop("epoch", None)) is not None:
         raise UsageError(
             f"{location}: epoch {epoch}: this command publishes in no epoch. Publish it in Python: "
-            "Publisher.at(epoch).publish(...); or leave the field out."
+            "Publisher.in_epoch(epoch).publish(...); or leave the field out."
         )
     if unknown := record.keys() - FIELDS - IGNORED:
         raise UsageError(

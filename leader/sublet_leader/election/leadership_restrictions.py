@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sublet_leader.node.events import NodeDesiredStateRead
 from sublet_storage.groups.model.records import Group
 
 
@@ -18,13 +17,13 @@ class LeadershipRestrictions:
         self.draining = False
         self._resigned_until: dict[int, float] = {}
 
-    def apply(self, desired_state: NodeDesiredStateRead, led: Mapping[int, int], now: float) -> list[int]:
+    def apply(self, is_draining: bool, step_down: Mapping[int, int], led: Mapping[int, int], now: float) -> list[int]:
         """Return which of {leadership: term} to resign now. A command is repeated until it is done."""
-        self.draining = desired_state.is_draining
+        self.draining = is_draining
         self._resigned_until = {group_id: until for group_id, until in self._resigned_until.items() if now < until}
-        if desired_state.is_draining:
+        if is_draining:
             return list(led)
-        over = [group_id for group_id, term in led.items() if desired_state.step_down.get(group_id) == term]
+        over = [group_id for group_id, term in led.items() if step_down.get(group_id) == term]
         self._resigned_until.update(dict.fromkeys(over, now + self._leave_s))
         return over
 
