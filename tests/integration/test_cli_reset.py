@@ -141,8 +141,10 @@ def test_of_two_resets_at_once_the_second_is_refused(shell: Shell, orders: str, 
         eventually(lambda: consumer.read() or not held(orders), 60)
         assert first.end().code == 0
         assert "paused   " not in shell.run("groups", "describe", GROUP).out
+        publish_numbers(orders, range(200, 300))
+        eventually(consumer.read, 60)
         dying = shell.start("groups", "reset", GROUP, "--to-latest", "--yes")
-        eventually(lambda: consumer.read() or "waiting for members" in dying.err or dying.process.poll() is not None)
+        dying.says("waiting for members to hand over")
         dying.kill()
         eventually(lambda: consumer.read() or not held(orders), 60)
         eventually(lambda: shell.run("groups", "reset", GROUP, "--to-latest", "--yes").code == 0, 60)
