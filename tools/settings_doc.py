@@ -67,7 +67,7 @@ GENERAL = (
         "SUBLET_SCHEMA",
         "`schema=`",
         "`sublet`",
-        "Schema of sublet's tables: 1 to 63 of a-z, 0-9 and _. Every process must be told the same.",
+        "Schema of sublet's tables: 1 to 63 of a-z, 0-9 and _. All processes need the same.",
     ),
     Setting(
         "SUBLET_HTTP",
@@ -203,7 +203,7 @@ _LEADER = """
 ## Times of a leader node
 
 In seconds. `sublet leader` reads them, checks them against each other, and refuses to start with a combination that
-could lend a stream twice. Give all nodes of a database the same: they follow each other.
+could grant a stream twice. Give all nodes of a database the same: they follow each other.
 
 | Variable | Default | Meaning |
 | --- | --- | --- |
@@ -236,8 +236,8 @@ Of `sublet leader --http`. See [the HTTP port](http.md) and [metrics](metrics.md
 _NOTIFY = """
 ## Times of notifications
 
-In seconds, but for `MAX_SENDS_PER_S` and `DIRECT_LISTENERS`; read by nodes and by whoever publishes, who must be told
-the same. What they mean is told in [notifications](notifications.md).
+In seconds, but for `MAX_SENDS_PER_S` and `DIRECT_LISTENERS`; read by nodes and by whoever publishes, who need
+the same. What they mean is in [notifications](notifications.md).
 
 | Variable | Default | Meaning |
 | --- | --- | --- |

@@ -69,6 +69,7 @@ from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
 from sublet_storage.notify.publisher import shared_publisher
+from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
 
@@ -81,12 +82,6 @@ SHUTDOWN_S = 5.0
 """How long a stopping node waits for pending writes."""
 STRIKE_OFF_S = 8.0
 """Time limit of the deregistration at the end, as clients still try a node that stays registered."""
-
-
-def clock() -> float:
-    """Return monotonic seconds that include suspension of the machine, so that a lease ends when it ends in the
-    database."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def compute_max_connections() -> int:
@@ -121,14 +116,14 @@ class NodeServer:
         self._driver = registry.create_driver(notify, database_url, host=listen.host)
         self._hub: NotificationHub | None = None
         self._incarnation = f"{name}-{secrets.token_hex(6)}"
-        self._vitals = HealthSignals(clock, self._incarnation)
+        self._vitals = HealthSignals(boottime_clock, self._incarnation)
         self._http = None
         if http is not None:
             from sublet_leader.http.app import HttpPort  # brings Starlette and uvicorn
 
             self._http = HttpPort(http, database_url)
         self._gate = AccessGate()
-        self._access = AccessReader(database_url, self._on_access_changed, clock) if is_auth_required else None
+        self._access = AccessReader(database_url, self._on_access_changed, boottime_clock) if is_auth_required else None
         self._subscribers: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = asyncio.Event()
@@ -150,7 +145,7 @@ class NodeServer:
             on_interest=self._on_interest,
             check_subscribe=self._callers.check_subscribe,
             principal=lambda: self._gate.get_caller().principal,
-            clock=clock,
+            clock=boottime_clock,
         )
         self._watched = GroupEventPublisher(self._name, self._sessions.publish, lambda: to_microseconds(time.time()))
         health = HealthService(server, self._vitals.beat, lambda: evaluate_health(self._vitals, self.settings))
@@ -202,7 +197,7 @@ class NodeServer:
             self.settings,
             self._machine.election.rival_keys,
             self._make_event_callback(loop),
-            clock,
+            boottime_clock,
             on_failure,
         )
         self._lock.start()
@@ -261,7 +256,7 @@ class NodeServer:
     def stop(self) -> None:
         """Hand over what is led, then end `run`; a second call changes nothing."""
         self._vitals.is_stopping = True
-        self._handle(ShutdownRequested(clock() + SHUTDOWN_S))
+        self._handle(ShutdownRequested(boottime_clock() + SHUTDOWN_S))
 
     def state(self) -> NodeSnapshot:
         """Return the present state and the counters; on the node's loop, while it serves."""
@@ -311,7 +306,7 @@ class NodeServer:
             self._stopped.set()
 
     def _carry_out(self, event: NodeEvent) -> None:
-        outcome = self._machine.decide(event, clock())
+        outcome = self._machine.decide(event, boottime_clock())
         for violation in outcome.invariant_violations:
             log.error("invariant violated, leadership ended: please report this: %s", violation)
         for request in outcome.requests:
@@ -334,7 +329,7 @@ class NodeServer:
         if outcome.is_stopped:
             self._stopped.set()
         elif outcome.wake_at is not None and outcome.wake_at < float("inf"):
-            delay = max(outcome.wake_at - clock(), 0.001)
+            delay = max(outcome.wake_at - boottime_clock(), 0.001)
             self._timer = asyncio.get_running_loop().call_later(delay, self._handle, Tick())
 
     def _make_failure_callback(self, loop: asyncio.AbstractEventLoop) -> Callable[[Exception], None]:
@@ -420,4 +415,4 @@ class NodeServer:
         self._callers.expel_watchers()
 
     def _find_maintenance_term(self) -> int | None:
-        return self._machine.election.trusted_term(MAINTENANCE, clock())
+        return self._machine.election.trusted_term(MAINTENANCE, boottime_clock())

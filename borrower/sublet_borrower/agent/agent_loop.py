@@ -30,7 +30,6 @@ from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.util.clock import boottime_clock
 from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
@@ -42,6 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
+from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
 

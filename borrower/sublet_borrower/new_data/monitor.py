@@ -14,7 +14,7 @@ from sublet_borrower.new_data.head_tracker import (
     HeadTrackerEvent,
     StreamsCaughtUp,
 )
-from sublet_borrower.util.clock import boottime_clock
+from sublet_storage.util.boottime_clock import boottime_clock
 
 ReadHeads = Callable[[Iterable[int]], list[tuple[int, int]]]
 """Read where these streams end; empty where the log does not answer."""
