@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from sublet_storage.groups.model.history_queries import has_owner
+from sublet_storage.groups.coordinator.history_queries import has_owner
 from sublet_storage.groups.model.records import HistoryRecord
 
 _PROCESS = re.compile(r":(\d+):")

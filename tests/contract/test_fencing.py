@@ -13,7 +13,7 @@ from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.model.history_queries import HistoryPage, delete_old_history, read_history
+from sublet_storage.groups.coordinator.history_queries import HistoryPage, delete_old_history, read_history
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant_of, granted

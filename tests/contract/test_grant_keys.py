@@ -21,7 +21,7 @@ from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_names
-from sublet_storage.groups.model.history_queries import delete_old_session_epochs
+from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GrantStream, Group, Lending
 from tests.contract.group_world import SHARE, PostgresWorld, grant_of
 

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.subscriptions import StartingPosition
-from sublet_storage.groups.model.history_queries import GroupAtTime, has_owner, read_group_at
+from sublet_storage.groups.coordinator.history_queries import GroupAtTime, has_owner, read_group_at
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     HistoryRecord,

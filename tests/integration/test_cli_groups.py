@@ -10,8 +10,8 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator.history_queries import LATELY
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.history_queries import LATELY
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,

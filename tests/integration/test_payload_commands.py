@@ -16,8 +16,8 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.doctor import location_checks
 from sublet_storage.doctor.checks import DoctorFinding, Severity, run_checks
+from sublet_storage.groups.coordinator.history_queries import delete_old_history, read_history
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.history_queries import delete_old_history, read_history
 from sublet_storage.groups.model.records import MAINTENANCE, RecordHistory
 from sublet_storage.groups.status import diagnosis_queries, json_views
 from sublet_storage.groups.status.diagnosis_facts import StallReason

@@ -20,7 +20,7 @@ from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_storage.db.connect import connect
 from sublet_storage.doctor.checks import run_checks
 from sublet_storage.groups.admin.admin import create_group
-from sublet_storage.groups.model.history_queries import read_history
+from sublet_storage.groups.coordinator.history_queries import read_history
 from sublet_storage.groups.model.records import GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.append import BlockAppend, append

@@ -15,7 +15,7 @@ from sublet_borrower.spark.source.range_reader import RangePartition, poison_in
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.admin import create_group
-from sublet_storage.groups.model.history_queries import read_history
+from sublet_storage.groups.coordinator.history_queries import read_history
 from sublet_storage.groups.model.records import Group, GroupOptions, OnPoison
 from sublet_storage.groups.status import diagnosis_queries
 from sublet_storage.log.append import BlockAppend, append

@@ -9,9 +9,9 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import group_lifecycle, leadership
+from sublet_storage.groups.coordinator.history_queries import GroupHistoryBatch, read_behind
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
-from sublet_storage.groups.model.history_queries import GroupHistoryBatch, read_behind
 from sublet_storage.groups.model.records import GroupOptions
 from sublet_storage.node_directory import NodeRef
 from tests.interleavings.harness import Connection, Interleavings, Run

@@ -18,7 +18,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.gate import Caller
 from sublet_storage.groups.coordinator import group_lifecycle
-from sublet_storage.groups.model.history_queries import read_behind
+from sublet_storage.groups.coordinator.history_queries import read_behind
 from sublet_storage.groups.status.group_pages import GroupSort, list_group_page
 from sublet_storage.groups.status.json_views import details_to_json, history_to_json, summary_to_json
 from sublet_storage.groups.status.overview import describe_group

@@ -13,8 +13,7 @@ from sublet_protocol.domain.errors import StaleTerm, SubletError
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.admin import access_rules, access_tokens
-from sublet_storage.groups.coordinator import leadership
-from sublet_storage.groups.model import history_queries
+from sublet_storage.groups.coordinator import history_queries, leadership
 from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.notify import catch_up_reads

@@ -15,7 +15,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 if TYPE_CHECKING:
     import psycopg
 
-    from sublet_storage.groups.model.history_queries import GroupAtTime
+    from sublet_storage.groups.coordinator.history_queries import GroupAtTime
     from sublet_storage.groups.model.records import Group, HistoryRecord
 
 
@@ -43,7 +43,7 @@ def history(
       sublet groups history '$share/billing/orders/#' --stream 3 --at 2026-01-31T12:00:00Z
     """
     from sublet_storage.groups.coordinator import group_lifecycle
-    from sublet_storage.groups.model.history_queries import read_group_at, read_history
+    from sublet_storage.groups.coordinator.history_queries import read_group_at, read_history
     from sublet_storage.groups.status.json_views import history_to_json
 
     resolved_subscription = resolve_subscription(cli, subscription)
@@ -101,7 +101,7 @@ def _check_there(connection: psycopg.Connection[Any], subscription: Subscription
 
 def _show_then(cli: CommandContext, group: Group, at_us: int, snapshot: GroupAtTime) -> None:
     """Print each stream's owner at that time, with its history record, and the leader."""
-    from sublet_storage.groups.model.history_queries import has_owner
+    from sublet_storage.groups.coordinator.history_queries import has_owner
     from sublet_storage.groups.status.json_views import history_to_json
 
     if cli.json:

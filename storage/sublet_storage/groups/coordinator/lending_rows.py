@@ -18,9 +18,9 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
 from sublet_storage.groups.model.group_errors import BlockingTransaction
-from sublet_storage.groups.model.history_queries import RECORD
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts
 from sublet_storage.groups.model.records import AT_REST, AdvancePosition, HistoryRecord, LendingStatus
 

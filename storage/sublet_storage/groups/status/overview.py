@@ -24,8 +24,8 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Connection
+from sublet_storage.groups.coordinator.history_queries import read_recent_forced_moves
 from sublet_storage.groups.model.group_errors import group_not_found_error
-from sublet_storage.groups.model.history_queries import read_recent_forced_moves
 from sublet_storage.groups.model.records import LendingStatus
 from sublet_storage.groups.status.overview_model import (
     NO_STREAMS,

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 
+from sublet_storage.groups.coordinator.history_queries import HistoryPage
 from sublet_storage.groups.model.desired_state import GroupDesiredState
-from sublet_storage.groups.model.history_queries import HistoryPage
 from sublet_storage.groups.model.options import GroupOptions
 
 
