@@ -184,7 +184,7 @@ end $$;
 --              bounds the frontier, also when some of them release or lose theirs.
 create function hold_epochs(
   p_space bigint, p_producer text, p_incarnation bigint, p_least jsonb, p_lease_s double precision,
-  out outcome text, out lower jsonb, out space_name text, out moves bigint
+  out outcome text, out lower jsonb, out moves bigint
 ) language plpgsql security definer set search_path from current as $$
 declare
   target record;
@@ -197,7 +197,7 @@ begin
       'they are a list of 1 to 1000, each a list of as many numbers', 'Give such a list, as [[17]].');
   end if;
   perform lock_producer(p_producer);
-  select name, epoch_dimensions, lower_frontier, frontier_move_count into target from space
+  select epoch_dimensions, lower_frontier into target from space
    where space_id = p_space and dropped_at is null for no key update;
   if not found then
     outcome := 'unknown';
@@ -240,7 +240,6 @@ begin
       on conflict (space_id, producer_id) where expired_at is null
       do update set incarnation = excluded.incarnation, least = excluded.least, expires_at = excluded.expires_at;
   outcome := 'held';
-  space_name := target.name;
   perform settle_epochs(p_space);
   select lower_frontier, frontier_move_count into lower, moves from space where space_id = p_space;
 end $$;
