@@ -11,8 +11,9 @@ import contextlib
 import threading
 from collections.abc import Callable
 
-from sublet_leader.node.pending_changes import MAX_INT64, PendingChanges, parse_stream_id
+from sublet_leader.node.pending_changes import PendingChanges, parse_stream_id
 from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads

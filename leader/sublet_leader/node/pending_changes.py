@@ -6,10 +6,9 @@ import threading
 from collections.abc import Set
 from dataclasses import dataclass
 
+from sublet_protocol.messages.field_checks import MAX_INT64
 from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, ObjectChange
 
-MAX_INT64 = 2**63 - 1
-"""The largest id and head; larger ones do not exist."""
 MAX_HEADS = 10_000
 """Streams without a subscriber that wait at a time; of more nothing is passed on."""
 MAX_GROUPS = 100
