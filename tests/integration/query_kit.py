@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.columns import all_columns
@@ -95,6 +95,17 @@ class Run:
     def sink(self, number: int, rows: Rows) -> None:
         """Write a batch, where it is not written yet."""
         self.checkpoint.sink.setdefault(number, rows)
+
+    def wait_until_granted(self, count: int) -> None:
+        """Wait until it has streams with so many messages: its next batch takes all of them."""
+
+        def has_all() -> bool:
+            start = self.checkpoint.offsets[-1] if self.checkpoint.offsets else self.reader.initialOffset()
+            assert self.reader.latestOffset(start, ReadMaxRows(0)) == start
+            progress = self.reader.reportLatestOffset()
+            return progress is not None and progress["lag"] >= count
+
+        eventually(has_all, 60.0, lambda: f"granted: {self.reader.reportLatestOffset()}")
 
     def until(self, count: int, die: str = "") -> None:
         """Go on until so many messages are in the sink."""

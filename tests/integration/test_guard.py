@@ -94,7 +94,7 @@ def unwritten(url: str, guarded: Make, tmp_path: Path) -> Checkpoint:
     """A checkpoint with a batch of 30 messages, which its process has read and not written."""
     checkpoint = Checkpoint()
     publish(url, 0, 30)
-    dies(guarded(checkpoint), "read")
+    dies(guarded(checkpoint), "read", 30)
     logged(tmp_path, 0, checkpoint.offsets[0])
     return checkpoint
 
@@ -110,8 +110,10 @@ VALUES = [b"%06d" % number for number in range(30)]
 """Of the batch of `unwritten`."""
 
 
-def dies(run: Run, point: str) -> None:
-    """It goes on until it dies there."""
+def dies(run: Run, point: str, first_batch: int = 0) -> None:
+    """It goes on until it dies there, with at least so many messages in its first batch."""
+    if first_batch:
+        run.wait_until_granted(first_batch)
     with pytest.raises(Died):
         run.until(1_000, die=point)
 
@@ -201,7 +203,7 @@ def test_what_is_written_is_done_when_retention_came(url: str, guarded: Make, co
     """The rows of its streams are deleted when it comes back."""
     create_space(conn, "t", "t/#", retention_s=86400)
     ours, values = Checkpoint(), publish(url, 0, 30)
-    dies(guarded(ours), "sunk")
+    dies(guarded(ours), "sunk", 30)
     rollover(conn, "t")
     left = "select from lending join stream using (stream_id) where head > 0 and status <> 'finished'"
     eventually(lambda: not conn.execute(left).rowcount, 60.0, lambda: str(lending(conn)))
