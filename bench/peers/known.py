@@ -5,6 +5,7 @@ from __future__ import annotations
 from bench.peers.limit import PostgresAlone
 from bench.peers.nats import Nats
 from bench.peers.ours import Sublet
+from bench.peers.pgque import PgQue
 from bench.peers.redis import Redis
 from bench.peers.system import System
 
@@ -21,6 +22,8 @@ SYSTEMS: dict[str, System] = {
         Nats(None, pulls=True),
         Nats("always"),
         Nats("always", pulls=True),
+        PgQue(100),
+        PgQue(10),
     )
 }
 """By the name on the command line."""

