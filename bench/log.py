@@ -9,9 +9,11 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import statistics
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,7 +23,7 @@ import pyarrow as pa
 
 from bench import _postgres as postgres
 from bench import _report as report
-from bench._report import Claim, Series
+from bench._report import Beside, Claim, Series
 from sublet_storage.db.connect import connect
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
@@ -30,12 +32,17 @@ from sublet_storage.spaces.space_queries import open_streams
 
 VALUE_BYTES = 100
 BLOCKS = (1000, 10000)
+OF_COPY_WITH_KEYS = {1000: 1.0, 10000: 0.8}
 SLICES = 3
+AWAITED = 500
+"""Messages that are awaited one by one."""
 ROWS_SHARE = 5
 """One row per message is slow, so that it gets a fifth of each slice."""
 
 Contender: TypeAlias = Callable[[range], int]
 """Publishes the messages of the given calls, or reads everything; returns the number of messages."""
+WalBytes = dict[str, list[float]]
+"""{contender: bytes of WAL for each message, round by round}."""
 TOPIC = "orders/eu/created"
 HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack("!ii", 0, 0)
 END = struct.pack("!h", -1)
@@ -46,7 +53,8 @@ took turns, slice by slice, in the same round. *1000* and *10000* are the messag
 writes the same values, one row each, into a table without an index, encoded beforehand. *rows* is a table (stream,
 offset, topic, key, value, timestamp) with a primary key, written by psycopg with the better of COPY and executemany and
 the same commits, and read by pages of 10,000. *publish* includes checks, routing, encoding and acknowledgement;
-*consume* includes the decoding into Arrow with the columns stream and offset."""
+*consume* includes the decoding into Arrow with the columns stream and offset. *Each awaited* is one message after the
+other, each with a commit of its own. *WAL* is what the server wrote to its log for each message."""
 
 
 class Payload:
@@ -75,27 +83,46 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, default=None, help="where the results go")
     parser.add_argument("--page", type=Path, default=report.PAGE)
     options = parser.parse_args(arguments)
-    series = Series()
+    series, wal = Series(), WalBytes()
     payloads = [Payload(options.messages, block) for block in BLOCKS]
     with postgres.server() as url:
-        _round(postgres.database(url, 0), [Payload(options.messages // 10, block) for block in BLOCKS], Series(), True)
+        _round(
+            postgres.database(url, 0), [Payload(options.messages // 10, block) for block in BLOCKS], Series(), {}, True
+        )
         for number in range(1, options.rounds + 1):
-            _round(postgres.database(url, number), payloads, series, number % 2 == 0)
+            _round(postgres.database(url, number), payloads, series, wal, number % 2 == 0)
             print(f"round {number} of {options.rounds}", flush=True)
     settings = {"messages": options.messages, "rounds": options.rounds, "value_bytes": VALUE_BYTES}
-    section = report.write("log", settings, series, _claims(), options.json)
+    section = report.write("log", settings, series, _claims(), options.json, _wal_figures(wal))
     prose = PROSE.format(value=VALUE_BYTES, messages=options.messages, rounds=options.rounds)
     report.page(options.page, "log", prose, section)
     print(section)
 
 
+def _wal_figures(wal: WalBytes) -> list[Beside]:
+    return [
+        Beside(
+            f"WAL, {what} {block}",
+            statistics.median(wal[f"{what} {block}"]),
+            "bytes a message",
+            peer,
+            statistics.median(wal[f"{peer} {block}"]),
+        )
+        for block in BLOCKS
+        for what, peer in (("publish", "COPY in"), ("publish", "rows in, COPY"), ("publish keys", "COPY in keys"))
+    ]
+
+
 def _claims() -> list[Claim]:
-    claims = []
+    claims = [Claim("publish / bare INSERT, each awaited", "publish, each awaited", "bare INSERT, each awaited", 0.65)]
     for block in BLOCKS:
         claims += [
             Claim(f"publish / COPY in, blocks of {block}", f"publish {block}", f"COPY in {block}", 0.8),
             Claim(
-                f"publish many keys / COPY in, {block} a call", f"publish keys {block}", f"COPY in keys {block}", None
+                f"publish many keys / COPY in, {block} a call",
+                f"publish keys {block}",
+                f"COPY in keys {block}",
+                OF_COPY_WITH_KEYS[block],
             ),
             Claim(f"publish / rows in, {block} per commit", f"publish {block}", f"rows in {block}", None),
             Claim(f"consume / COPY out, blocks of {block}", f"consume {block}", f"COPY out {block}", 2.0),
@@ -104,7 +131,7 @@ def _claims() -> list[Claim]:
     return claims
 
 
-def _round(url: str, payloads: list[Payload], series: Series, turned: bool) -> None:
+def _round(url: str, payloads: list[Payload], series: Series, wal: WalBytes, turned: bool) -> None:
     with connect(url) as conn:
         conn.execute("create table raw (value bytea)")
         conn.execute("create table raw_keys (topic text, key bytea, value bytea)")
@@ -113,19 +140,22 @@ def _round(url: str, payloads: list[Payload], series: Series, turned: bool) -> N
             " primary key (stream_id, off))"
         )
         for payload in payloads:
-            _contend(url, conn, payload, series, turned)
-        _one_by_one(url, payloads[0], series)
+            _contend(url, conn, payload, series, wal, turned)
+        _one_by_one(url, conn, payloads[0], series)
 
 
-def _contend(url: str, conn: psycopg.Connection[Any], payload: Payload, series: Series, turned: bool) -> None:
+def _contend(
+    url: str, conn: psycopg.Connection[Any], payload: Payload, series: Series, wal: WalBytes, turned: bool
+) -> None:
     """Measure all contenders at one size. Those that are compared take turns, so that the machine's load affects both
     alike."""
 
     def compare(contenders: dict[str, Contender]) -> None:
         conn.execute("checkpoint")
         gc.collect()
-        for contender, (messages, seconds) in _take_turns(contenders, len(payload.blocks), turned).items():
-            series.add(f"{contender} {payload.block}", messages, seconds)
+        for contender, used in _take_turns(conn, contenders, len(payload.blocks), turned).items():
+            series.add(f"{contender} {payload.block}", used.messages, used.seconds)
+            wal.setdefault(f"{contender} {payload.block}", []).append(used.wal_bytes / used.messages)
 
     with _publisher(url, payload) as publisher:
         compare(
@@ -152,17 +182,35 @@ def _contend(url: str, conn: psycopg.Connection[Any], payload: Payload, series: 
     conn.execute("truncate raw, raw_keys, rows")
 
 
-def _take_turns(contenders: dict[str, Contender], blocks: int, turned: bool) -> dict[str, tuple[int, float]]:
-    """Return the messages and seconds of each, slice by slice; the first of a turn is the last of the next."""
-    messages, seconds = dict.fromkeys(contenders, 0), dict.fromkeys(contenders, 0.0)
+@dataclass
+class Used:
+    """What one contender has used over its slices."""
+
+    messages: int = 0
+    seconds: float = 0.0
+    wal_bytes: int = 0
+
+
+def _take_turns(
+    conn: psycopg.Connection[Any], contenders: dict[str, Contender], blocks: int, turned: bool
+) -> dict[str, Used]:
+    """Return what each has used, slice by slice; the first of a turn is the last of the next."""
+    used = {contender: Used() for contender in contenders}
     cuts = [blocks * number // SLICES for number in range(SLICES + 1)]
     for number, part in enumerate(range(*each) for each in pairwise(cuts)):
         order = list(contenders)
         for contender in reversed(order) if turned is (number % 2 == 0) else order:
-            started = time.perf_counter()
-            messages[contender] += contenders[contender](part)
-            seconds[contender] += time.perf_counter() - started
-    return {contender: (messages[contender], seconds[contender]) for contender in contenders}
+            written, started = _wal_bytes(conn), time.perf_counter()
+            used[contender].messages += contenders[contender](part)
+            used[contender].seconds += time.perf_counter() - started
+            used[contender].wal_bytes += _wal_bytes(conn) - written
+    return used
+
+
+def _wal_bytes(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute("select (pg_current_wal_insert_lsn() - '0/0')::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def _some(part: range) -> range:
@@ -190,8 +238,8 @@ def _publish_keys(publisher: Publisher, payload: Payload, part: range) -> int:
     return payload.block * len(part)
 
 
-def _one_by_one(url: str, payload: Payload, series: Series) -> None:
-    """Measure `publish` per message, and its latency if each delivery is awaited."""
+def _one_by_one(url: str, conn: psycopg.Connection[Any], payload: Payload, series: Series) -> None:
+    """Measure `publish` per message, and with each delivery awaited beside a bare INSERT and its commit."""
     with Publisher(url) as publisher:
         started = time.perf_counter()
         for values in payload.blocks[:100]:
@@ -201,10 +249,19 @@ def _one_by_one(url: str, payload: Payload, series: Series) -> None:
         series.add(
             "publish message by message", len(payload.blocks[:100]) * payload.block, time.perf_counter() - started
         )
-        started = time.perf_counter()
-        for value in payload.blocks[0][:500]:
-            publisher.publish(TOPIC, value).result()
-        series.add("publish message by message, each awaited", 500, time.perf_counter() - started)
+
+        def insert(value: bytes) -> object:
+            return conn.execute("insert into raw values (%b)", (value,), prepare=True)
+
+        contenders: dict[str, Callable[[bytes], object]] = {
+            "publish, each awaited": lambda value: publisher.publish(TOPIC, value).result(),
+            "bare INSERT, each awaited": insert,
+        }
+        for contender, send in contenders.items():
+            started = time.perf_counter()
+            for value in payload.blocks[0][:AWAITED]:
+                send(value)
+            series.add(contender, len(payload.blocks[0][:AWAITED]), time.perf_counter() - started)
 
 
 def _copy_in(conn: psycopg.Connection[Any], payload: Payload, table: Literal["raw", "raw_keys"], part: range) -> int:
