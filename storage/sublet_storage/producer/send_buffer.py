@@ -167,7 +167,7 @@ class SendBuffer:
             self._closed = self._closed or reason
             self._work.notify_all()
             callbacks = self._drain_callbacks()
-        _call(callbacks)
+        _call_each(callbacks)
 
     # --- the sender -----------------------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class SendBuffer:
                     if piece.ticket.is_done:
                         self._unsettled.pop(piece.ticket, None)
             callbacks = self._drain_callbacks()
-        _call(callbacks)
+        _call_each(callbacks)
 
     def reroute(self, routes: RoutingTable, closed: list[PendingBlock]) -> None:
         """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
@@ -489,6 +489,6 @@ def _route_piece(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[i
     ]
 
 
-def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+def _call_each(callbacks: Iterable[Callable[[], None]]) -> None:
     for callback in callbacks:
         callback()

@@ -292,7 +292,7 @@ class _Mover:
                 self.is_over = not self._conn.execute(_STILL, target).rowcount
                 usable = [] if self.is_over else written
                 claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in usable])
-                moved_uris = self._name_objects(stream, [block for block in usable if block.uri in claimed])
+                moved_uris = self._store_uris(stream, [block for block in usable if block.uri in claimed])
                 unmoved = [block for block in blocks if block.uri not in moved_uris]
                 self._mark_orphans(stream, unmoved)
                 if not self.is_over:
@@ -312,7 +312,7 @@ class _Mover:
         self._conn.execute(_ADVANCE, (stream.done, stream.stream_id))
         stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
 
-    def _name_objects(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
+    def _store_uris(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
         self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
         parameters = {

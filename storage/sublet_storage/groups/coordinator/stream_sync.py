@@ -97,14 +97,14 @@ def sync_streams(
         spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
     touched = _add_streams(connection, groups, buffer.now_us) | _tidy_up(connection, terms, on_data_loss, buffer)
     epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
-    lendings = _report(connection, terms, touched, buffer.now_us)
+    lendings = _read_report(connection, terms, touched, buffer.now_us)
     desired = {group.group_id: GroupDesiredState.from_json(group.desired_state) for group in groups}
     return {
         group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), desired.get(group_id)) for group_id in terms
     }
 
 
-def _report(
+def _read_report(
     connection: Connection, terms: Mapping[int, int], touched: set[Key], now_us: int
 ) -> dict[int, tuple[Lending, ...]]:
     parameters = {
