@@ -150,7 +150,7 @@ class HeadTracker:
             case _:
                 assert_never(event)
         self._note_misses(now)
-        look = self._due(now)
+        look = self._take_due(now)
         return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, look, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
@@ -181,10 +181,10 @@ class HeadTracker:
         return new_heads
 
     def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
-        follow = self._new_id(stream_id, grant_id)
+        follow = self._make_subscription(stream_id, grant_id)
         self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
 
-    def _new_id(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
+    def _make_subscription(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
         self._numbers += 1
         follow = HeadSubscriptionId(stream_id, grant_id, self._numbers)
         self._follow.append(follow)
@@ -226,7 +226,9 @@ class HeadTracker:
                 if stream.awaited_until is None:
                     stream.awaited_until = now + self._settings.push_late_s
             else:
-                longest_s = self._settings.poll_max_with_push_s if self._trusts(stream) else self._settings.poll_max_s
+                longest_s = (
+                    self._settings.poll_max_with_push_s if self._is_push_trusted(stream) else self._settings.poll_max_s
+                )
                 stream.silence_s = min(stream.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
             stream.look_at = now + stream.silence_s
         return new_heads
@@ -237,10 +239,10 @@ class HeadTracker:
             if stream.awaited_until is None or now < stream.awaited_until:
                 continue
             stream.awaited_until = None
-            if self._trusts(stream):
+            if self._is_push_trusted(stream):
                 self.counters.missed_pushes += 1
                 self._unfollow.append(stream.id)
-                stream.id = self._new_id(stream_id, stream.id.grant_id)
+                stream.id = self._make_subscription(stream_id, stream.id.grant_id)
                 stream.doubted, stream.silence_s = True, self._first_s
                 stream.look_at = min(stream.look_at, now + stream.silence_s)
 
@@ -252,10 +254,10 @@ class HeadTracker:
             min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
         )
 
-    def _trusts(self, stream: _Followed) -> bool:
+    def _is_push_trusted(self, stream: _Followed) -> bool:
         return self._push_works and not stream.doubted
 
-    def _due(self, now: float) -> tuple[int, ...]:
+    def _take_due(self, now: float) -> tuple[int, ...]:
         """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
         waiting = [(stream_id, stream) for stream_id, stream in self._streams.items() if stream.at_end]
         if not any(now >= stream.look_at for _, stream in waiting):
