@@ -230,7 +230,7 @@ class PlanLedger:
                 self._end(granted)
 
     def _end(self, granted: PlannerStream) -> None:
-        granted.at_end = True
+        granted.is_at_end = True
         self._notify(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
@@ -424,7 +424,7 @@ class PlanLedger:
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         problem = granted.beyond_head or granted.poison
-        self._report(with_final_error(progress, problem) if granted.at_end and problem is not None else progress)
+        self._report(with_final_error(progress, problem) if granted.is_at_end and problem is not None else progress)
 
     def _find_granted(self, stream_id: int, grant_id: int) -> PlannerStream | None:
         granted = self._granted.get(stream_id)

@@ -128,8 +128,8 @@ class NotificationHub:
     def _process_changes(self) -> None:
         self._looked_at = self._loop.time()
         changes = self._pending.take_group_changes()
-        if changes.spaces or changes.epochs:
-            self._on_streams_changed(not changes.spaces)
+        if changes.is_of_spaces or changes.is_of_epochs:
+            self._on_streams_changed(not changes.is_of_spaces)
         for group_id in changes.group_ids:
             self._on_command(group_id)
 

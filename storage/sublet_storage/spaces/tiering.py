@@ -121,7 +121,7 @@ class _Stream:
 
     stream_id: int
     generation_id: int
-    closed: bool
+    is_closed: bool
     done: int | None
     offset: int
     is_patchy: bool = False
@@ -182,7 +182,7 @@ class _Mover:
         """Return the streams with blocks to examine, once the location is known to be available."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
-        due_streams = [stream for stream in streams if stream.closed or self._is_due(stream)]
+        due_streams = [stream for stream in streams if stream.is_closed or self._is_due(stream)]
         return due_streams if due_streams and self._prepare() else []
 
     def _is_due(self, stream: _Stream) -> bool:
@@ -205,7 +205,7 @@ class _Mover:
 
     def _begin_stream(self, stream: _Stream) -> None:
         """Begin with a stream: merge small blocks of a closed one, without a time limit."""
-        if stream.closed:  # few large objects rather than many small ones
+        if stream.is_closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
                 small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         stream.done = 0
@@ -245,7 +245,7 @@ class _Mover:
                 "generation": stream.generation_id,
                 "stream": stream.stream_id,
                 "offset": stream.offset,
-                "closed": stream.closed,
+                "closed": stream.is_closed,
                 "after": self._space.tier_after_s,
                 "least": MIN_BYTES,
                 "blocks": BATCH_BLOCKS,

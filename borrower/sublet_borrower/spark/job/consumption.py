@@ -139,7 +139,7 @@ class Consumption:
         self._watchdog: threading.Timer | None = None
 
     def __repr__(self) -> str:
-        return f"Consumption({self._tasks} tasks, {'running' if self.running else 'over'})"
+        return f"Consumption({self._tasks} tasks, {'running' if self.is_running else 'over'})"
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +154,7 @@ class Consumption:
             raise
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the Spark job is under way."""
         return not self._over.is_set()
 
@@ -162,7 +162,7 @@ class Consumption:
         """Return what every attempt reported last, at most about a second ago while it lives."""
         assert self._control is not None
         reports = self._control.last_reports().values()
-        return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
+        return ConsumptionStatus(self.is_running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the job's end, and return whether it has ended. It ends when it is drained or stopped, or has
