@@ -161,7 +161,7 @@ class NodeServer:
                 self._url,
                 self._driver,
                 self._publisher,
-                lambda epochs: self._handle(StreamsChanged(epochs)),
+                lambda is_epochs_only: self._handle(StreamsChanged(is_epochs_only)),
                 lambda group_id: self._handle(StreamsChanged(group_id=group_id)),
                 self._feed.watch.poll_soon,
                 notify_settings,

@@ -70,7 +70,7 @@ async def test_first_messages_share_one_publisher(database: str, end: str) -> No
         assert len(threads()) == 1, "one sender"
     else:
         await publisher.close()
-    assert all(delivery.done for delivery in deliveries)
+    assert all(delivery.is_done for delivery in deliveries)
     assert len({(await each).offset for each in deliveries}) == 12
     await publisher.close()
     with connect(database) as conn:

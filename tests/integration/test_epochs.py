@@ -345,7 +345,7 @@ def test_an_advance_is_made_behind_what_is_durable(database: str, conn: psycopg.
             publisher.in_epoch(3)
         publisher.in_epoch(4).publish("t", b"2")
         publisher.flush()
-        assert delivery.done
+        assert delivery.is_done
         assert least(read_lower_frontier(conn, space)) == [(4,)]
         publisher.advance(7, wait=False)
         publisher.advance(8)

@@ -198,7 +198,7 @@ def test_close_returns_and_reports_what_failed(database: str, untold: None, size
         )
         with pytest.raises(Unavailable, match=reported):
             publisher.close(timeout_s=1)
-        assert all(delivery.done for delivery in (*sent, later))
+        assert all(delivery.is_done for delivery in (*sent, later))
         with pytest.raises(Unavailable, match=r"given up: there was no time left to send it\. Publish it again\."):
             later.result(0)
         eventually(no_threads_left)

@@ -223,7 +223,7 @@ def test_what_only_a_query_saw_is_blocked(database: str, conn: Connection, serve
     eventually(lambda: not run.step() and rows(conn) == {lowered: ("held", 10), other: ("held", 10)}, WAIT_S)
     served.nodes["n1"].signal(signal.SIGSTOP)
     lower_head(conn, lowered)
-    ledger = run.reader._opened()._ledger
+    ledger = run.reader._open_planner()._ledger
     eventually(lambda: not run.step() and ledger._granted[lowered].beyond_head, WAIT_S)
     publish_more(conn, lowered, other)
     served.nodes["n1"].signal(signal.SIGCONT)

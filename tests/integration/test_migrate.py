@@ -175,7 +175,7 @@ def test_a_given_database_is_checked_and_not_migrated(empty_database: str, datab
     assert tables(empty_database) == set()
     with open_database(database) as opened:
         assert opened.url.reveal() == database
-        assert not opened.embedded
+        assert opened.data_dir is None
     with pytest.raises(DatabaseUnreachable), open_database("postgresql://localhost:1/none"):
         pass
     with pytest.raises(InvalidSetting, match="both"), open_database(database, data_dir="here"):
@@ -190,11 +190,11 @@ def test_the_embedded_server_migrates_itself_and_stops(
     with open_database() as opened:
         assert opened.url.reveal() == database
     with open_database(data_dir=server_home / "data") as opened:
-        assert opened.embedded
+        assert opened.data_dir is not None
     monkeypatch.delenv("SUBLET_DATABASE_URL")
     monkeypatch.setenv("SUBLET_DATA_DIR", str(server_home / "data"))
     with open_database() as opened, connect(opened.url) as conn:
-        assert opened.embedded
+        assert opened.data_dir is not None
         assert opened.data_dir == server_home / "data"
         check_schema(conn)
     with pytest.raises(DatabaseUnreachable):

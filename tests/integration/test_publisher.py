@@ -61,7 +61,7 @@ def test_a_message_arrives_as_it_was_given(database: str, conn: Connection) -> N
     with Publisher(database) as publisher:
         delivery = publisher.publish("a/b", "värde", key="k", headers={"h": b"1", "n": None}, timestamp=at)
         position = delivery.result(10)
-        assert delivery.done
+        assert delivery.is_done
         publisher.publish("a/b", None)
     full, bare = sorted(stored(conn), key=lambda message: message["value"] is None)
     assert full == {
@@ -151,7 +151,7 @@ def test_blocks_committed_together_have_their_places(
         assert cutter.was_cut.wait(20)
         try:
             eventually(lambda: _heads(conn) == 13, 20)
-            assert not delivery.done, "three blocks are committed, and nobody knows"
+            assert not delivery.is_done, "three blocks are committed, and nobody knows"
         finally:
             cutter.resume()
         places = [span.offset_of(row) for span in delivery.result(20) for row in span.rows]
@@ -380,7 +380,7 @@ def test_a_fault_in_the_sender_reaches_all_who_wait(database: str, monkeypatch: 
     deliveries = [publisher.publish(f"t/{index}", b"x") for index in range(3)]
     with pytest.raises(ZeroDivisionError):
         deliveries[0].result(20)
-    eventually(lambda: all(delivery.done for delivery in deliveries))
+    eventually(lambda: all(delivery.is_done for delivery in deliveries))
     with pytest.raises(PublisherClosed):
         publisher.publish("t", b"x")
     for delivery in deliveries:

@@ -51,7 +51,7 @@ def publish(url: str, space: str, topic: str, epoch: int, *values: bytes) -> Non
 
 
 def ledger_of(run: Run) -> PlanLedger:
-    return run.reader._opened()._ledger
+    return run.reader._open_planner()._ledger
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def test_filtering_a_block_is_filtering_its_messages(
 
 def streams_of(spaces: list[Space]) -> list[StreamInfo]:
     return [
-        StreamInfo(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0, False)
+        StreamInfo(space.space_id * 100 + index, space.space_id, space.space_id, low, high, 0)
         for space in spaces
         for index, (low, high) in enumerate(split_ring(space.shards))
     ]
@@ -116,7 +116,7 @@ def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: s
 def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
     hashed = hash_key(key, topic)
     place = [
-        HashRing([StreamInfo(i, 1, 1, *each, 0, False) for i, each in enumerate(split_ring(shards))]).find_index(hashed)
+        HashRing([StreamInfo(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_index(hashed)
         for shards in (before, after)
     ]
     assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])

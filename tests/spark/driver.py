@@ -40,7 +40,7 @@ def main(
         on_attempt=recorder.begin,
     )
     say("consuming")
-    while running.running and not leave.wait(0.1):
+    while running.is_running and not leave.wait(0.1):
         pass
     say(f"drained {sum(task.summary.messages for task in running.drain())}")
     spark.stop()

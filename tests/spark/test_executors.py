@@ -45,7 +45,7 @@ def test_tasks_share_streams_until_a_drain(stage: Stage, start: Start) -> None:
     eventually(lambda: running.status().lag == 0, WAIT_S)
 
     summaries = running.drain()
-    assert not running.running
+    assert not running.is_running
     assert [summary.attempt.partition for summary in summaries] == [0, 1]
     assert all(summary.failure is None and summary.summary.batches > 0 for summary in summaries)
     assert sum(summary.summary.messages for summary in summaries) == 4_000

@@ -22,7 +22,7 @@ COUNT = 20_000
 def routes(streams: int) -> RoutingTable:
     """One space with so many streams."""
     cut = enumerate(split_ring(streams), 1)
-    open_ones = [StreamInfo(number, 1, 1, low, high, 0, False) for number, (low, high) in cut]
+    open_ones = [StreamInfo(number, 1, 1, low, high, 0) for number, (low, high) in cut]
     return RoutingTable([Space(1, "default", TopicFilter("#"), streams)], open_ones, None)
 
 

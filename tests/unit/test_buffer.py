@@ -37,7 +37,7 @@ def buffer(monkeypatch: pytest.MonkeyPatch) -> SendBuffer:
 
 def a_buffer(limits: BufferLimits) -> SendBuffer:
     ((low, high),) = split_ring(1)
-    streams = [StreamInfo(1, 1, 1, low, high, 0, False)]
+    streams = [StreamInfo(1, 1, 1, low, high, 0)]
     return SendBuffer(RoutingTable([Space(1, "default", TopicFilter("#"), 1)], streams, None), limits)
 
 
@@ -194,7 +194,7 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     monkeypatch.setattr(module, "MAX_ROUTED_ROWS", 3)
     monkeypatch.setattr(module, "ADVANCE_PAUSE_S", 0.0)
     ((low, middle), (after, high)) = split_ring(2)
-    streams = [StreamInfo(1, 1, 1, low, middle, 0, False), StreamInfo(2, 1, 1, after, high, 0, False)]
+    streams = [StreamInfo(1, 1, 1, low, middle, 0), StreamInfo(2, 1, 1, after, high, 0)]
     routes = RoutingTable([Space(1, "default", TopicFilter("#"), 2)], streams, None)
     fits = room(SendBuffer(routes, ROOMY))
     for place in itertools.count(1):

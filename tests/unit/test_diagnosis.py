@@ -25,8 +25,8 @@ LED = GroupDiagnosisFacts(
     nodes=1,
     draining=(),
     held=1,
-    skips_lost_data=False,
-    atomic=False,
+    may_skip_lost_data=False,
+    is_atomic=False,
 )
 UNLED = replace(LED, leader=None, nodes=2)
 FREE = StreamDiagnosisFacts(
@@ -59,7 +59,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             "it is blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),
         (
-            StallReason.BLOCKED, replace(LED, atomic=True), replace(FREE, status="blocked", lag=None),
+            StallReason.BLOCKED, replace(LED, is_atomic=True), replace(FREE, status="blocked", lag=None),
             "no reason is recorded", f"groups reset {QUOTED} --to-earliest",
         ),
         (
@@ -67,14 +67,14 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             "from offset 4 on: with its leader's next look it is "
             "blocked", f"groups reset {QUOTED} --stream 12 --to-earliest",
         ),
-        (StallReason.GONE, replace(LED, skips_lost_data=True), replace(FREE, head_state="gone", lag=None),
+        (StallReason.GONE, replace(LED, may_skip_lost_data=True), replace(FREE, head_state="gone", lag=None),
          "finished without them", None),
         (
             StallReason.GONE, LED, DROPPED,
             "with the space orders, which was dropped, or by its retention: with its leader's next look it is blocked",
             f"(in one: with --stream N): sublet groups reset {QUOTED} --to-current",
         ),
-        (StallReason.GONE, replace(LED, skips_lost_data=True), DROPPED, "the space orders, which was dropped", None),
+        (StallReason.GONE, replace(LED, may_skip_lost_data=True), DROPPED, "the space orders, which was dropped", None),
         (
             StallReason.BLOCKED, LED,
             replace(DROPPED, status="blocked", blocked_reason="offset 4 is gone by retention"),
@@ -82,7 +82,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             f"sublet groups reset {QUOTED} --to-current",
         ),
         (
-            StallReason.BLOCKED, replace(LED, atomic=True), replace(DROPPED, status="blocked"),
+            StallReason.BLOCKED, replace(LED, is_atomic=True), replace(DROPPED, status="blocked"),
             "orders, which was dropped",
             f"sublet groups reset {QUOTED} --to-earliest",
         ),
@@ -114,7 +114,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
         ),
         (StallReason.UNREADABLE, LED, replace(HELD, unreadable_reason="it is away"), "is away", "goes on when"),
         (
-            StallReason.UNREADABLE, replace(LED, atomic=True),
+            StallReason.UNREADABLE, replace(LED, is_atomic=True),
             replace(HELD, waits_for=FRONT, unreadable_reason="ends before offset 9"),
             "cannot read on", f"groups reset {QUOTED} --to-epoch EPOCH",
         ),
@@ -136,7 +136,7 @@ PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
             f"groups reset {QUOTED} --stream 12 --to-current --force",
         ),
         (
-            StallReason.RESERVED, replace(LED, atomic=True),
+            StallReason.RESERVED, replace(LED, is_atomic=True),
             replace(FREE, status="reserved", session="etl", reserved_s=-1.0),
             "has not come back in time", f"groups reset {QUOTED} --to-earliest --force",
         ),
@@ -170,7 +170,7 @@ def test_the_way_past_a_damaged_block_can_be_pasted(atomic: bool) -> None:
     said = "stream 12: the block that begins at offset 4 and ends before offset 9 lies at 'offset 7', and"
     past = f": sublet groups reset {QUOTED} " + ("--to-epoch EPOCH" if atomic else "--stream 12 --to-offset 9")
     for stream in (replace(HELD, unreadable_reason=said), replace(FREE, status="blocked", blocked_reason=said)):
-        assert (diagnose(replace(LED, atomic=atomic), stream).hint or "").endswith(past)
+        assert (diagnose(replace(LED, is_atomic=atomic), stream).hint or "").endswith(past)
 
 
 @pytest.mark.conforms("A7")

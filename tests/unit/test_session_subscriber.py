@@ -418,7 +418,7 @@ def test_jitter_spreads_retries_returns_and_holds() -> None:
         sends = harness.do(PollReplied(life, "n1", deliveries=delivered, jitter=jitter))
         assert [one.hold_s for one in sends if isinstance(one, CallPoll)] == [hold_s]
     harness.do(PollUnanswered(life, "x", jitter=0.5))
-    sends = harness.do(PollReplied(life, "n2", unknown=True, jitter=0.5))
+    sends = harness.do(PollReplied(life, "n2", is_unknown=True, jitter=0.5))
     assert [type(one) for one in sends] == [ConnectionLost]
     assert harness.wake_at == harness.now + SETTINGS.spread_s / 2
     assert [type(one) for one in harness.wait()] == [SendCommands, CallPoll]
@@ -445,9 +445,9 @@ def test_an_agent_counts_what_happens() -> None:
     one, gap = SequencedMessage(1, "news", "1", "m"), SequencedMessage(2, "", "", MailboxOverflow(7, ("news",)))
     agent.decide(PollReplied(1, "n1", deliveries=(one,)), 1)
     agent.decide(PollReplied(1, "n1", deliveries=(one, gap)), 1)
-    outcome = agent.decide(PollReplied(1, "n2", unknown=True), 1)
+    outcome = agent.decide(PollReplied(1, "n2", is_unknown=True), 1)
     assert [one.subscriber_incarnation for one in outcome.sends if isinstance(one, CallPoll)] == [2]
-    agent.decide(PollReplied(2, "n2", unknown=True), 1)
+    agent.decide(PollReplied(2, "n2", is_unknown=True), 1)
     assert agent.counters == AgentSideCounters(
         batches=3,
         duplicate_batches=1,

@@ -35,7 +35,7 @@ def check_arguments(
     """
     if not isinstance(subscription, str):
         raise InvalidSubscription(
-            f"subscription {_shown(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
+            f"subscription {_quote(subscription)}: it is a text, $share/GROUP/FILTER or $queue/GROUP/FILTER."
         )
     if not (url is None or isinstance(url, str)):
         kind = type(url).__name__
@@ -47,10 +47,10 @@ def check_arguments(
     _check_nodes(nodes)
     for option, value in (("auto_ack", auto_ack), ("whole_epochs", whole_epochs)):
         if not isinstance(value, bool):
-            raise InvalidSetting(f"{option} is {_shown(value)}: it is True or False.")
+            raise InvalidSetting(f"{option} is {_quote(value)}: it is True or False.")
     if not (on_epochs_consumed is None or callable(on_epochs_consumed)):
         raise InvalidSetting(
-            f"on_epochs_consumed is {_shown(on_epochs_consumed)}: it is called with how far the group has come."
+            f"on_epochs_consumed is {_quote(on_epochs_consumed)}: it is called with how far the group has come."
             " Give a function."
         )
     _check_transport(transport, nodes, url, data_dir)
@@ -64,20 +64,20 @@ def check_name(name: str | None, longest: int = MAX_ID_BYTES) -> None:
         return
     hint = "Give a text such as billing-1, or leave the name out."
     if not isinstance(name, str):
-        raise InvalidSetting(f"name is {_shown(name)}: a session's name is a text. {hint}")
+        raise InvalidSetting(f"name is {_quote(name)}: a session's name is a text. {hint}")
     if not name:
         raise InvalidSetting(f"name is '': a session's name is not empty. {hint}")
     if not name.isprintable():
-        raise InvalidSetting(f"name is {_shown(name)}: all of its characters must be printable. Remove the others.")
+        raise InvalidSetting(f"name is {_quote(name)}: all of its characters must be printable. Remove the others.")
     if (size := len(name.encode())) > longest:
         raise InvalidSetting(
-            f"name is {_shown(name)}: it has {size} bytes of UTF-8, and at most {longest} are allowed. Shorten it."
+            f"name is {_quote(name)}: it has {size} bytes of UTF-8, and at most {longest} are allowed. Shorten it."
         )
 
 
 def _check_transport(transport: object, nodes: object, url: object, data_dir: object) -> None:
     if transport not in ("database", "nodes"):
-        raise InvalidSetting(f"transport is {_shown(transport)}: it is 'database' or 'nodes'.")
+        raise InvalidSetting(f"transport is {_quote(transport)}: it is 'database' or 'nodes'.")
     if transport == "nodes" and not nodes:
         raise InvalidSetting(
             "transport 'nodes' without nodes: where they are is not looked up in a database. Give their addresses "
@@ -92,7 +92,7 @@ def _check_transport(transport: object, nodes: object, url: object, data_dir: ob
 def _check_weight(weight: object) -> None:
     hint = "1 is what everybody has, 2 takes twice as many streams."
     if isinstance(weight, bool) or not isinstance(weight, Real):
-        raise InvalidSetting(f"weight is {_shown(weight)}: it is a number. {hint}")
+        raise InvalidSetting(f"weight is {_quote(weight)}: it is a number. {hint}")
     if not MIN_WEIGHT <= float(weight) <= MAX_WEIGHT:
         raise InvalidSetting(f"weight is {weight}: it must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}. {hint}")
 
@@ -100,7 +100,7 @@ def _check_weight(weight: object) -> None:
 def _check_start(start: object) -> None:
     if not isinstance(start, str):
         raise InvalidSetting(
-            f"starting_position is {_shown(start)}: it is a text: latest, earliest, offset:N, or a time with its time"
+            f"starting_position is {_quote(start)}: it is a text: latest, earliest, offset:N, or a time with its time"
             " zone such as "
             "2026-11-21T10:00:00Z."
         )
@@ -113,10 +113,10 @@ def _check_start(start: object) -> None:
 def _check_batch_bytes(max_batch_bytes: object) -> None:
     hint = "A block is the least that is read; the default is 4194304."
     if not isinstance(max_batch_bytes, int) or isinstance(max_batch_bytes, bool):
-        raise InvalidSetting(f"max_batch_bytes is {_shown(max_batch_bytes)}: it is a whole number of bytes. {hint}")
+        raise InvalidSetting(f"max_batch_bytes is {_quote(max_batch_bytes)}: it is a whole number of bytes. {hint}")
     if not 1 <= max_batch_bytes <= MAX_BATCH_BYTES:
         raise InvalidSetting(
-            f"max_batch_bytes is {_shown(max_batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. {hint}"
+            f"max_batch_bytes is {_quote(max_batch_bytes)}: it must be positive, and at most {MAX_BATCH_BYTES}. {hint}"
         )
 
 
@@ -124,9 +124,9 @@ def _check_nodes(nodes: object) -> None:
     if nodes is None:
         return
     if isinstance(nodes, str):
-        raise InvalidSetting(f"nodes is the text {_shown(nodes)}: it must be a list of addresses, such as [{nodes!r}].")
+        raise InvalidSetting(f"nodes is the text {_quote(nodes)}: it must be a list of addresses, such as [{nodes!r}].")
     if not isinstance(nodes, Sequence) or isinstance(nodes, bytes):
-        raise InvalidSetting(f"nodes is {_shown(nodes)}: it must be a list of addresses, such as ['127.0.0.1:7411'].")
+        raise InvalidSetting(f"nodes is {_quote(nodes)}: it must be a list of addresses, such as ['127.0.0.1:7411'].")
     for node in nodes:
         check_node(node)
 
@@ -143,6 +143,6 @@ def check_node(node: object) -> None:
         )
 
 
-def _shown(value: object) -> str:
+def _quote(value: object) -> str:
     text = repr(value)
     return text if len(text) <= MAX_SHOWN_CHARS else f"{text[:MAX_SHOWN_CHARS]}..."

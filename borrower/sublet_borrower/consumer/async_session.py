@@ -79,7 +79,7 @@ class AsyncSession:
 
     async def open(self) -> Self:
         """Join the group; `async with` does it. Raise what `Session` raises."""
-        await self._opened()
+        await self._open()
         return self
 
     async def __aenter__(self) -> Self:
@@ -93,14 +93,14 @@ class AsyncSession:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if kind is None and (batch := self._polled_batch) is not None and not self._loops.has(batch):  # `poll` gave it
-            self._left(batch, well=True)
-        await self._closed(aborted=False)
+            self._on_loop_left(batch, well=True)
+        await self._close(aborted=False)
         if kind is None:
             self._raise_refused(*self._refused)
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        self._loops.asked_beside(frame := sys._getframe(1))
-        return AsyncSessionIterator(self._iterated, self._loops, self._left, frame)
+        self._loops.on_poll_elsewhere(frame := sys._getframe(1))
+        return AsyncSessionIterator(self._poll_next, self._loops, self._on_loop_left, frame)
 
     async def poll(self, timeout_s: float | None = None) -> Batch | None:
         """Return the next batch; None once the session is drained or closed, or when the timeout is over.
@@ -108,11 +108,13 @@ class AsyncSession:
         The call acknowledges the batch before, unless the session has auto_ack off. Raise `UsageError` after `close`,
         and what `ack` of a batch was refused with.
         """
-        self._loops.asked_beside(sys._getframe(1))
-        session = await self._opened()
+        self._loops.on_poll_elsewhere(sys._getframe(1))
+        session = await self._open()
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while (fetching := self._begin_fetching(session)) is not None:
-            if not (await self._fetched(session, fetching, deadline) and await self._acknowledged(deadline)):
+            if not (
+                await self._wait_for_fetch(session, fetching, deadline) and await self._wait_for_acknowledging(deadline)
+            ):
                 return None
             if self._fetching is not fetching:
                 continue  # another task took it
@@ -135,10 +137,10 @@ class AsyncSession:
 
         Raise `SubscriptionEnded`.
         """
-        session, deadline = await self._opened(), time.monotonic() + timeout_s
+        session, deadline = await self._open(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
             await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
-            looking = self._worker.submit(partial(self._look, session))
+            looking = self._worker.submit(partial(self._check_session, session))
             session.wakeup()
             await wait_until_done(looking)
             self._raise_missed()
@@ -151,8 +153,8 @@ class AsyncSession:
 
         Cancelling the wait does not end the work: it is committed or rolled back as if it had been waited for.
         """
-        session = await self._opened()
-        working = self._worker.submit(partial(_in_transaction, session, work, batches))
+        session = await self._open()
+        working = self._worker.submit(partial(_run_in_transaction, session, work, batches))
         session.wakeup()
         await wait_until_done(working)
         return working.result()
@@ -190,7 +192,7 @@ class AsyncSession:
         It goes on when the waiting is cancelled. Closing again waits for the same end. Raise, once it is closed, what
         `ack` of a batch was refused with.
         """
-        await self._closed(aborted)
+        await self._close(aborted)
         self._raise_refused(*self._refused)
 
     @property
@@ -202,7 +204,7 @@ class AsyncSession:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    async def _closed(self, aborted: bool) -> None:
+    async def _close(self, aborted: bool) -> None:
         if self._home.is_forked:
             self._refused.clear()
             return
@@ -214,7 +216,7 @@ class AsyncSession:
         await wait_until_done(self._ending)
         self._ending.result()
 
-    async def _opened(self) -> Session:
+    async def _open(self) -> Session:
         self._home.check(self.subscription)
         if self._ending is not None:
             raise UsageError(f"{self.subscription}: this session is closed. Make another.")
@@ -224,13 +226,13 @@ class AsyncSession:
         await wait_until_done(opening)
         return opening.result()
 
-    async def _iterated(self) -> Batch | None:
+    async def _poll_next(self) -> Batch | None:
         """Return the next batch of an iteration. Closing ends it, also between two batches."""
         if self._ending is not None and self._has_polled:
             return None
         return await self.poll()
 
-    def _left(self, batch: Batch, well: bool) -> None:
+    def _on_loop_left(self, batch: Batch, well: bool) -> None:
         """Note that a loop is over, as `Session.left` does. From any thread."""
         if self._polled_batch is batch:
             self._polled_batch = None
@@ -248,7 +250,7 @@ class AsyncSession:
             self._fetching = self._worker.submit(partial(self._fetch, session))
         return self._fetching
 
-    async def _fetched(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
+    async def _wait_for_fetch(self, session: Session, fetching: Future[Batch | None], deadline: float | None) -> bool:
         """Wait for the fetch; a cancelled wait ends it, and keeps what it has taken by then."""
         try:
             return await wait_until_done(fetching, None if deadline is None else max(deadline - time.monotonic(), 0.0))
@@ -256,7 +258,7 @@ class AsyncSession:
             if not fetching.done():
                 session.wakeup()
 
-    async def _acknowledged(self, deadline: float | None) -> bool:
+    async def _wait_for_acknowledging(self, deadline: float | None) -> bool:
         """Wait for what was acknowledged before: a batch that was fetched meanwhile may be among it."""
         acknowledging = self._acknowledging
         left_s = None if deadline is None else max(deadline - time.monotonic(), 0.0)
@@ -303,10 +305,10 @@ class AsyncSession:
             return None  # first of all that is raised
         batch = session.poll()
         if batch is not None:
-            batch._delegate_ack, batch._transact = self._acknowledge, _not_here
+            batch._delegate_ack, batch._transact = self._acknowledge, _refuse_transaction
         return batch
 
-    def _look(self, session: Session) -> None:
+    def _check_session(self, session: Session) -> None:
         try:
             session.wait(0.0)
         except Exception as error:  # noqa: BLE001 raised where it is waited for, or by the next call
@@ -348,12 +350,14 @@ class AsyncSession:
             self._session.close(aborted=aborted)
 
 
-def _in_transaction(session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]) -> _T:
+def _run_in_transaction(
+    session: Session, work: Callable[[psycopg.Connection[Any]], _T], batches: tuple[Batch, ...]
+) -> _T:
     with session.transaction(*batches) as connection:
         return work(connection)
 
 
-def _not_here(batch: Batch) -> NoReturn:
+def _refuse_transaction(batch: Batch) -> NoReturn:
     raise UsageError(
         f"{batch!r} is of an AsyncSession, whose transactions would hold up the event loop:"
         " write `await session.run_in_transaction(work, batch)`, where work(connection) is a plain function."

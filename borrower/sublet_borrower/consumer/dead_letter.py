@@ -31,14 +31,14 @@ def publish_dead_letter(
     """
     row = record.to_pylist()[0]
     origin = {"topic": row["topic"], "stream": stream_id, "offset": row["offset"], "error": error[:SHOWN_ERROR]}
-    added = [(f"sublet.{name}", _printable(str(value))) for name, value in origin.items()]
+    added = [(f"sublet.{name}", _make_storable(str(value))) for name, value in origin.items()]
     room = MAX_HEADER_BYTES - sum(compute_header_size(name, text.encode()) for name, text in added)
     headers: list[tuple[str, Any]] = []
     for header in (row["headers"] or ())[: MAX_HEADERS - len(added)]:
         room -= compute_header_size(header["key"], header["value"])
         if room < 0:
             break
-        headers.append((header["key"], _encoded(header["value"])))
+        headers.append((header["key"], _encode_value(header["value"])))
     headers += added
     call = sql.SQL("select {}.publish(%s::text, %s::bytea, %s::bytea, %s::jsonb, %s::timestamptz)")
     connection.execute(
@@ -47,10 +47,10 @@ def publish_dead_letter(
     )
 
 
-def _printable(text: str) -> str:
+def _make_storable(text: str) -> str:
     """Return the text with what Postgres rejects replaced."""
     return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
 
 
-def _encoded(value: bytes | None) -> dict[str, str] | None:
+def _encode_value(value: bytes | None) -> dict[str, str] | None:
     return None if value is None else {"base64": base64.b64encode(value).decode()}

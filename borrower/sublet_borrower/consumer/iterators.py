@@ -27,21 +27,21 @@ from typing import Any, Protocol
 from sublet_borrower.streams.batch import Batch
 
 
-def _codes(*names: str) -> frozenset[int]:
+def _get_opcodes(*names: str) -> frozenset[int]:
     return frozenset(opcode.opmap[name] for name in names if name in opcode.opmap)
 
 
-_ASKS = _codes("FOR_ITER", "GET_ANEXT", "SEND")
-_AWAITS = _codes("GET_AWAITABLE")
-_NEXTS = _codes("GET_ANEXT")
-_DROPS = _codes("POP_TOP", "POP_ITER")
-_YIELDS = _codes("YIELD_VALUE", "RESUME")
+_POLLS = _get_opcodes("FOR_ITER", "GET_ANEXT", "SEND")
+_AWAITS = _get_opcodes("GET_AWAITABLE")
+_NEXTS = _get_opcodes("GET_ANEXT")
+_DROPS = _get_opcodes("POP_TOP", "POP_ITER")
+_YIELDS = _get_opcodes("YIELD_VALUE", "RESUME")
 _CACHE = opcode.opname.index("CACHE") if "CACHE" in opcode.opname else -1
-_CALLS = _codes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
+_CALLS = _get_opcodes("PRECALL", "CALL", "CALL_FUNCTION_EX", "CALL_KW")
 _TAKERS = frozenset({"next", "anext", "send", "asend", "list", "tuple", "set", "frozenset", "dict", "sum", "max"})
 """Names of the functions that advance a generator."""
 _ITER = frozenset({"iter", "__iter__", "aiter", "__aiter__"})
-_ENDS = _codes("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+_ENDS = _get_opcodes("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
 _JUMPS = frozenset(code for name, code in opcode.opmap.items() if name.startswith(("JUMP_FORWARD", "JUMP_BACKWARD")))
 _NEXT = frozenset({"next", "__next__", "anext", "__anext__"})
 _GENERATOR = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -72,14 +72,14 @@ class SessionLoopRegistry:
 
     def has(self, batch: Batch) -> bool:
         """Return whether a loop is processing the batch."""
-        return any(batch in loop.batches for loop in self._living())
+        return any(batch in loop.batches for loop in self._list_loops())
 
-    def asked_beside(self, frame: FrameType) -> None:
+    def on_poll_elsewhere(self, frame: FrameType) -> None:
         """Note that in that frame another loop over the session begins, or a batch is polled."""
-        for loop in self._living():
-            loop.asked_beside(frame)
+        for loop in self._list_loops():
+            loop.on_poll_elsewhere(frame)
 
-    def _living(self) -> Iterator[_Loop]:
+    def _list_loops(self) -> Iterator[_Loop]:
         return (loop for known in self._known if (loop := known()) is not None)
 
 
@@ -96,135 +96,139 @@ class _Loop:
         self._left = left
         self.batches: list[Batch] = []
         self._is_for = self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
-        self._asked_at = self._frame = self._caller = self._beside_at = (0, 0)
-        self._heads: dict[tuple[int, int], int] = {}
+        self._polled_at = self._frame_id = self._caller_id = self._read_ahead_at = (0, 0)
+        self._loop_offsets: dict[tuple[int, int], int] = {}
         self._handled = 0
-        self._asker: weakref.ref[Any] | None = None
+        self._task: weakref.ref[Any] | None = None
         loops.add(self)
 
-    def asks(self, frame: FrameType) -> None:
+    def on_poll(self, frame: FrameType) -> None:
         """Advance: acknowledge the batch before if this call comes from the same place or, where the loop is in a
         generator that a `for` goes over, if that generator is advanced from the same place.
         """
-        loop_frame = _loop_frame(frame)
-        heads, over = _heads(loop_frame), _caller(loop_frame)
-        self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _called(frame) in _NEXT
+        loop_frame = _find_loop_frame(frame)
+        offsets, over = _get_loop_offsets(loop_frame), _find_caller(loop_frame)
+        self._is_by_hand = self._is_taken_by_hand and loop_frame is frame and _find_called_name(frame) in _NEXT
         if self.batches and self._is_here(loop_frame):
-            if not self._is_over_for or heads == self._heads:
-                self._ends(True)
+            if not self._is_over_for or offsets == self._loop_offsets:
+                self._end(True)
             elif not self._is_in_body(over):
-                self._ends(False)
-        self.entered(frame)
+                self._end(False)
+        self.on_enter(frame)
         if not self.batches:
             self._is_for, self._is_over_for, self._handled = _is_for(loop_frame), _is_for(over), id(sys.exc_info()[1])
-            self._asked_at, self._heads = _call_site(loop_frame), heads
-            self._frame, self._caller = _identity(loop_frame), _identity(over)
-            self._asker, self._beside_at = weakref.ref(_asker()), (0, 0)
+            self._polled_at, self._loop_offsets = _get_call_site(loop_frame), offsets
+            self._frame_id, self._caller_id = _get_frame_id(loop_frame), _get_frame_id(over)
+            self._task, self._read_ahead_at = weakref.ref(_get_current_task()), (0, 0)
         elif _is_for(frame):
-            self._looks_ahead(_call_site(frame), self._in_use(frame))
-        elif _identity(frame) != self._frame:
-            self._looks_ahead(_call_site(frame), frozenset())
+            self._record_read_ahead(_get_call_site(frame), self._find_values_in_use(frame))
+        elif _get_frame_id(frame) != self._frame_id:
+            self._record_read_ahead(_get_call_site(frame), frozenset())
 
-    def has(self, batch: Batch) -> None:
+    def add_batch(self, batch: Batch) -> None:
         """Record the batch. One that was fetched by hand is acknowledged by its user, unless that is in a loop."""
         if self.batches or not self._is_by_hand:
             self.batches.append(batch)
 
-    def missed(self, batch: Batch) -> None:
+    def on_failed(self, batch: Batch) -> None:
         """Report the batch as failed, since an exception came before the loop received it."""
         self._left(batch, False)
 
-    def taken(self, frame: FrameType) -> None:
+    def on_iter(self, frame: FrameType) -> None:
         """Note that the iterator is requested: `iter` called by hand, a loop, or a wrapper."""
-        if _opcode(frame) in _CALLS:
-            self._is_taken_by_hand = _called(frame) in _ITER
-        self.entered(frame)
+        if _get_opcode(frame) in _CALLS:
+            self._is_taken_by_hand = _find_called_name(frame) in _ITER
+        self.on_enter(frame)
 
     def _is_here(self, frame: FrameType) -> bool:
         """Return whether that frame is the loop's, at its head, and advanced by the same task or thread."""
-        asker = None if self._asker is None else self._asker()
-        is_same = _call_site(frame) == self._asked_at and _identity(frame) == self._frame
-        return is_same and asker is _asker()
+        task = None if self._task is None else self._task()
+        is_same = _get_call_site(frame) == self._polled_at and _get_frame_id(frame) == self._frame_id
+        return is_same and task is _get_current_task()
 
-    def _looks_ahead(self, site: tuple[int, int], in_use: frozenset[int]) -> None:
+    def _record_read_ahead(self, site: tuple[int, int], in_use: frozenset[int]) -> None:
         """Record that a wrapper, or a loop within this one, takes another batch while this one is processed. The batch
         before may still be processed; those before that are done when it happens again, except those that are `in_use`.
         """
-        if site == self._beside_at:
+        if site == self._read_ahead_at:
             *earlier_batches, last = self.batches
             self.batches = [*(batch for batch in earlier_batches if id(batch) in in_use), last]
             for batch in earlier_batches:
                 if id(batch) not in in_use:
                     self._left(batch, True)
-        self._beside_at = site
+        self._read_ahead_at = site
 
-    def _in_use(self, frame: FrameType | None) -> frozenset[int]:
+    def _find_values_in_use(self, frame: FrameType | None) -> frozenset[int]:
         """Return the ids of the values of variables in the loop's frame, and in those that it called, down to this
         one.
         """
         value_ids = set[int]()
         while frame is not None:
             value_ids |= {id(value) for value in frame.f_locals.values()}
-            frame = frame.f_back if _identity(frame) != self._caller else None
+            frame = frame.f_back if _get_frame_id(frame) != self._caller_id else None
         return frozenset(value_ids)
 
-    def entered(self, frame: FrameType) -> None:
+    def on_enter(self, frame: FrameType) -> None:
         """Note that a loop over the iterator begins, or that `next` is called by hand."""
         if self.batches and not self._is_around(frame):
-            self._ends(False)
+            self._end(False)
 
-    def asked_beside(self, frame: FrameType) -> None:
+    def on_poll_elsewhere(self, frame: FrameType) -> None:
         """Note it as `SessionLoopRegistry` does. Another task or thread may advance the loop while this one is
         running.
         """
-        asker = None if self._asker is None else self._asker()
-        if asker is None or asker is _asker() or _has_ended(asker):
-            self.entered(frame)
+        task = None if self._task is None else self._task()
+        if task is None or task is _get_current_task() or _has_ended(task):
+            self.on_enter(frame)
 
-    def dropped(self, frame: FrameType | None) -> None:
+    def on_dropped(self, frame: FrameType | None) -> None:
         """Note that the iterator is garbage or, without a frame, closed."""
         if not self.batches:
             return
-        self._ends(frame is not None and self._ended_well(frame, self.batches[-1]))
+        self._end(frame is not None and self._has_ended_well(frame, self.batches[-1]))
 
-    def _ends(self, well: bool) -> None:
+    def _end(self, well: bool) -> None:
         batches, self.batches = self.batches, []
         for batch in batches:
             self._left(batch, well)
 
-    def _ended_well(self, frame: FrameType, batch: Batch) -> bool:
+    def _has_ended_well(self, frame: FrameType, batch: Batch) -> bool:
         if not self._is_for:
             return False
-        is_here = _identity(_caller(frame)) == self._caller  # not where the garbage collector was running
+        is_here = _get_frame_id(_find_caller(frame)) == self._caller_id  # not where the garbage collector was running
         if not _is_generator(frame):
             return is_here and self._is_left_at(frame, batch)
         # A loop within a generator is left with the loop over that. How the generator reacts to its close, by a
         # `return` for example, shows nothing; how it reacts to `next` does.
-        dropped = self._drops(frame)
+        dropped = self._is_dropping(frame)
         while _is_generator(frame):
-            if _opcode(frame) in _ASKS:
+            if _get_opcode(frame) in _POLLS:
                 return dropped
-            if not (self._drops(frame) or _opcode(frame) in _YIELDS) or frame.f_back is None:
+            if not (self._is_dropping(frame) or _get_opcode(frame) in _YIELDS) or frame.f_back is None:
                 return False
             frame = frame.f_back
-        if is_here and self._drops(frame):
+        if is_here and self._is_dropping(frame):
             return True
-        return dropped and (_opcode(frame) in _ASKS or (_called(frame) in _TAKERS and self._is_undisturbed()))
+        return dropped and (
+            _get_opcode(frame) in _POLLS or (_find_called_name(frame) in _TAKERS and self._is_undisturbed())
+        )
 
     def _is_left_at(self, frame: FrameType, batch: Batch) -> bool:
-        if _call_site(frame) == self._asked_at:  # the frames in between have ended, and may have dropped the batch
-            return any(frame.f_locals.get(name) is batch for name in _targets(frame.f_code, _index(frame)))
-        return self._drops(frame)
+        if _get_call_site(frame) == self._polled_at:  # the frames in between have ended, and may have dropped the batch
+            return any(
+                frame.f_locals.get(name) is batch for name in _find_loop_variables(frame.f_code, _get_offset(frame))
+            )
+        return self._is_dropping(frame)
 
-    def _drops(self, frame: FrameType) -> bool:
+    def _is_dropping(self, frame: FrameType) -> bool:
         """Return whether a loop in that frame, this one or one over the generator that it is in, drops its iterator."""
-        head = self._heads.get(_identity(frame))
-        return head is not None and _index(frame) in _drops_of(frame.f_code, head)
+        head = self._loop_offsets.get(_get_frame_id(frame))
+        return head is not None and _get_offset(frame) in _find_drop_offsets(frame.f_code, head)
 
     def _is_in_body(self, frame: FrameType) -> bool:
         """Return whether that frame is in the body of one of its loops."""
-        head = self._heads.get(_identity(frame))
-        return head is not None and head <= _index(frame) <= _end_of_body(frame, head)
+        head = self._loop_offsets.get(_get_frame_id(frame))
+        return head is not None and head <= _get_offset(frame) <= _find_body_end(frame, head)
 
     def _is_undisturbed(self) -> bool:
         """Return whether the exception that is being handled, if any, is the same as when the loop asked."""
@@ -233,7 +237,7 @@ class _Loop:
     def _is_around(self, frame: FrameType | None) -> bool:
         """Return whether that frame, or one that called it, is in this loop: in its body, or where it advances one of
         several iterators."""
-        while frame is not None and _identity(frame) != self._frame:
+        while frame is not None and _get_frame_id(frame) != self._frame_id:
             frame = frame.f_back
         return frame is not None and self._is_in_body(frame)
 
@@ -245,7 +249,7 @@ class _Deleted:
 
     def __del__(self) -> None:
         try:  # noqa: SIM105 at the end of the interpreter `contextlib` may be gone
-            self._loop.dropped(sys._getframe(1))
+            self._loop.on_dropped(sys._getframe(1))
         except Exception:  # noqa: BLE001
             pass
 
@@ -254,28 +258,28 @@ class SessionIterator(_Deleted, Iterator[Batch]):
     """An iterator over a `Session`."""
 
     def __init__(self, session: IterableSession, frame: FrameType) -> None:
-        self._ask = session.poll
+        self._poll = session.poll
         self._loop = _Loop(session.loops, lambda batch, well: session.left(batch, well=well))
-        self._loop.taken(frame)
+        self._loop.on_iter(frame)
         self._over = False
 
     def __iter__(self) -> Iterator[Batch]:
-        self._loop.taken(sys._getframe(1))
+        self._loop.on_iter(sys._getframe(1))
         return self
 
     def __next__(self) -> Batch:
         if self._over:
             raise StopIteration
-        self._loop.asks(sys._getframe(1))
+        self._loop.on_poll(sys._getframe(1))
         batch: Batch | None = None
         try:
-            batch = self._ask()
+            batch = self._poll()
             if batch is not None:
-                self._loop.has(batch)
+                self._loop.add_batch(batch)
                 return batch
         except BaseException:
             if batch is not None:
-                self._loop.missed(batch)
+                self._loop.on_failed(batch)
             raise
         raise StopIteration
 
@@ -284,7 +288,7 @@ class SessionIterator(_Deleted, Iterator[Batch]):
         generator that its loop drops: `yield from` closes the iterator it delegates to.
         """
         self._over = True
-        self._loop.dropped(sys._getframe(1))
+        self._loop.on_dropped(sys._getframe(1))
 
 
 class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
@@ -292,47 +296,47 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
 
     def __init__(
         self,
-        ask: Callable[[], Awaitable[Batch | None]],
+        poll: Callable[[], Awaitable[Batch | None]],
         loops: SessionLoopRegistry,
         left: Callable[[Batch, bool], None],
         frame: FrameType,
     ) -> None:
-        self._ask = ask
+        self._poll = poll
         self._loop = _Loop(loops, left)
-        self._loop.taken(frame)
+        self._loop.on_iter(frame)
         self._over = False
 
     def __aiter__(self) -> AsyncIterator[Batch]:
-        self._loop.taken(sys._getframe(1))
+        self._loop.on_iter(sys._getframe(1))
         return self
 
     def __anext__(self) -> Awaitable[Batch]:
-        self._loop.asks(sys._getframe(1))
-        return self._next()
+        self._loop.on_poll(sys._getframe(1))
+        return self._poll_next()
 
-    async def _next(self) -> Batch:
+    async def _poll_next(self) -> Batch:
         if self._over:
             raise StopAsyncIteration
         batch: Batch | None = None
         try:
-            batch = await self._ask()
+            batch = await self._poll()
             if batch is not None:
-                self._loop.has(batch)
+                self._loop.add_batch(batch)
                 return batch
         except BaseException:
             if batch is not None:
-                self._loop.missed(batch)
+                self._loop.on_failed(batch)
             raise
         raise StopAsyncIteration
 
     def aclose(self) -> Awaitable[None]:
         """End the loop. Its batch has failed, since how the loop was left cannot be seen."""
         self._over = True
-        self._loop.dropped(None)
+        self._loop.on_dropped(None)
         return asyncio.sleep(0)
 
 
-def _asker() -> asyncio.Task[Any] | threading.Thread:
+def _get_current_task() -> asyncio.Task[Any] | threading.Thread:
     """Return the task that runs, or else the thread."""
     with contextlib.suppress(RuntimeError):
         if (task := asyncio.current_task()) is not None:
@@ -340,11 +344,11 @@ def _asker() -> asyncio.Task[Any] | threading.Thread:
     return threading.current_thread()
 
 
-def _has_ended(asker: asyncio.Task[Any] | threading.Thread) -> bool:
-    return asker.done() if isinstance(asker, asyncio.Task) else not asker.is_alive()
+def _has_ended(task: asyncio.Task[Any] | threading.Thread) -> bool:
+    return task.done() if isinstance(task, asyncio.Task) else not task.is_alive()
 
 
-def _loop_frame(frame: FrameType) -> FrameType:
+def _find_loop_frame(frame: FrameType) -> FrameType:
     """Return the frame of the loop that advances an iterator by this frame's call: the nearest frame that is at the
     head of a `for`, this one or one around it; else the nearest that is not a wrapper's `__next__`.
     """
@@ -358,17 +362,17 @@ def _loop_frame(frame: FrameType) -> FrameType:
 
 def _is_for(frame: FrameType) -> bool:
     """Return whether the frame is where a `for` takes the next item, or `yield from` does, and not `await`."""
-    code, index = frame.f_code.co_code, _index(frame)
-    return index >= 0 and code[index] in _ASKS and not (index >= 4 and code[index - 4] in _AWAITS)
+    code, index = frame.f_code.co_code, _get_offset(frame)
+    return index >= 0 and code[index] in _POLLS and not (index >= 4 and code[index - 4] in _AWAITS)
 
 
-def _called(frame: FrameType) -> str:
+def _find_called_name(frame: FrameType) -> str:
     """Return the name under which the function that the frame calls now was looked up; empty where it calls nothing."""
-    return _called_at(frame.f_code, frame.f_lasti) if _opcode(frame) in _CALLS else ""
+    return _find_called_name_at(frame.f_code, frame.f_lasti) if _get_opcode(frame) in _CALLS else ""
 
 
 @functools.lru_cache(maxsize=256)
-def _called_at(code: CodeType, offset: int) -> str:
+def _find_called_name_at(code: CodeType, offset: int) -> str:
     steps = [step for step in dis.get_instructions(code) if step.offset <= offset]
     call = next(step.positions for step in reversed(steps) if step.opcode in _CALLS)
     loads = [
@@ -380,7 +384,7 @@ def _called_at(code: CodeType, offset: int) -> str:
     return str(loads[-1].argval) if loads else ""
 
 
-def _end_of_body(frame: FrameType, head: int) -> int:
+def _find_body_end(frame: FrameType, head: int) -> int:
     """Return where the loop ends that advances at offset `head`, with its exception handlers."""
     steps = list(dis.get_instructions(frame.f_code))
     back = [step.offset for step in steps if "JUMP_BACKWARD" in step.opname and step.argval == head]
@@ -389,7 +393,7 @@ def _end_of_body(frame: FrameType, head: int) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _drops_of(code: CodeType, head: int) -> frozenset[int]:
+def _find_drop_offsets(code: CodeType, head: int) -> frozenset[int]:
     """Return the offsets where the loop that advances at offset `head` drops its own iterator, by `break` or `return`.
 
     They are found by following the code and how much is on the stack above the iterator. What an exception handler
@@ -399,7 +403,7 @@ def _drops_of(code: CodeType, head: int) -> frozenset[int]:
     next_offsets = dict(itertools.pairwise(steps))
     if head >= 4 and code.co_code[head - 4] in _NEXTS:  # an `async for` over a coroutine is at its SEND
         head -= 4
-    if head not in next_offsets or steps[head].opcode not in _ASKS:
+    if head not in next_offsets or steps[head].opcode not in _POLLS:
         return frozenset()
     drops, visited, ahead = set[int](), {head}, [(next_offsets[head], 1)]
     while ahead:
@@ -424,7 +428,7 @@ def _drops_of(code: CodeType, head: int) -> frozenset[int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _targets(code: CodeType, head: int) -> frozenset[str]:
+def _find_loop_variables(code: CodeType, head: int) -> frozenset[str]:
     """Return the variables in which the loop that advances at that offset puts what it takes."""
     names = set[str]()
     for step in dis.get_instructions(code):
@@ -436,16 +440,16 @@ def _targets(code: CodeType, head: int) -> frozenset[str]:
     return frozenset(names)
 
 
-def _heads(frame: FrameType) -> dict[tuple[int, int], int]:
-    """Return {frame's identity: offset of its instruction} of a loop's frame and those over it, see `_frames`."""
-    return {_identity(each): _index(each) for each in _frames(frame)}
+def _get_loop_offsets(frame: FrameType) -> dict[tuple[int, int], int]:
+    """Return {frame's identity: offset of its instruction} of a loop's frame and those over it, see `_walk_frames`."""
+    return {_get_frame_id(each): _get_offset(each) for each in _walk_frames(frame)}
 
 
 def _is_generator(frame: FrameType) -> bool:
     return bool(frame.f_code.co_flags & _GENERATOR)
 
 
-def _frames(frame: FrameType) -> Iterator[FrameType]:
+def _walk_frames(frame: FrameType) -> Iterator[FrameType]:
     """Yield this frame and, while they are of generators, those over it."""
     yield frame
     while _is_generator(frame) and frame.f_back is not None:
@@ -453,27 +457,27 @@ def _frames(frame: FrameType) -> Iterator[FrameType]:
         yield frame
 
 
-def _caller(frame: FrameType) -> FrameType:
+def _find_caller(frame: FrameType) -> FrameType:
     """Return the function in which the loop is, or the one over the generator in which it is."""
-    *_, last = _frames(frame)
+    *_, last = _walk_frames(frame)
     return last
 
 
-def _identity(frame: FrameType) -> tuple[int, int]:
+def _get_frame_id(frame: FrameType) -> tuple[int, int]:
     return id(frame), id(frame.f_code)
 
 
-def _call_site(frame: FrameType) -> tuple[int, int]:
+def _get_call_site(frame: FrameType) -> tuple[int, int]:
     return id(frame.f_code), frame.f_lasti
 
 
-def _opcode(frame: FrameType) -> int:
+def _get_opcode(frame: FrameType) -> int:
     """Return the instruction that is being executed."""
-    index = _index(frame)
+    index = _get_offset(frame)
     return frame.f_code.co_code[index] if index >= 0 else -1
 
 
-def _index(frame: FrameType) -> int:
+def _get_offset(frame: FrameType) -> int:
     """Return the offset of the instruction that is being executed; a call points behind itself, at its caches."""
     code, index = frame.f_code.co_code, frame.f_lasti
     while index > 0 and code[index] == _CACHE:

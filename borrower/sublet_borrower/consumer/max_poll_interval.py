@@ -37,7 +37,7 @@ class PollMonitor:
 
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
-        self._created_at = _caller()
+        self._created_at = _find_caller()
         self._watched_handle = 0
         self._last_call_at, self._is_in_call = time.monotonic(), False
         member.assignment.came_back = self.touch
@@ -127,7 +127,7 @@ class PollMonitor:
         return self._member.assignment.abandon()
 
 
-def _caller() -> str:
+def _find_caller() -> str:
     """Return FILE:LINE outside of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) in _HERE:

@@ -51,7 +51,7 @@ def database_transport(
     return MemberTransport(
         reader,
         discover_nodes=lambda: nodes or _read_live_nodes(database.url, timeout_s),
-        next_session_epoch=partial(_next_session_epoch, database.url),
+        next_session_epoch=partial(_draw_session_epoch, database.url),
         url=database.url,
         subscribe_heads=partial(subscribe_heads, database.url) if listens else None,
     )
@@ -71,7 +71,7 @@ def node_transport(
     return MemberTransport(reader, lambda: nodes, reader.next_session_epoch)
 
 
-def _next_session_epoch(url: str, subscription: Subscription, session: str) -> int:
+def _draw_session_epoch(url: str, subscription: Subscription, session: str) -> int:
     with connect(url, application_name="sublet session") as connection:
         return consumer_progress.next_session_epoch(connection, subscription, session)
 

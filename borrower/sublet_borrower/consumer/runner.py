@@ -124,11 +124,11 @@ class _Runner:
             self._await_trust(batch)
             if (error := self._try(batch, batch, self._policy.max_attempts)) is not None:
                 if batch.is_atomic:  # a part of it could not be done on its own
-                    raise _blame(batch, 0, self._policy.max_attempts, _error_text(error)) from error
+                    raise _blame(batch, 0, self._policy.max_attempts, _format_error(error)) from error
                 self._narrow(batch, 0, len(batch), error)
         except _Lost:
             self.summary.lost_batches += 1
-            log.warning("batch lost: stream_id=%d start_offset=%d end_offset=%d", *_range(batch))
+            log.warning("batch lost: stream_id=%d start_offset=%d end_offset=%d", *_get_range(batch))
             return
         batch.ack()
         self.summary.batches += 1
@@ -144,12 +144,12 @@ class _Runner:
                 raise _Lost from None
             except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
                 text = "batch not processed, retrying: stream_id=%d start_offset=%d end_offset=%d: %s"
-                log.warning(text, *_range(part), away)
+                log.warning(text, *_get_range(part), away)
             except Exception as error:  # noqa: BLE001 the user's code may raise anything
                 self.summary.failures += 1
                 tried += 1
                 text = "user function failed: stream_id=%d start_offset=%d end_offset=%d attempt=%d max_attempts=%d: %s"
-                log.warning(text, *_range(part), tried, tries, _error_text(error))
+                log.warning(text, *_get_range(part), tried, tries, _format_error(error))
                 if part.committed:
                     return None  # by its transaction; another call would process it twice
                 if tried == tries:
@@ -171,7 +171,7 @@ class _Runner:
         """Process rows [first, last), which failed together, in order, up to the one record that fails by itself."""
         if last - first <= 1:
             if self._policy.dead_letter_topic is None or last == first:
-                raise _blame(batch, first, self._policy.max_attempts, _error_text(error)) from error
+                raise _blame(batch, first, self._policy.max_attempts, _format_error(error)) from error
             self._keep(batch, batch.slice(first, 1), self._policy.dead_letter_topic, error)
             return
         middle = (first + last) // 2
@@ -192,7 +192,7 @@ class _Runner:
             self._await_trust(batch)
             try:
                 with record.transaction() as connection:
-                    publish_dead_letter(connection, topic, record.table, record.stream_id, _error_text(error))
+                    publish_dead_letter(connection, topic, record.table, record.stream_id, _format_error(error))
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:
@@ -200,14 +200,14 @@ class _Runner:
                 log.warning(text, record.stream_id, record.first, topic, away)
                 self._session.wait(backoff.draw_pause_s())
             except psycopg.Error as refused:
-                detail = f"{_error_text(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                detail = f"{_format_error(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
                 raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
         text = "dead letter published: stream_id=%d offset=%d topic=%s: %s"
-        log.warning(text, record.stream_id, record.first, topic, _error_text(error))
+        log.warning(text, record.stream_id, record.first, topic, _format_error(error))
 
 
-def _range(batch: Batch) -> tuple[int, int, int]:
+def _get_range(batch: Batch) -> tuple[int, int, int]:
     """Return what a log line names of a batch."""
     return batch.stream_id, batch.first, batch.end
 
@@ -216,11 +216,11 @@ def _blame(batch: Batch, row: int, tries: int, error_text: str) -> UserFunctionF
     if row >= len(batch):
         return UserFunctionFailed(batch.stream_id, batch.first, "", tries, error_text)
     record = batch.table.slice(row, 1).select(["offset", "topic", "key"]).to_pylist()[0]
-    location = f" (topic {record['topic']!r}, key {_shortened(record['key'])})"
+    location = f" (topic {record['topic']!r}, key {_format_key(record['key'])})"
     return UserFunctionFailed(batch.stream_id, record["offset"], location, tries, error_text)
 
 
-def _shortened(key: bytes | None) -> str:
+def _format_key(key: bytes | None) -> str:
     if key is None:
         return "none"
     shown = key[:SHOWN_KEY_BYTES]
@@ -231,5 +231,5 @@ def _shortened(key: bytes | None) -> str:
     return text if len(key) <= SHOWN_KEY_BYTES else f"{text}... of {len(key)} bytes"
 
 
-def _error_text(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -171,7 +171,7 @@ class Session:
         self.close()
 
     def __iter__(self) -> Iterator[Batch]:
-        self.loops.asked_beside(frame := sys._getframe(1))
+        self.loops.on_poll_elsewhere(frame := sys._getframe(1))
         return SessionIterator(self, frame)
 
     def poll(self, timeout_s: float | None = None) -> Batch | None:
@@ -182,18 +182,18 @@ class Session:
         read can make it take longer than the timeout, by the setting `read_timeout_s`.
         """
         self._member.check_owner()
-        self.loops.asked_beside(sys._getframe(1))
+        self.loops.on_poll_elsewhere(sys._getframe(1))
         previous_batch = self._last
         try:
             with self._poll_monitor.user_call():
                 self._acknowledge_last()
                 self._last = None
-                return self._next(timeout_s)
+                return self._poll_until(timeout_s)
         except BaseException:
             self._recover(previous_batch)
             raise
 
-    def _next(self, timeout_s: float | None) -> Batch | None:
+    def _poll_until(self, timeout_s: float | None) -> Batch | None:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         wait_s = 0.0
         while not self.is_closed:
@@ -339,11 +339,11 @@ class Session:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _acknowledged(self, granted: GrantedStream, ticket: int) -> None:
+    def _on_acknowledged(self, granted: GrantedStream, ticket: int) -> None:
         self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
         self._assignment.mark_acknowledged(granted, ticket)
 
-    def _progressed(self, granted: GrantedStream, ticket: int, position: int) -> None:
+    def _on_progress(self, granted: GrantedStream, ticket: int, position: int) -> None:
         self._transactions.check_outcome(granted.stream_id, granted.grant_id, ticket)
         self._assignment.mark_progress(granted, ticket, position)
 
@@ -474,7 +474,7 @@ class Session:
         self._member.note_group()
         table = pa.Table.from_batches(page.batches)
         self._assignment.mark_delivered(granted, table.nbytes)
-        acknowledged, progressed = self._acknowledged, self._progressed
+        acknowledged, progressed = self._on_acknowledged, self._on_progress
         return Batch(table, first, page.position, granted, acknowledged, progressed, self.transaction), True
 
     def _read_atomic(self, granted: EpochGrantedStream) -> tuple[Batch | None, bool]:
@@ -491,7 +491,7 @@ class Session:
         piece, step_end = rows
         self._member.note_group()
         self._assignment.mark_delivered(granted, piece.table.nbytes)
-        acknowledged, transact = self._acknowledged, self.transaction
+        acknowledged, transact = self._on_acknowledged, self.transaction
         batch = Batch(
             piece.table, piece.first, piece.end, granted, acknowledged, None, transact, piece.ticket, step_end
         )

@@ -138,8 +138,8 @@ class ProgressTransactions:
         was written. After a commit that lost its connection the server is queried for the outcome; only where that is
         impossible too `UnknownOutcome` is raised. `UsageError`: the block has ended the transaction.
         """
-        furthest = _furthest(batches)
-        with self._connection() as connection:
+        furthest = _find_furthest(batches)
+        with self._use_connection() as connection:
 
             def advance() -> None:
                 for batch in furthest:
@@ -158,7 +158,7 @@ class ProgressTransactions:
                 if not connection.closed:
                     self._doubt = None  # the server has answered that it was rolled back
                     raise
-                if self._doubt is None or not self._committed(error):
+                if self._doubt is None or not self._is_committed(error):
                     raise DatabaseUnreachable(
                         f"the connection to Postgres was lost before the commit, nothing was written: {error}. The "
                         "batch is still to be done: try it again."
@@ -176,7 +176,11 @@ class ProgressTransactions:
         def roll_back() -> None:
             raise _RollBack
 
-        with self._connection() as connection, contextlib.suppress(_RollBack), user_transaction(connection, roll_back):
+        with (
+            self._use_connection() as connection,
+            contextlib.suppress(_RollBack),
+            user_transaction(connection, roll_back),
+        ):
             yield connection
 
     def is_in_doubt(self, stream_id: int, ticket: int | None = None) -> bool:
@@ -203,7 +207,7 @@ class ProgressTransactions:
 
     def forget_refusal(self, batch: CommittableBatch) -> None:
         """Note that its user does the batch again: to acknowledge it after that is not refused."""
-        self._not_committed.discard(_key(batch))
+        self._not_committed.discard(_get_key(batch))
 
     def find_out(self, timeout_s: float = consumer_progress.OUTCOME_TIMEOUT_S) -> bool:
         """Return whether the transaction in doubt was committed, and record that in its batches; False if none is in
@@ -229,7 +233,7 @@ class ProgressTransactions:
         self._reconnecting.close()
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[Connection]:
+    def _use_connection(self) -> Iterator[Connection]:
         """Yield the connection, for one transaction at a time."""
         if self._open:
             raise UsageError("a transaction of this session is open already: end it before the next begins.")
@@ -255,11 +259,11 @@ class ProgressTransactions:
             for batch in doubt.batches:
                 batch.complete_transaction(recovered=recovered)
         else:
-            self._not_committed |= {_key(batch) for batch in doubt.batches}
+            self._not_committed |= {_get_key(batch) for batch in doubt.batches}
         self._doubt = None
         return bool(doubt.was_committed)
 
-    def _committed(self, cause: Exception) -> bool:
+    def _is_committed(self, cause: Exception) -> bool:
         """Query, on a new connection, whether the transaction whose commit got no answer was committed."""
         assert self._doubt is not None
         try:
@@ -274,7 +278,7 @@ class ProgressTransactions:
         try:
             connection = self._reconnecting.get_connection()
             was_committed = consumer_progress.is_committed(connection, doubt.attempt, timeout_s)
-            return was_committed is not False and self._are_durable(connection, doubt.furthest)
+            return was_committed is not False and self._is_all_durable(connection, doubt.furthest)
         except (psycopg.Error, DatabaseUnreachable) as error:
             self.close()
             raise UnknownOutcome(
@@ -282,7 +286,7 @@ class ProgressTransactions:
                 f" it: {error}. Try the batch again in the same session, which finds out, or look at the tables."
             ) from error
 
-    def _are_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
+    def _is_all_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
         try:
             return all(self._is_durable(connection, batch) for batch in furthest)
         except UnknownOutcome:
@@ -315,11 +319,11 @@ def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -
         )
 
 
-def _key(batch: CommittableBatch) -> tuple[int, int, int]:
+def _get_key(batch: CommittableBatch) -> tuple[int, int, int]:
     return batch.stream_id, batch.grant_id, batch.ticket
 
 
-def _furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
+def _find_furthest(batches: Sequence[CommittableBatch]) -> list[CommittableBatch]:
     """Return the last batch under each grant, in the order of streams, in which their rows are locked."""
     ordered = sorted(batches, key=lambda batch: (batch.ticket, batch.next_offset))
     ends = {(batch.stream_id, batch.grant_id): batch for batch in ordered}

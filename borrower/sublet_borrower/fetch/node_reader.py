@@ -90,13 +90,13 @@ class NodeReader:
             self._batch_bytes,
             granted.grant_id,
         )
-        page = self._attempt("Read", encode_fetch_request(request), lambda wire: _page(request, wire))
+        page = self._try_query("Read", encode_fetch_request(request), lambda wire: _decode_page(request, wire))
         accepted = page is not None and allowed(granted) and granted.advance_read(page.start, page.position, page.head)
         return page if accepted else None
 
     def fetch_heads(self, stream_ids: Iterable[int]) -> list[tuple[int, int]]:
         """Return (stream, head) of each, as they are now; empty while no node answers."""
-        heads = self._attempt("Heads", encode_heads_request(stream_ids), decode_heads_reply)
+        heads = self._try_query("Heads", encode_heads_request(stream_ids), decode_heads_reply)
         return [(stream_id, head) for stream_id, (head, _) in (heads or {}).items()]
 
     def fetch_block_summaries(self, granted: EpochGrantedStream) -> BlockEpochSummaries | None:
@@ -122,7 +122,7 @@ class NodeReader:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def _attempt(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
+    def _try_query(self, method: str, request: Any, decode: Callable[[Any], _T]) -> _T | None:
         """Return an answer; None where no node has one, or where a retry would come too soon. The caller may repeat a
         read.
         """
@@ -130,7 +130,7 @@ class NodeReader:
         if self._backoff.wait_s > 0:
             return None
         try:
-            answer = self._round(method, request, decode, self._timeout_s, self._timeout_s)
+            answer = self._query_nodes(method, request, decode, self._timeout_s, self._timeout_s)
         except RetryableCallError as error:
             if not self._is_waiting:
                 log.warning("no node available for reads, retrying: %s", error)
@@ -150,7 +150,7 @@ class NodeReader:
         backoff = Backoff(total_s=timeout_s)
         try:
             return call_with_retry(
-                lambda: self._round(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
+                lambda: self._query_nodes(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
                 lambda error: isinstance(error, RetryableCallError),
                 backoff,
                 time.sleep,
@@ -159,7 +159,7 @@ class NodeReader:
             over, listed = error.given_up(timeout_s, HINT), ", ".join(self._nodes)
             raise Unavailable(f"no node answers at {listed}. The last one asked: {over}") from error
 
-    def _round(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
+    def _query_nodes(self, method: str, request: Any, decode: Callable[[Any], _T], each_s: float, all_s: float) -> _T:
         """Query one node after the other, each for at most `each_s`, beginning with the one in use. Raise
         `RetryableCallError` where none answers, the last refusal where all refuse, and the error of an invalid request.
         """
@@ -193,7 +193,7 @@ class NodeReader:
             raise RetryableCallError(self._calls.address, f"an answer that cannot be ({error})") from error
 
 
-def _page(request: FetchRequest, wire: Any) -> LogPage:
+def _decode_page(request: FetchRequest, wire: Any) -> LogPage:
     """Return the page in the answer. Raise `PositionGone`, `MalformedMessage`."""
     reply = decode_fetch_reply(wire)
     if isinstance(reply, PageGone):

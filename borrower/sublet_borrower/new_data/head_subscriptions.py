@@ -28,12 +28,12 @@ class HeadSubscriptions:
     def add(self, handle: int, follow: HeadSubscriptionId) -> None:
         """Subscribe the session to the stream's head from now on, under this id."""
         self._follows.setdefault(handle, {})[follow.stream_id] = follow
-        self._join(handle, follow.stream_id)
+        self._add_reader(handle, follow.stream_id)
 
     def remove(self, handle: int, follow: HeadSubscriptionId) -> None:
         """Remove the subscription with this id."""
         if self._follows.get(handle, {}).get(follow.stream_id) == follow:
-            self._part(handle, follow.stream_id)
+            self._remove_reader(handle, follow.stream_id)
             del self._follows[handle][follow.stream_id]
 
     def set_leader_node(self, handle: int, node: str | None) -> None:
@@ -41,13 +41,13 @@ class HeadSubscriptions:
         if self._nodes.get(handle) == node:
             return
         for stream_id in self._follows.get(handle, {}):
-            self._part(handle, stream_id)
+            self._remove_reader(handle, stream_id)
         if node is None:
             self._nodes.pop(handle, None)
         else:
             self._nodes[handle] = node
         for stream_id in self._follows.get(handle, {}):
-            self._join(handle, stream_id)
+            self._add_reader(handle, stream_id)
 
     def remove_session(self, handle: int) -> None:
         """Remove all subscriptions of a session."""
@@ -59,7 +59,7 @@ class HeadSubscriptions:
         readers = self._readers.get((node, head.stream_id), ())
         return [(handle, HeadPushed(self._follows[handle][head.stream_id], head.head)) for handle in readers]
 
-    def _join(self, handle: int, stream_id: int) -> None:
+    def _add_reader(self, handle: int, stream_id: int) -> None:
         node = self._nodes.get(handle)
         if node is not None:
             readers = self._readers.setdefault((node, stream_id), set())
@@ -67,7 +67,7 @@ class HeadSubscriptions:
                 self._subscribe(node, stream_id)
             readers.add(handle)
 
-    def _part(self, handle: int, stream_id: int) -> None:
+    def _remove_reader(self, handle: int, stream_id: int) -> None:
         node = self._nodes.get(handle)
         readers = self._readers.get((node, stream_id)) if node is not None else None
         if node is not None and readers is not None and handle in readers:

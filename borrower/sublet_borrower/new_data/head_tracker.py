@@ -91,7 +91,7 @@ class HeadTrackerOutcome:
 
 @dataclass(slots=True)
 class _Followed:
-    """A stream under a head subscription. `doubted`: a head was missed, and none was pushed since. `awaited_until`:
+    """A stream under a head subscription. `is_doubted`: a head was missed, and none was pushed since. `awaited_until`:
     until then heads that were polled, up to `polled_head`, may still be pushed. `unread`: pushed while the stream was
     not read to its end yet.
     """
@@ -100,10 +100,10 @@ class _Followed:
     head: int
     silence_s: float
     look_at: float
-    at_end: bool = True
+    is_at_end: bool = True
     busy_since: float = 0.0
     unread: int = 0
-    doubted: bool = False
+    is_doubted: bool = False
     polled_head: int = 0
     awaited_until: float | None = None
 
@@ -150,7 +150,7 @@ class HeadTracker:
             case _:
                 assert_never(event)
         self._note_misses(now)
-        look = self._due(now)
+        look = self._take_due(now)
         return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, look, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
@@ -165,8 +165,8 @@ class HeadTracker:
             if head > stream.head:  # the log grows more quickly than pushes report
                 stream.silence_s = self._first_s
                 stream.look_at = min(stream.look_at, now + stream.silence_s)
-            if not stream.at_end:
-                stream.at_end, stream.look_at = True, now + stream.silence_s
+            if not stream.is_at_end:
+                stream.is_at_end, stream.look_at = True, now + stream.silence_s
             # A head from the log counts: invented pushes cost one poll.
             stream.head, pushed, stream.unread = head, stream.unread, 0
             if pushed > head:
@@ -174,17 +174,17 @@ class HeadTracker:
         for stream_id, stream in tuple(self._streams.items()):
             if stream_id in streams:
                 continue
-            if stream.at_end:
-                stream.at_end, stream.busy_since = False, now
+            if stream.is_at_end:
+                stream.is_at_end, stream.busy_since = False, now
             elif now >= stream.busy_since + self._settings.busy_after_s:
                 self._drop(stream_id)
         return new_heads
 
     def _begin(self, stream_id: int, grant_id: int, head: int, now: float) -> None:
-        follow = self._new_id(stream_id, grant_id)
+        follow = self._make_subscription(stream_id, grant_id)
         self._streams[stream_id] = _Followed(follow, head, self._first_s, now + self._first_s)
 
-    def _new_id(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
+    def _make_subscription(self, stream_id: int, grant_id: int) -> HeadSubscriptionId:
         self._numbers += 1
         follow = HeadSubscriptionId(stream_id, grant_id, self._numbers)
         self._follow.append(follow)
@@ -202,12 +202,12 @@ class HeadTracker:
             return {}
         self._push_works = True  # a node has the subscription, at least
         if stream.awaited_until is not None and pushed.head >= stream.polled_head:
-            stream.awaited_until, stream.doubted = None, False
+            stream.awaited_until, stream.is_doubted = None, False
         if pushed.head <= stream.head:
             return {}
         self.counters.pushed += 1
-        stream.doubted = False
-        if not stream.at_end:
+        stream.is_doubted = False
+        if not stream.is_at_end:
             stream.unread = max(stream.unread, pushed.head)
             return {}
         stream.head, stream.look_at = pushed.head, now + stream.silence_s
@@ -226,7 +226,9 @@ class HeadTracker:
                 if stream.awaited_until is None:
                     stream.awaited_until = now + self._settings.push_late_s
             else:
-                longest_s = self._settings.poll_max_with_push_s if self._trusts(stream) else self._settings.poll_max_s
+                longest_s = (
+                    self._settings.poll_max_with_push_s if self._is_push_trusted(stream) else self._settings.poll_max_s
+                )
                 stream.silence_s = min(stream.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
             stream.look_at = now + stream.silence_s
         return new_heads
@@ -237,11 +239,11 @@ class HeadTracker:
             if stream.awaited_until is None or now < stream.awaited_until:
                 continue
             stream.awaited_until = None
-            if self._trusts(stream):
+            if self._is_push_trusted(stream):
                 self.counters.missed_pushes += 1
                 self._unfollow.append(stream.id)
-                stream.id = self._new_id(stream_id, stream.id.grant_id)
-                stream.doubted, stream.silence_s = True, self._first_s
+                stream.id = self._make_subscription(stream_id, stream.id.grant_id)
+                stream.is_doubted, stream.silence_s = True, self._first_s
                 stream.look_at = min(stream.look_at, now + stream.silence_s)
 
     @property
@@ -252,12 +254,12 @@ class HeadTracker:
             min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
         )
 
-    def _trusts(self, stream: _Followed) -> bool:
-        return self._push_works and not stream.doubted
+    def _is_push_trusted(self, stream: _Followed) -> bool:
+        return self._push_works and not stream.is_doubted
 
-    def _due(self, now: float) -> tuple[int, ...]:
+    def _take_due(self, now: float) -> tuple[int, ...]:
         """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
-        waiting = [(stream_id, stream) for stream_id, stream in self._streams.items() if stream.at_end]
+        waiting = [(stream_id, stream) for stream_id, stream in self._streams.items() if stream.is_at_end]
         if not any(now >= stream.look_at for _, stream in waiting):
             return ()
         self.counters.polls += 1
@@ -268,9 +270,9 @@ class HeadTracker:
         return tuple(stream_id for stream_id, _ in due)
 
     def _wake_at(self) -> float | None:
-        times = [stream.look_at for stream in self._streams.values() if stream.at_end]
+        times = [stream.look_at for stream in self._streams.values() if stream.is_at_end]
         times += [stream.awaited_until for stream in self._streams.values() if stream.awaited_until is not None]
         times += [
-            stream.busy_since + self._settings.busy_after_s for stream in self._streams.values() if not stream.at_end
+            stream.busy_since + self._settings.busy_after_s for stream in self._streams.values() if not stream.is_at_end
         ]
         return min(times, default=None)

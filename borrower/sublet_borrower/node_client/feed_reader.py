@@ -74,7 +74,7 @@ class FeedReader(Iterator[pa.Table]):
         """Return the next table; None if the history is over (`is_finished`), or nothing has come in time."""
         deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         while not self.is_finished:
-            page = self._next(deadline)
+            page = self._fetch_next(deadline)
             if page is None:
                 break
             table = self._accept(page)
@@ -111,14 +111,14 @@ class FeedReader(Iterator[pa.Table]):
     def _find_beginning(self) -> None:
         """Wait until a node has sent where the beginning is: from then on nothing is missed."""
         try:
-            while self._cursor.bookmark is None and (page := self._next(float("inf"))) is not None:
+            while self._cursor.bookmark is None and (page := self._fetch_next(float("inf"))) is not None:
                 self._accept(page)
         except BaseException:
             self.close()
             raise
         self._there_at_first = frozenset(self.bookmark.offsets)
 
-    def _next(self, deadline: float) -> FeedPage | None:
+    def _fetch_next(self, deadline: float) -> FeedPage | None:
         """Return a page; None at the deadline, or when the node has sent the last."""
         while True:
             try:
@@ -136,7 +136,7 @@ class FeedReader(Iterator[pa.Table]):
         """Return a page of the call under way. Raise `TimeoutError` at the deadline, `RetryableCallError` if the call
         failed.
         """
-        pages = self._pages = self._pages or self._calls.open_stream(self._request())
+        pages = self._pages = self._pages or self._calls.open_stream(self._make_request())
         left_s = RECEIVE_TIMEOUT_S - pages.idle_s
         try:
             wire = pages.get(max(0.0, min(left_s, deadline - time.monotonic())))
@@ -154,7 +154,7 @@ class FeedReader(Iterator[pa.Table]):
         except SubletError as error:
             raise RetryableCallError(self._calls.address, f"a page that cannot be ({error})") from error
 
-    def _request(self) -> Any:
+    def _make_request(self) -> Any:
         read = FeedReadRequest(self._filter, self._cursor.bookmark or self._begin, self._cursor.new_subscription_id())
         return encode_read(read, self._kind)
 

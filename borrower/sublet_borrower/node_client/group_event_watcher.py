@@ -150,17 +150,17 @@ class GroupEventWatcher:
         connection = NodeConnection(
             address,
             self._key,
-            lambda delivery: self._delivered(address, delivery),
-            lambda lost: self._lost(address, lost.detail),
-            on_refused=lambda command, text: self._lost(address, text),
+            lambda delivery: self._on_delivery(address, delivery),
+            lambda lost: self._on_lost(address, lost.detail),
+            on_refused=lambda command, text: self._on_lost(address, text),
             token=self._token,
         )
         self._connections[address] = connection
         self._unheard.add(address)
         connection.subscribe(Channel.GROUP, self._subscription)
-        self._question(connection)
+        self._send_query(connection)
 
-    def _question(self, connection: NodeConnection) -> None:
+    def _send_query(self, connection: NodeConnection) -> None:
         connection.send(GroupEventPayload(json.dumps({"watch": self._subscription}).encode()))
 
     def _ask(self) -> None:
@@ -170,25 +170,25 @@ class GroupEventWatcher:
         ]
         if connected:
             self._turn += 1
-            self._question(connected[self._turn % len(connected)])
+            self._send_query(connected[self._turn % len(connected)])
 
     def _let_go(self, address: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
         self._loop.create_task(self._connections.pop(address).close(0.0))
 
-    def _delivered(self, address: str, delivery: SequencedMessage) -> None:
+    def _on_delivery(self, address: str, delivery: SequencedMessage) -> None:
         match delivery.body:
             case MailboxOverflow(dropped=dropped):
                 self._put(GroupEventsDropped(dropped))
             case GroupEventPayload(payload):
                 content = json.loads(payload)
                 if content.get("event") == LEADER:
-                    self._answered(address, content)
+                    self._on_leader_info(address, content)
                 else:
                     self._put(WatchedGroupEvent(content))
 
-    def _answered(self, address: str, answer: dict[str, Any]) -> None:
+    def _on_leader_info(self, address: str, answer: dict[str, Any]) -> None:
         node, by = answer.get("node"), answer.get("answered_by", "")
         self._names[address] = by
         self._unheard.discard(address)
@@ -214,7 +214,7 @@ class GroupEventWatcher:
             self._leader_address = address
             self._connect(address)
 
-    def _lost(self, address: str, reason: str) -> None:
+    def _on_lost(self, address: str, reason: str) -> None:
         self._unheard.discard(address)
         self._names.pop(address, None)
         self._put(NodeUnreachable(address, truncate(reason)))

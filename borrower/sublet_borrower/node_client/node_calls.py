@@ -87,13 +87,13 @@ class NodeCalls:
         """Return the one reply of that method of `Feed`. Raise as `publish` does."""
         sent = call_metadata(self._token)
         try:
-            return getattr(self._stub(), method)(request, timeout=timeout_s, metadata=sent)
+            return getattr(self._get_stub(), method)(request, timeout=timeout_s, metadata=sent)
         except grpc.RpcError as error:
             raise self._explain(self.address, sent, error) from error
 
     def open_stream(self, request: Any) -> FeedPagePrefetcher:
         """Return the pages that answer a `HistoryRequest` or a `FollowRequest`."""
-        stub = self._stub()
+        stub = self._get_stub()
         method = stub.History if isinstance(request, pb.HistoryRequest) else stub.Follow
         sent = call_metadata(self._token)
         return FeedPagePrefetcher(
@@ -111,7 +111,7 @@ class NodeCalls:
         if channel is not None:
             channel.close()
 
-    def _stub(self) -> Any:
+    def _get_stub(self) -> Any:
         if self._channel is None:
             self._channel = open_channel(self.address, CHANNEL_OPTIONS)
         return sublet_pb2_grpc.FeedStub(self._channel)
@@ -201,7 +201,7 @@ def map_grpc_error(address: str, error: Any) -> Exception:
         return (
             error_class.from_text(error.details())
             if issubclass(error_class, PoisonBlock)
-            else _made(error_class, error.details())
+            else _make_error(error_class, error.details())
         )
     if RETRY_AFTER_METADATA in metadata:
         return RetryableCallError(address, details, min(float(metadata[RETRY_AFTER_METADATA]), 60_000.0) / 1000)
@@ -214,7 +214,7 @@ def map_grpc_error(address: str, error: Any) -> Exception:
     return RetryableCallError(address, f"{details or 'no answer'} ({code.name})")
 
 
-def _made(kind: type[SubletError], text: str) -> SubletError:
+def _make_error(kind: type[SubletError], text: str) -> SubletError:
     """Return an error of the named class or, where that takes more than a text, of its nearest base that does not."""
     plain = next(each for each in kind.__mro__ if "__init__" not in vars(each))
     return plain(text) if issubclass(plain, SubletError) else SubletError(text)

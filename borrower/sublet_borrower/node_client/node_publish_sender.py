@@ -101,17 +101,17 @@ class NodePublishSender(threading.Thread):
 
     def _deliver(self, load: PendingBlock) -> None:
         entered_at = find_entered_at([load])
-        for batch, pieces in _requests(load):
+        for batch, pieces in _split_load(load):
             try:
-                for part in self._published(batch, entered_at):
-                    _store(part, pieces)
+                for part in self._publish(batch, entered_at):
+                    _complete_pieces(part, pieces)
             except SubletError as error:
                 self._buffer.prepare_failure(error)
                 for piece in pieces:
                     piece.ticket.fail(piece.count, error)
         self._buffer.release_batches([load])
 
-    def _published(self, batch: pa.RecordBatch, entered_at: float) -> tuple[PublishedSpan, ...]:
+    def _publish(self, batch: pa.RecordBatch, entered_at: float) -> tuple[PublishedSpan, ...]:
         """Return where the messages of a batch lie. Raise what is wrong with it, or `Unavailable`."""
         if self._timeout.is_over(entered_at):
             raise Unavailable(
@@ -120,7 +120,7 @@ class NodePublishSender(threading.Thread):
             )
         self._number += 1
         request = encode_publish(
-            FeedPublishRequest(self._producer, 1, self._number, _lean(batch).serialize().to_pybytes())
+            FeedPublishRequest(self._producer, 1, self._number, _drop_null_buffers(batch).serialize().to_pybytes())
         )
         backoff = self._timeout.make_backoff(entered_at)
 
@@ -132,7 +132,7 @@ class NodePublishSender(threading.Thread):
 
         try:
             answer = call_with_retry(
-                lambda: self._answer(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
+                lambda: self._call_node(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
             )
         except RetryableCallError as error:
             self._timeout.record_timeout()
@@ -142,7 +142,7 @@ class NodePublishSender(threading.Thread):
         self._timeout.record_success()
         return answer
 
-    def _answer(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
+    def _call_node(self, request: Any, count: int, backoff: Backoff) -> tuple[PublishedSpan, ...]:
         timeout_s = min(ATTEMPT_TIMEOUT_S, max(MIN_ATTEMPT_S, backoff.left_s))
         try:
             answer = decode_published(self._calls.publish(request, timeout_s), count)
@@ -153,23 +153,23 @@ class NodePublishSender(threading.Thread):
         return answer.spans
 
 
-def _lean(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _drop_null_buffers(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Copy a slice of nothing but nulls, which may still hold what it was cut from."""
     count = batch.num_rows
     columns = [pa.nulls(count, each.type) if each.null_count == count else each for each in batch.columns]
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 
-def _requests(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingArrowBatch]]]:
+def _split_load(load: PendingBlock) -> Iterator[tuple[pa.RecordBatch, list[PendingArrowBatch]]]:
     """Yield a load as batches that a node takes, each with the pieces that its messages are of."""
-    pieces = [small for piece in load.pieces for small in _small(piece)]
+    pieces = [small for piece in load.pieces for small in _split_piece(piece)]
     while pieces:
-        count = _fitting(pieces)
+        count = _count_fitting(pieces)
         block_pieces, pieces = pieces[:count], pieces[count:]
         yield PendingBlock(load.stream_id, block_pieces).to_batch(), block_pieces
 
 
-def _small(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:
+def _split_piece(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:
     """Yield the rows in halves, until each fits into a batch."""
     if piece.count == 1 or (
         piece.batch.nbytes <= MAX_BATCH_BYTES - _ENVELOPE_BYTES and piece.count <= MAX_BATCH_MESSAGES
@@ -177,10 +177,10 @@ def _small(piece: PendingArrowBatch) -> Iterator[PendingArrowBatch]:
         yield piece
     else:
         for half in piece.split(piece.count // 2):
-            yield from _small(half)
+            yield from _split_piece(half)
 
 
-def _fitting(pieces: Sequence[PendingArrowBatch]) -> int:
+def _count_fitting(pieces: Sequence[PendingArrowBatch]) -> int:
     """Return how many of them fit into one batch together, at least one."""
     size = messages = 0
     for index, piece in enumerate(pieces):
@@ -190,19 +190,19 @@ def _fitting(pieces: Sequence[PendingArrowBatch]) -> int:
     return len(pieces)
 
 
-def _store(part: PublishedSpan, pieces: Iterable[PendingArrowBatch]) -> None:
+def _complete_pieces(part: PublishedSpan, pieces: Iterable[PendingArrowBatch]) -> None:
     """Settle the messages of every piece that went to this stream with their offsets."""
     start = 0
     for piece in pieces:
         end = start + piece.count
         low, high = bisect_left(part.rows, start), bisect_left(part.rows, end)
         if low < high:
-            rows = _rows(piece.rows, part.rows[low:high], start)
+            rows = _pick_rows(piece.rows, part.rows[low:high], start)
             piece.ticket.complete_span(AppendedSpan(part.stream_id, part.first_offset + low, rows))
         start = end
 
 
-def _rows(rows: Rows, picked: Sequence[int], start: int) -> Rows:
+def _pick_rows(rows: Rows, picked: Sequence[int], start: int) -> Rows:
     """Return the numbers in its ticket of the messages picked, whose numbers in the batch count from `start`."""
     if isinstance(picked, range) and isinstance(rows, range):
         return rows[picked.start - start : picked.stop - start]

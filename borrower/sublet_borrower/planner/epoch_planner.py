@@ -50,7 +50,7 @@ class EpochPlanner:
         if time.monotonic() < self._planning.moved_at + TOGETHER_S:
             return {}
         granted = self._planning.plannable_atomic_streams(allowed)
-        if not self._look([each for each in granted if not finite or each[0].goal is None]):
+        if not self._poll_streams([each for each in granted if not finite or each[0].goal is None]):
             return {}  # the database is away
         streams_by_space: dict[SpaceKey, dict[PlannerStream, EpochStepPlanner]] = {}
         for stream, atomic in granted:
@@ -68,7 +68,7 @@ class EpochPlanner:
                     stream.goal = ConsumedFrontier(atomic.scanned, last) if atomic.is_waiting else atomic.consumed
         return planned
 
-    def _look(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
+    def _poll_streams(self, granted: list[tuple[PlannerStream, EpochStepPlanner]]) -> bool:
         """Look at all streams where one may have new messages: one without messages holds its space's epochs back until
         it is known to have none of them. Return False while the database is away.
         """

@@ -26,9 +26,9 @@ def plan_steps(
     if completed is not None and last is not None and last.is_at_or_before(completed):
         completed = last
     entire_batch = {stream_id: atomic.step_to(atomic.scanned, completed) for stream_id, atomic in streams.items()}
-    if completed is None or _fits(entire_batch, limits):
-        return _moving(entire_batch, streams)
-    return _first_that_moves(streams, _ends(streams, completed), limits) or _moving(entire_batch, streams)
+    if completed is None or _is_within(entire_batch, limits):
+        return _keep_moving(entire_batch, streams)
+    return _find_first_moving(streams, _list_ends(streams, completed), limits) or _keep_moving(entire_batch, streams)
 
 
 def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | None:
@@ -37,24 +37,24 @@ def meet_completed(streams: Mapping[int, EpochStepPlanner]) -> LowerFrontier | N
     return reduce(LowerFrontier.meet, known) if known and len(known) == len(streams) else None
 
 
-def _first_that_moves(
+def _find_first_moving(
     streams: Mapping[int, EpochStepPlanner], ends: Sequence[LowerFrontier], limits: PlanLimits
 ) -> dict[int, EpochStep] | None:
     """Return the steps to the furthest of these ends that is allowed, or else to the first that moves anything."""
     low, high, best_batch = 0, len(ends), None
     while low < high:
         middle = (low + high) // 2
-        batch = _to(streams, ends[middle])
-        if _fits(batch, limits) or not any(step.runs for step in batch.values()):
+        batch = _plan_to(streams, ends[middle])
+        if _is_within(batch, limits) or not any(step.runs for step in batch.values()):
             low, best_batch = middle + 1, batch
         else:
             high = middle
     if best_batch is not None and any(step.runs for step in best_batch.values()):
-        return _moving(best_batch, streams)
-    return _moving(_to(streams, ends[low]), streams) if low < len(ends) else None
+        return _keep_moving(best_batch, streams)
+    return _keep_moving(_plan_to(streams, ends[low]), streams) if low < len(ends) else None
 
 
-def _ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
+def _list_ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> list[LowerFrontier]:
     """Return where a batch may end, if epochs are single integers; else an empty list, and it ends only at the end."""
     frontiers = {
         lower
@@ -67,22 +67,22 @@ def _ends(streams: Mapping[int, EpochStepPlanner], completed: LowerFrontier) -> 
     return sorted(frontiers, key=lambda lower: lower.least)
 
 
-def _to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:
+def _plan_to(streams: Mapping[int, EpochStepPlanner], lower: LowerFrontier) -> dict[int, EpochStep]:
     return {
         stream_id: atomic.step_to(atomic.offset_completed_by(lower), lower) for stream_id, atomic in streams.items()
     }
 
 
-def _fits(batch: Mapping[int, EpochStep], limits: PlanLimits) -> bool:
+def _is_within(batch: Mapping[int, EpochStep], limits: PlanLimits) -> bool:
     messages, size = (sum(values) for values in zip(*((s.max_messages, s.size) for s in batch.values()), strict=True))
     return (limits.max_messages is None or messages <= limits.max_messages) and (
         limits.max_bytes is None or size <= limits.max_bytes
     )
 
 
-def _moving(batch: Mapping[int, EpochStep], streams: Mapping[int, EpochStepPlanner]) -> dict[int, EpochStep]:
-    return {stream_id: step for stream_id, step in batch.items() if step.runs or _moves(step, streams[stream_id])}
+def _keep_moving(batch: Mapping[int, EpochStep], streams: Mapping[int, EpochStepPlanner]) -> dict[int, EpochStep]:
+    return {stream_id: step for stream_id, step in batch.items() if step.runs or _is_moving(step, streams[stream_id])}
 
 
-def _moves(step: EpochStep, atomic: EpochStepPlanner) -> bool:
+def _is_moving(step: EpochStep, atomic: EpochStepPlanner) -> bool:
     return atomic.is_waiting and (step.position, step.consumed) != (atomic.position, atomic.consumed)

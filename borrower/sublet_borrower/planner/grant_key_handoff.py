@@ -37,9 +37,9 @@ class GrantKeyFile:
     """
 
     def __init__(self, subscription: str, session: SessionIdentity) -> None:
-        self._name = f"{_prefix(subscription, session.name)}{secrets.token_hex(8)}"
-        with _folder() as folder:
-            _remove_abandoned(folder, _prefix(subscription, session.name))
+        self._name = f"{_make_prefix(subscription, session.name)}{secrets.token_hex(8)}"
+        with _open_folder() as folder:
+            _remove_abandoned(folder, _make_prefix(subscription, session.name))
             fresh = f"new.{self._name}"
             flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._file = os.open(fresh, flags, 0o600, dir_fd=folder)
@@ -54,7 +54,7 @@ class GrantKeyFile:
 
     def close(self) -> None:
         """Remove the file."""
-        with contextlib.suppress(OSError), _folder() as folder:
+        with contextlib.suppress(OSError), _open_folder() as folder:
             os.unlink(self._name, dir_fd=folder)
         os.close(self._file)
 
@@ -63,8 +63,8 @@ def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
     """Return what planners of that session on this machine have written, of the newest first. Raise `InvalidSetting`
     for a directory that is not this user's alone.
     """
-    prefix, grant_keys = _prefix(subscription, session), []
-    with _folder() as folder:
+    prefix, grant_keys = _make_prefix(subscription, session), []
+    with _open_folder() as folder:
         for name in os.listdir(folder):
             if name.startswith(prefix):
                 with contextlib.suppress(FileNotFoundError):
@@ -72,12 +72,12 @@ def read_grant_keys(subscription: str, session: str) -> list[PlannerGrantKeys]:
     return sorted(grant_keys, key=lambda keys: keys.session.epoch, reverse=True)
 
 
-def _prefix(subscription: str, session: str) -> str:
+def _make_prefix(subscription: str, session: str) -> str:
     return hashlib.sha256(f"{subscription}\n{session}".encode()).hexdigest()[:32] + "."
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[int]:
+def _open_folder() -> Iterator[int]:
     """Yield the user's directory below that of temporary files, as a descriptor. Raise `InvalidSetting` if others can
     access it.
     """

@@ -134,7 +134,7 @@ class MicroBatchPlanner:
     def put_off(self, poison: Mapping[PlannedRange, PoisonBlock]) -> None:
         """Skip begun ranges with a block that cannot be decoded. When this returns the rows have that."""
         self._ledger.put_off(poison)
-        while PlannedRangeStatus.OPEN in self._outcomes(poison).values():
+        while PlannedRangeStatus.OPEN in self._read_outcomes(poison).values():
             self._wait()
             self._member.receive()
 
@@ -144,7 +144,7 @@ class MicroBatchPlanner:
 
     def _split_by_outcome(self, begun: Iterable[PlannedRange]) -> tuple[list[PlannedRange], list[PlannedRange]]:
         """Return those that will not come back by the rows: which are done, or put off, and which are lost."""
-        outcomes = self._outcomes(begun)
+        outcomes = self._read_outcomes(begun)
         done = [
             planned
             for planned, outcome in outcomes.items()
@@ -152,7 +152,7 @@ class MicroBatchPlanner:
         ]
         return done, [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
 
-    def _outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
+    def _read_outcomes(self, begun: Iterable[PlannedRange]) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return the status of each; `OPEN` where the rows cannot be read."""
         group_id, begun = self._member.group_id, list(begun)
         if group_id is None or not begun:
@@ -165,9 +165,9 @@ class MicroBatchPlanner:
             return dict.fromkeys(begun, PlannedRangeStatus.OPEN)
         outcomes = {planned: resolve_outcome(planned, plans.get(planned.stream_id)) for planned in begun}
         lost = [planned for planned, outcome in outcomes.items() if outcome is PlannedRangeStatus.LOST]
-        return outcomes | self._outcomes_by_history(group_id, lost)
+        return outcomes | self._read_outcomes_from_history(group_id, lost)
 
-    def _outcomes_by_history(
+    def _read_outcomes_from_history(
         self, group_id: int, lost: Sequence[PlannedRange]
     ) -> dict[PlannedRange, PlannedRangeStatus]:
         """Return the status, from the history of grants, of ranges whose rows were planned by others since or are
@@ -207,7 +207,7 @@ class MicroBatchPlanner:
         self._member.receive()
         while True:
             if finite and self._targets is None:
-                self._unfinished_elsewhere()
+                self._list_unfinished_elsewhere()
             self._poll_heads()
             self._epochs.restore_steps()
             self._check_is_atomic()
@@ -270,9 +270,9 @@ class MicroBatchPlanner:
 
     def _is_caught_up(self) -> bool:
         """Return whether all that was there for the group is done, or blocked."""
-        return self._unfinished_elsewhere() == [] and self._ledger.is_caught_up()
+        return self._list_unfinished_elsewhere() == [] and self._ledger.is_caught_up()
 
-    def _unfinished_elsewhere(self) -> list[consumer_progress.LaggingStream] | None:
+    def _list_unfinished_elsewhere(self) -> list[consumer_progress.LaggingStream] | None:
         """Return the streams with something that was there for the group at first, without those that the ledger has.
         None where the rows cannot be read."""
         group_id = self._member.group_id
@@ -296,7 +296,7 @@ class MicroBatchPlanner:
 
     def _check_unfinished(self) -> None:
         """Raise `Unavailable`, unless other members have all that is left."""
-        left, unwritten = self._unfinished_elsewhere(), self._ledger.has_unsaved_plan()
+        left, unwritten = self._list_unfinished_elsewhere(), self._ledger.has_unsaved_plan()
         unlent = [each.stream_id for each in left or () if not each.is_anothers]
         if left and not unlent and not unwritten:
             log.warning(

@@ -85,13 +85,13 @@ class PlanLedger:
             self.changed.notify_all()
 
     def _stop(self, stream_id: int, grant_id: int) -> None:
-        if (granted := self._under(stream_id, grant_id)) is not None:
+        if (granted := self._find_granted(stream_id, grant_id)) is not None:
             granted.is_stopping = True
             if granted.is_idle or self._leaving:
                 self._notify(granted)
 
     def _remove(self, stream_id: int, grant_id: int, reason: GrantOutcome) -> None:
-        if self._under(stream_id, grant_id) is not None:
+        if self._find_granted(stream_id, grant_id) is not None:
             del self._granted[stream_id]
             self._unreported.pop(stream_id, None)
             self.moved_at = time.monotonic()
@@ -99,7 +99,7 @@ class PlanLedger:
                 self._done.pop(stream_id, None)
 
     def _mark_saved(self, saved: SavedProgress) -> None:
-        granted = self._under(saved.stream_id, saved.grant_id)
+        granted = self._find_granted(saved.stream_id, saved.grant_id)
         if granted is None:
             return
         done = self._done.get(saved.stream_id)
@@ -147,7 +147,7 @@ class PlanLedger:
         with self.changed:
             for stream_id, head in heads:
                 grant_id, known_end = known_ends.get(stream_id, (0, 0))
-                if head < known_end and (granted := self._under(stream_id, grant_id)) is not None:
+                if head < known_end and (granted := self._find_granted(stream_id, grant_id)) is not None:
                     granted.beyond_head = beyond_head_error(stream_id, known_end, head)
 
     def hint_heads(self, heads: Iterable[tuple[int, int]]) -> None:
@@ -230,7 +230,7 @@ class PlanLedger:
                 self._end(granted)
 
     def _end(self, granted: PlannerStream) -> None:
-        granted.at_end = True
+        granted.is_at_end = True
         self._notify(granted)
 
     def _settle(self, granted: PlannerStream) -> None:
@@ -424,8 +424,8 @@ class PlanLedger:
             grant.stream_id, grant.grant_id, granted.position, final, lag=lag, consumed=consumed, in_doubt=doubt
         )
         problem = granted.beyond_head or granted.poison
-        self._report(with_final_error(progress, problem) if granted.at_end and problem is not None else progress)
+        self._report(with_final_error(progress, problem) if granted.is_at_end and problem is not None else progress)
 
-    def _under(self, stream_id: int, grant_id: int) -> PlannerStream | None:
+    def _find_granted(self, stream_id: int, grant_id: int) -> PlannerStream | None:
         granted = self._granted.get(stream_id)
         return granted if granted is not None and granted.grant.grant_id == grant_id else None

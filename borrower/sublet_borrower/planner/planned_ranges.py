@@ -113,8 +113,8 @@ class PlannerStream:
     could not be. `is_gone`: retention has taken what comes next.
 
     `poison`: a block that cannot be decoded; nothing is planned behind where it begins. `beyond_head`: the stream was
-    found to end before what is planned of it. `at_end`: nor is anything left before that, so that the stream is handed
-    back.
+    found to end before what is planned of it. `is_at_end`: nor is anything left before that, so that the stream is
+    handed back.
     """
 
     grant: Grant
@@ -135,7 +135,7 @@ class PlannerStream:
     is_gone: bool = False
     poison: PoisonBlock | None = None
     beyond_head: PositionBeyondHead | None = None
-    at_end: bool = False
+    is_at_end: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -150,7 +150,7 @@ class PlannerStream:
     @property
     def is_ending(self) -> bool:
         """Return whether nothing more will be planned of it."""
-        return self.is_stopping or self.at_end
+        return self.is_stopping or self.is_at_end
 
     @property
     def to_started(self) -> StartableRange | None:

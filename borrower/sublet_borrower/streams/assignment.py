@@ -59,13 +59,13 @@ class SessionAssignment:
                 case StreamGranted(grant):
                     self._install(grant)
                 case RevokeStarted(stream_id, grant_id):
-                    granted = self._under(stream_id, grant_id)
+                    granted = self._find_granted(stream_id, grant_id)
                     if granted is not None:
                         granted.is_stopping = True
                         if granted.is_handed_back:
                             self._report(granted.to_progress())
                 case StreamRemoved(stream_id, grant_id, reason):
-                    if self._under(stream_id, grant_id) is not None:
+                    if self._find_granted(stream_id, grant_id) is not None:
                         self._remove(stream_id, reason)
                 case FrontierAdvanced(epochs):
                     self._note_epochs(epochs)
@@ -268,7 +268,7 @@ class SessionAssignment:
     def lose(self, stream_id: int, grant_id: int) -> None:
         """Drop a grant that the database reports to be over. Its leader is notified that nothing more comes."""
         with self._lock:
-            granted = self._under(stream_id, grant_id)
+            granted = self._find_granted(stream_id, grant_id)
             if granted is not None:
                 granted.is_stopping = granted.is_abandoned = True
                 self._report(granted.to_progress())
@@ -321,7 +321,7 @@ class SessionAssignment:
             if known is None or known.space != frontier.space or known.consumed.is_at_or_before(frontier.consumed):
                 self.epochs[frontier.space_id] = frontier
 
-    def _under(self, stream_id: int, grant_id: int) -> GrantedStream | None:
+    def _find_granted(self, stream_id: int, grant_id: int) -> GrantedStream | None:
         granted = self._granted.get(stream_id)
         return granted if granted is not None and granted.grant_id == grant_id else None
 

@@ -117,7 +117,7 @@ class Batch:
         """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
         committed.
         """
-        return self._began and not self.committed and self._rows_done() < len(self)
+        return self._began and not self.committed and self._count_rows_done() < len(self)
 
     @property
     def is_recovered(self) -> bool:
@@ -212,7 +212,7 @@ class Batch:
         """Raise `UsageError` unless its parts are the next rows to be done, without a gap, each once, and all of them
         if a later batch follows.
         """
-        rows_done, offsets = self._rows_done(), self.table.column("offset")
+        rows_done, offsets = self._count_rows_done(), self.table.column("offset")
         for part in sorted((part for part in of_stream if part._source is self), key=lambda part: part._row):
             if part._row < rows_done or not len(part):
                 detail = "there is nothing in it"
@@ -234,7 +234,7 @@ class Batch:
             "parts of a batch in their order, or give them to one session.transaction()."
         )
 
-    def _rows_done(self) -> int:
+    def _count_rows_done(self) -> int:
         """Return how many of its rows are done."""
         done = self._granted.outstanding.get(self.ticket, self.first)
         return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0

@@ -45,7 +45,7 @@ class _BegunStep:
 
     step_end: EpochStepEnd
     tickets: set[int] = field(default_factory=set)
-    complete: bool = False
+    is_complete: bool = False
     furthest: int = 0
 
 
@@ -168,11 +168,11 @@ class EpochGrantedStream(GrantedStream):
     def next_rows(self) -> tuple[EpochStepPiece, EpochStepEnd | None] | None:
         """Return what is to be given out now, and where the stream is once that is done, if a step ends with it."""
         begun_step = self._begun_steps[-1] if self._begun_steps else None
-        if not self.pieces or begun_step is None or not (begun_step.complete or len(self.pieces) > 1):
+        if not self.pieces or begun_step is None or not (begun_step.is_complete or len(self.pieces) > 1):
             return None
         piece = self.pieces.popleft()
         begun_step.furthest = max(begun_step.furthest, piece.end)
-        return piece, begun_step.step_end if begun_step.complete and not self.pieces else None
+        return piece, begun_step.step_end if begun_step.is_complete and not self.pieces else None
 
     def mark_done(self, ticket: int) -> bool:
         """Mark the batch as done; return False if it was before."""
@@ -188,7 +188,7 @@ class EpochGrantedStream(GrantedStream):
 
     def read_state(self) -> tuple[Any, ...]:
         """Return the state, as `GrantedStream.read_state` does, with what is planned and the step that has begun."""
-        step_states = [(begun_step, begun_step.complete, begun_step.furthest) for begun_step in self._begun_steps]
+        step_states = [(begun_step, begun_step.is_complete, begun_step.furthest) for begun_step in self._begun_steps]
         reading = (self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end)
         return reading, step_states, tuple(self.pieces), self.step_planner.copy()
 
@@ -198,7 +198,7 @@ class EpochGrantedStream(GrantedStream):
         self.next_read_offset, self.ticket, self.size, self.step, self._run, self.max_bytes, self._step_end = reading
         self.pieces, self._begun_steps = deque(pieces), deque(begun_step for begun_step, _, _ in step_states)
         for begun_step, complete, furthest in step_states:
-            begun_step.complete, begun_step.furthest = complete, furthest
+            begun_step.is_complete, begun_step.furthest = complete, furthest
             begun_step.tickets.intersection_update(range(self.ticket + 1))
         for ticket in [ticket for ticket in self.outstanding if ticket > self.ticket]:
             del self.outstanding[ticket]
@@ -233,11 +233,11 @@ class EpochGrantedStream(GrantedStream):
             run = self.step.runs[self._run]
             self.next_read_offset, self.max_bytes = run.start, run.size
             return
-        self._begun_steps[-1].complete = self.has_new_frontier = True
+        self._begun_steps[-1].is_complete = self.has_new_frontier = True
         self.step, self.next_read_offset = None, self.step_planner.scanned
         self._settle()
 
     def _settle(self) -> None:
         """Move progress on behind steps that are done, up to the first that is not."""
-        while self._begun_steps and self._begun_steps[0].complete and not self._begun_steps[0].tickets:
+        while self._begun_steps and self._begun_steps[0].is_complete and not self._begun_steps[0].tickets:
             self._step_end = self._begun_steps.popleft().step_end

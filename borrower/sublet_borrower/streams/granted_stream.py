@@ -127,9 +127,9 @@ class GrantedStream:
         lag = None if self.head is None else max(self.head - position, 0)
         delivered_end = self.next_read_offset if final and self.outstanding else 0
         progress = ProgressReported(self.stream_id, self.grant_id, position, final, self.size, lag, delivered_end)
-        return self._with_read_error(progress)
+        return self._add_read_error(progress)
 
-    def _with_read_error(self, progress: ProgressReported) -> ProgressReported:
+    def _add_read_error(self, progress: ProgressReported) -> ProgressReported:
         """Return the progress with the read error. A report that gives up delivered messages has none."""
         if self.final_error is None or not progress.is_final or self.outstanding:
             return replace(progress, read_error=self.read_failure.reported_error)

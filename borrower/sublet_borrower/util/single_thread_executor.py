@@ -76,11 +76,11 @@ async def wait_until_done(work: Future[Any], timeout_s: float | None = None) -> 
 def _work(pieces: queue.SimpleQueue[_Piece | None]) -> None:
     """Run the thread, without keeping finished work or the executor alive."""
     while (piece := pieces.get()) is not None:
-        _do(*piece)
+        _run(*piece)
         del piece
 
 
-def _do(future: Future[Any], work: Callable[[], Any]) -> None:
+def _run(future: Future[Any], work: Callable[[], Any]) -> None:
     try:
         result = work()
     except BaseException as error:  # noqa: BLE001 raised where it is waited for

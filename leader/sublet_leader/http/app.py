@@ -46,7 +46,7 @@ class HttpPort:
         self._has_tls = options.tls is not None
         self._app: ASGIApp = _answer_starting
         self._reading: HttpDatabasePool | None = None
-        self._server = HttpServer(options.listen, self._answer, options.tls)
+        self._server = HttpServer(options.listen, self._serve_request, options.tls)
 
     @property
     def url(self) -> str:
@@ -116,7 +116,7 @@ class HttpPort:
         if self._reading is not None:
             self._reading.close()
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
 
 

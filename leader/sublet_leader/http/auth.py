@@ -57,7 +57,7 @@ class RequestGuard:
 
         async def call_guarded(request: Request) -> Response:
             await self._identify(request)
-            return await _answer(answer, request)
+            return await _call_endpoint(answer, request)
 
         return call_guarded
 
@@ -68,7 +68,7 @@ class RequestGuard:
             caller = await self._identify(request)
             if not caller.may_somewhere(Right.WATCH):
                 raise caller.denied_error(Right.WATCH)
-            return await _answer(answer, request)
+            return await _call_endpoint(answer, request)
 
         return call_guarded
 
@@ -77,7 +77,7 @@ class RequestGuard:
 
         async def call_guarded(request: Request) -> Response:
             (await self._identify(request)).check(Right.WATCH)
-            return await _answer(answer, request)
+            return await _call_endpoint(answer, request)
 
         return call_guarded
 
@@ -129,7 +129,7 @@ class RequestGuard:
         )
 
 
-async def _answer(answer: Endpoint, request: Request) -> Response:
+async def _call_endpoint(answer: Endpoint, request: Request) -> Response:
     if inspect.iscoroutinefunction(answer):
         response: Response = await answer(request)
         return response

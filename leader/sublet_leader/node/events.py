@@ -272,10 +272,10 @@ class ForcedRevokeRequested:
 
 @dataclass(frozen=True, slots=True)
 class StreamsChanged:
-    """Streams were opened or closed; unverified. `epochs`: only epochs were completed; `group_id`: only the desired
-    state of that group has changed."""
+    """Streams were opened or closed; unverified. `is_epochs_only`: only epochs were completed; `group_id`: only the
+    desired state of that group has changed."""
 
-    epochs: bool = False
+    is_epochs_only: bool = False
     group_id: int | None = None
 
 

@@ -90,7 +90,7 @@ class _PendingWrites:
 
     term: int
     changes: list[LendingChange] = field(default_factory=list)
-    renew: bool = False
+    needs_sync: bool = False
 
 
 class Node:
@@ -428,7 +428,7 @@ class Node:
         if outcome.changes or outcome.sync_streams:
             pending_writes = self._pending_writes.setdefault(group_id, _PendingWrites(leader.term))
             pending_writes.changes.extend(outcome.changes)
-            pending_writes.renew = pending_writes.renew or outcome.sync_streams
+            pending_writes.needs_sync = pending_writes.needs_sync or outcome.sync_streams
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
             self._elect(el.Resign(group_id), now)
@@ -436,7 +436,7 @@ class Node:
     def _commit(self) -> None:
         if self._committing or not self._pending_writes:
             return
-        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.renew) for g, u in self._pending_writes.items())
+        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.needs_sync) for g, u in self._pending_writes.items())
         self._pending_writes.clear()
         self._committing = True
         self._out.requests.append(CommitWrites(batch))
@@ -461,7 +461,7 @@ class Node:
         """Pass the change to the leaders it concerns; completed epochs concern atomic groups only."""
         for leader in tuple(self.leaders.values()):
             group = leader.group
-            if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.epochs):
+            if changed.group_id in (None, group.group_id) and (group.options.atomic or not changed.is_epochs_only):
                 self._run_leader(leader, group_events.StreamsChanged(), now)
 
     def _is_current_term(self, writes: GroupWrites) -> bool:

@@ -108,7 +108,7 @@ class NotificationHub:
         if change.kind == STREAM:
             self._wake(self._pending.add_head(change, self._followed), self._publish_heads)
         else:
-            self._wake(self._pending.add_group_change(change), self._schedule_look)
+            self._wake(self._pending.add_group_change(change), self._schedule_processing)
 
     def _wake(self, is_first: bool, turn: Callable[[], None]) -> None:
         if is_first:
@@ -122,14 +122,14 @@ class NotificationHub:
         for stream_id, version in heads.items():
             self._notify(stream_id, version)
 
-    def _schedule_look(self) -> None:
-        self._loop.call_at(self._looked_at + LOOK_INTERVAL_S, self._look)
+    def _schedule_processing(self) -> None:
+        self._loop.call_at(self._looked_at + LOOK_INTERVAL_S, self._process_changes)
 
-    def _look(self) -> None:
+    def _process_changes(self) -> None:
         self._looked_at = self._loop.time()
         changes = self._pending.take_group_changes()
-        if changes.spaces or changes.epochs:
-            self._on_streams_changed(not changes.spaces)
+        if changes.is_of_spaces or changes.is_of_epochs:
+            self._on_streams_changed(not changes.is_of_spaces)
         for group_id in changes.group_ids:
             self._on_command(group_id)
 

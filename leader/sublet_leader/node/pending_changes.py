@@ -17,11 +17,12 @@ MAX_GROUPS = 100
 
 @dataclass(frozen=True, slots=True)
 class GroupChanges:
-    """What groups are to look at. `spaces`: all of them at all; `epochs`: all of them at completed epochs."""
+    """What groups are to look at. `is_of_spaces`: all of them at all; `is_of_epochs`: all of them at completed
+    epochs."""
 
     group_ids: frozenset[int] = frozenset()
-    spaces: bool = False
-    epochs: bool = False
+    is_of_spaces: bool = False
+    is_of_epochs: bool = False
 
 
 class PendingChanges:
@@ -49,9 +50,9 @@ class PendingChanges:
             before = self._for_groups
             group_id = _parse_commanded_group(change) if change.kind == GROUP else None
             groups = before.group_ids if group_id is None else before.group_ids | {group_id}
-            spaces = before.spaces or change.kind == SPACE or len(groups) > MAX_GROUPS
+            spaces = before.is_of_spaces or change.kind == SPACE or len(groups) > MAX_GROUPS
             self._for_groups = GroupChanges(
-                frozenset() if spaces else groups, spaces, before.epochs or change.kind == EPOCHS
+                frozenset() if spaces else groups, spaces, before.is_of_epochs or change.kind == EPOCHS
             )
             return before == GroupChanges() != self._for_groups
 

@@ -59,7 +59,7 @@ class HttpDatabasePool:
         self._pool = psycopg_pool.ConnectionPool(
             url,
             connection_class=_ReadingConnection,
-            kwargs={"note": self._note},
+            kwargs={"note": self._set_hindrance},
             min_size=0,
             max_size=MAX_CONNECTIONS,
             max_waiting=MAX_WAITING,
@@ -92,5 +92,5 @@ class HttpDatabasePool:
         """Close the idle connections, and the others when they are returned."""
         self._pool.close(CLOSE_TIMEOUT_S)
 
-    def _note(self, hindrance: SubletError | None) -> None:
+    def _set_hindrance(self, hindrance: SubletError | None) -> None:
         self._hindrance = hindrance

@@ -266,7 +266,7 @@ def encode_to_borrower(message: ToBorrower) -> Any:
             response = pb.LeaderConnectResponse(borrower_id=borrower_id, term=term, group_id=group_id, address=address)
             return pb.ToBorrower(leader_connect_response=response)
         case PingResponse():
-            return pb.ToBorrower(ping_response=_ping_response(message))
+            return pb.ToBorrower(ping_response=_encode_ping_response(message))
         case Grant():
             return pb.ToBorrower(grant=_encode_grant(message))
         case Revoke():
@@ -284,7 +284,7 @@ def encode_to_borrower(message: ToBorrower) -> Any:
             assert_never(message)
 
 
-def _ping_response(message: PingResponse) -> Any:
+def _encode_ping_response(message: PingResponse) -> Any:
     return pb.PingResponse(
         borrower_id=message.borrower_id,
         term=message.term,

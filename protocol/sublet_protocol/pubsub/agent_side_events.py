@@ -47,7 +47,7 @@ class CommandsReplied:
     subscriber_incarnation: int
     number: int
     node_incarnation: str
-    unknown: bool = False
+    is_unknown: bool = False
     errors: tuple[CommandRefusal, ...] = ()
     jitter: float = 0.0
 
@@ -58,7 +58,7 @@ class PollReplied:
 
     subscriber_incarnation: int
     node_incarnation: str
-    unknown: bool = False
+    is_unknown: bool = False
     deliveries: tuple[SequencedMessage, ...] = ()
     jitter: float = 0.0
 

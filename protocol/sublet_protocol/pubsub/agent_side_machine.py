@@ -82,7 +82,7 @@ class PubSubClientSettings:
 class _CallState:
     """One of the two calls that may be under way: a batch or a poll."""
 
-    busy: bool = False
+    is_busy: bool = False
     failures: int = 0
     not_before: float = 0.0
     failed_at: float = -math.inf
@@ -235,7 +235,7 @@ class AgentSideMachine:
             self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
     def _on_batch_answered(self, event: CommandsReplied, now: float) -> None:
-        is_expected = self._life.batch.busy and event.number == self._life.number
+        is_expected = self._life.batch.is_busy and event.number == self._life.number
         if not is_expected or not self._accept_answer(event, self._life.batch, now):
             return
         flight, self._life.flight = self._life.flight, ()
@@ -258,7 +258,7 @@ class AgentSideMachine:
                 self._remove_subscription(subject)
 
     def _on_poll_answered(self, event: PollReplied, now: float) -> None:
-        if not self._life.poll.busy or not self._accept_answer(event, self._life.poll, now):
+        if not self._life.poll.is_busy or not self._accept_answer(event, self._life.poll, now):
             return
         fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
         self._counts.update(empty_polls=not event.deliveries, redeliveries=len(event.deliveries) - len(fresh))
@@ -275,12 +275,12 @@ class AgentSideMachine:
         """Return whether the answer is from the expected incarnation of the node, which has this subscriber; else
         report the loss.
         """
-        call.busy, call.failures = False, 0
+        call.is_busy, call.failures = False, 0
         if self._life.incarnation not in ("", event.node_incarnation):
             detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
             self._lose(ConnectionLostReason.RESTARTED, detail, now)
             return False
-        if event.unknown:
+        if event.is_unknown:
             self._lose(ConnectionLostReason.EXPIRED, f"the node does not know {self.subscriber_id}", now)
             return False
         self._life.incarnation = event.node_incarnation
@@ -301,9 +301,9 @@ class AgentSideMachine:
         return delivery.predecessor == predecessor
 
     def _on_call_failed(self, call: _CallState, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
-        if not call.busy:
+        if not call.is_busy:
             return
-        call.busy = False
+        call.is_busy = False
         call.failures += 1
         if self.status is ConnectionStatus.DISCONNECTED or call.failures >= FAILURES_TO_LOSE:
             self._lose(ConnectionLostReason.UNREACHABLE, event.reason, now)
@@ -353,9 +353,9 @@ class AgentSideMachine:
         self._life = _SubscriberState(self._life.id)
 
     def _give_up_calls(self) -> None:
-        if self._life.batch.busy:
+        if self._life.batch.is_busy:
             self._out.append(CancelCommands())
-        if self._life.poll.busy:
+        if self._life.poll.is_busy:
             self._out.append(CancelPollCall())
 
     def _begin_life(self, not_before: float) -> None:
@@ -384,7 +384,7 @@ class AgentSideMachine:
         self.status = ConnectionStatus.IDLE
 
     def _advance_batch(self, now: float) -> None:
-        if self._life.batch.busy or now < self._life.batch.not_before:
+        if self._life.batch.is_busy or now < self._life.batch.not_before:
             return
         repeated = bool(self._life.flight)
         if not self._life.flight and self._queue:
@@ -392,7 +392,7 @@ class AgentSideMachine:
             self._life.number += 1
         if self._life.flight:
             self._count_batch(repeated)
-            self._life.batch.busy = True
+            self._life.batch.is_busy = True
             self._out.append(SendCommands(self.subscriber_id, self._life.id, self._life.number, self._life.flight))
 
     def _count_batch(self, repeated: bool) -> None:
@@ -415,12 +415,12 @@ class AgentSideMachine:
 
     def _advance_poll(self, now: float) -> None:
         needs_poll = bool(self._subscriptions) or self._listening
-        if self._life.poll.busy and not needs_poll:
-            self._life.poll.busy = False
+        if self._life.poll.is_busy and not needs_poll:
+            self._life.poll.is_busy = False
             self._out.append(CancelPollCall())
-        if not needs_poll or self._life.poll.busy or now < self._life.poll.not_before:
+        if not needs_poll or self._life.poll.is_busy or now < self._life.poll.not_before:
             return
-        self._life.poll.busy = True
+        self._life.poll.is_busy = True
         in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
         hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
         self._counts["polls"] += 1
@@ -431,7 +431,7 @@ class AgentSideMachine:
         """Return the earliest time at which a call that is put off may be made."""
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
-        wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.busy
-        wants_poll = bool(self._subscriptions or self._listening) and not self._life.poll.busy
+        wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.is_busy
+        wants_poll = bool(self._subscriptions or self._listening) and not self._life.poll.is_busy
         times = [self._life.batch.not_before] * wants_batch + [self._life.poll.not_before] * wants_poll
         return min((at for at in times if at > now), default=None)

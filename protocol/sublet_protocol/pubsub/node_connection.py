@@ -315,7 +315,7 @@ class NodeConnection:
 
         timeout = self._answer_within_s
         self._decide(
-            await self._answer("Commands", encode, batch.subscriber_incarnation, timeout, CommandsUnanswered, read)
+            await self._call("Commands", encode, batch.subscriber_incarnation, timeout, CommandsUnanswered, read)
         )
 
     async def _call_poll(self, poll: CallPoll) -> None:
@@ -326,9 +326,9 @@ class NodeConnection:
             return wire.encode_poll_request(poll, self._key)
 
         timeout = poll.hold_s + self._answer_within_s
-        self._decide(await self._answer("Poll", encode, poll.subscriber_incarnation, timeout, PollUnanswered, read))
+        self._decide(await self._call("Poll", encode, poll.subscriber_incarnation, timeout, PollUnanswered, read))
 
-    async def _answer(
+    async def _call(
         self,
         method: str,
         encode: Callable[[], Any],

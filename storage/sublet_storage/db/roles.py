@@ -225,7 +225,10 @@ def compute_expected_rights(conn: Connection, schema: str, roles: Iterable[Role]
     """Return what members of these roles may do with the schema as it is."""
     requested_roles = list(roles)
     rights = {
-        right for schema_object in _find(conn, schema) for role in requested_roles for right in _of(schema_object, role)
+        right
+        for schema_object in _find(conn, schema)
+        for role in requested_roles
+        for right in _list_privileges(schema_object, role)
     }
     of_tables = {(right.privilege, right.on) for right in rights if right.column is None}
     rights = {right for right in rights if right.column is None or (right.privilege, right.on) not in of_tables}
@@ -315,7 +318,7 @@ def _find(conn: Connection, schema: str) -> list[_SchemaObject]:
     return schema_objects
 
 
-def _of(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
+def _list_privileges(schema_object: _SchemaObject, role: Role) -> Iterator[DatabasePrivilege]:
     for privilege, columns in _list_columns(schema_object, role):
         for column in columns or (None,):
             yield DatabasePrivilege(privilege, schema_object.name, column)

@@ -81,12 +81,12 @@ def _check_current(space: str, location: PayloadStoreLocation) -> DoctorFinding:
         if location.marker:
             run_with_timeout(store, TO_CHANGE, store.check_marker)
     except PayloadUnavailable as error:
-        return _unavailable_finding(Severity.ERROR, space, error)
+        return _make_unavailable_finding(Severity.ERROR, space, error)
     try:
         run_with_timeout(store, TO_CHANGE, partial(_probe, store))
     except PayloadUnavailable as error:
         if not location.marker:
-            return _unavailable_finding(Severity.ERROR, space, error)
+            return _make_unavailable_finding(Severity.ERROR, space, error)
         problem = str(error).partition(". ")[0]
         hint = "Where consumers run that is well. Nodes have to write and delete there: run it where they do."
         return DoctorFinding(
@@ -137,7 +137,7 @@ def _check_former(
         run_with_timeout(store, TO_READ, store.check_marker)
     except PayloadUnavailable as error:
         if is_named:
-            yield _unavailable_finding(Severity.ERROR, space, error)
+            yield _make_unavailable_finding(Severity.ERROR, space, error)
             return
         detail = f"space {space}: {waiting} objects wait to be deleted at {location}, which is away"
         hint = (
@@ -151,7 +151,7 @@ def _check_former(
             )
 
 
-def _unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
+def _make_unavailable_finding(state: Severity, space: str, error: PayloadUnavailable) -> DoctorFinding:
     problem, _, hint = str(error).removesuffix(f" {ASK_DOCTOR}").partition(". ")
     return DoctorFinding("payloads", state, f"space {space}: {problem}", hint.partition(". ")[2] or None)
 

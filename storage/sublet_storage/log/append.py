@@ -144,7 +144,7 @@ def _send(conn: psycopg.Connection[Any], appends: list[BlockAppend], in_pipeline
     else:
         with conn.pipeline(), conn.transaction():
             cursors = [_execute(conn, each) for each in appends]
-    return [_answer(cursor) for cursor in cursors]
+    return [_read_append_result(cursor) for cursor in cursors]
 
 
 def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Cursor[Any]:
@@ -177,7 +177,7 @@ def _stamp(stamp: ProducerStamp) -> tuple[object, ...]:
     return stamp.producer_id, Int8(stamp.incarnation), Int8(stamp.sequence)
 
 
-def _answer(cursor: psycopg.Cursor[Any]) -> AppendResult:
+def _read_append_result(cursor: psycopg.Cursor[Any]) -> AppendResult:
     row = cursor.fetchone()
     assert row is not None
     return AppendResult(AppendOutcome(row[0]), row[1])

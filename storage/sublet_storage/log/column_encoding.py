@@ -109,11 +109,11 @@ def _find_codec(flags: int, field: pa.Field) -> Any:
     if _is(flags, "absent", field.name):
         return field
     if not _is(flags, "runs", field.name):
-        return _as_it_is
+        return _keep_unchanged
     return _expand_run if field.name == "epoch" else pc.run_end_decode
 
 
-def _as_it_is(column: pa.Array) -> pa.Array:
+def _keep_unchanged(column: pa.Array) -> pa.Array:
     return column
 
 

@@ -86,11 +86,11 @@ class VersionCache:
                 ChangeNovelty.AMBIGUOUS if change.version > self._dead[object_key].change.version else ChangeNovelty.OLD
             )
         else:
-            verdict = ChangeNovelty.NEWER if change.order_key > self._rank(object_key) else ChangeNovelty.OLD
+            verdict = ChangeNovelty.NEWER if change.order_key > self._get_order_key(object_key) else ChangeNovelty.OLD
         if verdict is ChangeNovelty.NEWER:
             self._put(change, now)
             if not change.is_deleted:
-                self._notified.add(object_key, _size(change))
+                self._notified.add(object_key, _count_bytes(change))
                 while (oldest := self._notified.excess) is not None:
                     self._remove(oldest)
         self.old += verdict is ChangeNovelty.OLD
@@ -125,7 +125,7 @@ class VersionCache:
         if object_key in self._absent and self._dead[object_key].turn <= begun and not change.is_deleted:
             is_new = change.version >= self._dead[object_key].change.version
         else:
-            is_new = change.order_key > self._rank(object_key) or self._is_refuted(object_key, change, begun)
+            is_new = change.order_key > self._get_order_key(object_key) or self._is_refuted(object_key, change, begun)
         if is_new:
             self._put(change, now)
         elif entry := self._live.get(change.kind, {}).get(change.key):
@@ -141,7 +141,7 @@ class VersionCache:
         entry = self._live.get(change.kind, {}).get(change.key) or self._dead.get(object_key)
         return entry is not None and entry.turn <= begun and change.order_key < entry.change.order_key
 
-    def _rank(self, object_key: _Key) -> int:
+    def _get_order_key(self, object_key: _Key) -> int:
         kind, key = object_key
         entry = self._live.get(kind, {}).get(key) or self._dead.get(object_key)
         return entry.change.order_key if entry else -1
@@ -153,7 +153,7 @@ class VersionCache:
         entry = _CachedVersion(change, self._turn, now)
         if change.is_deleted:
             self._dead[object_key] = entry
-            self._tombstones.add(object_key, _size(change))
+            self._tombstones.add(object_key, _count_bytes(change))
             self._expire(now)
         else:
             self._live.setdefault(change.kind, {})[change.key] = entry
@@ -202,7 +202,7 @@ class _BoundedKeys:
         self.size -= self._sizes.pop(object_key, 0)
 
 
-def _size(change: ObjectChange) -> int:
+def _count_bytes(change: ObjectChange) -> int:
     """Return the bytes that an entry with this change takes."""
     fields = {} if change.data is None else change.data
     return (

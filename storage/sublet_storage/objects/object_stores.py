@@ -305,11 +305,11 @@ class ObjectStore:
 
 def get_store(location: PayloadStoreLocation) -> ObjectStore:
     """Return this process's store for the location."""
-    return _store(os.getpid(), location)
+    return _get_store(os.getpid(), location)
 
 
 @lru_cache(maxsize=64)
-def _store(pid: int, location: PayloadStoreLocation) -> ObjectStore:
+def _get_store(pid: int, location: PayloadStoreLocation) -> ObjectStore:
     return ObjectStore(location)
 
 

@@ -35,7 +35,7 @@ def run_parallel(
 
     Raises `PayloadUnavailable` where for `RECEIVE_TIMEOUT_S` none of them has ended.
     """
-    pool = _pool(os.getpid(), store.location.prefix, operation)
+    pool = _get_pool(os.getpid(), store.location.prefix, operation)
     futures: list[Future[_R]] = [pool.submit(work, item) for item in items]
     waiting = set(futures)
     while waiting:
@@ -85,6 +85,6 @@ class _Pool:
 
 
 @cache
-def _pool(pid: int, prefix: str, operation: str) -> _Pool:
+def _get_pool(pid: int, prefix: str, operation: str) -> _Pool:
     """Return the process's pool: a forked child has none of its parent's threads."""
     return _Pool()

@@ -68,7 +68,7 @@ class AsyncPublisher:
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raises the first delivery error since the last flush."""
-        if self._opening is not None and not self._opening.failed:
+        if self._opening is not None and not self._opening.has_failed:
             publisher = await self._get_publisher()
             await asyncio.to_thread(publisher.flush, timeout_s)
 
@@ -111,7 +111,7 @@ class AsyncPublisher:
         """Return the one publisher of all callers."""
         check_not_forked(self._process, "this publisher")
         while True:
-            if self._opening is None or self._opening.failed:
+            if self._opening is None or self._opening.has_failed:
                 if self._closed:
                     raise PublisherClosed("this publisher is closed. Make a new AsyncPublisher.")
                 self._opening = _Opening(self._make)
@@ -171,7 +171,7 @@ class _Opening:
         threading.Thread(target=self._run, name="sublet publisher opening", daemon=True).start()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Return whether the attempt has failed."""
         return self._publisher.done() and self._publisher.exception() is not None
 

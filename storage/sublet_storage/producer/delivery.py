@@ -168,7 +168,7 @@ class _DeliveryBase:
         self._ticket = ticket
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Return whether the outcome is known."""
         return self._ticket.is_done
 

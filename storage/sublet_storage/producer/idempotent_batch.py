@@ -157,7 +157,7 @@ def _read_routes(conn: psycopg.Connection[Any], stream_ids: list[int]) -> Routin
     spaces, streams = {}, []
     for stream_id, space_id, generation_id, low, high, filter in conn.execute(_THEIR_GENERATIONS, (stream_ids,)):
         spaces[space_id] = Space(space_id, str(space_id), TopicFilter(filter), 1)
-        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0, True))
+        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), 0))
     return RoutingTable(list(spaces.values()), streams, None)
 
 

@@ -167,7 +167,7 @@ class SendBuffer:
             self._closed = self._closed or reason
             self._work.notify_all()
             callbacks = self._drain_callbacks()
-        _call(callbacks)
+        _call_each(callbacks)
 
     # --- the sender -----------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class SendBuffer:
         None also where it can wait, as more is sent at once."""
         with self._lock:
             is_early = time.monotonic() < self._advanced_at + ADVANCE_PAUSE_S
-            if is_early and self._queued and self._pause() <= 0 and not self._flushing:
+            if is_early and self._queued and self._pause() <= 0 and not self._is_flushing:
                 return None
             count = self._count_due_advances(loads)
             return self._advances[count - 1][1] if count else None
@@ -247,7 +247,7 @@ class SendBuffer:
                     if piece.ticket.is_done:
                         self._unsettled.pop(piece.ticket, None)
             callbacks = self._drain_callbacks()
-        _call(callbacks)
+        _call_each(callbacks)
 
     def reroute(self, routes: RoutingTable, closed: list[PendingBlock]) -> None:
         """Put a newer table in force; move what was for closed streams, first the loads they refused, in order."""
@@ -381,7 +381,7 @@ class SendBuffer:
         return room
 
     @property
-    def _flushing(self) -> bool:
+    def _is_flushing(self) -> bool:
         """Return whether a caller waits for a flush: flushed messages came before all that are not."""
         return next(iter(self._unsettled.values()), False)
 
@@ -429,7 +429,7 @@ class SendBuffer:
 
     def _pause(self) -> float:
         """Return the seconds left to linger before taking what is queued."""
-        if not self._limits.linger_s or self._flushing or self._closed is not None:
+        if not self._limits.linger_s or self._is_flushing or self._closed is not None:
             return 0
         if self._queued >= self._limits.block_messages or self._bytes >= self._limits.block_bytes:
             return 0
@@ -489,6 +489,6 @@ def _route_piece(routes: RoutingTable, piece: PendingArrowBatch) -> list[tuple[i
     ]
 
 
-def _call(callbacks: Iterable[Callable[[], None]]) -> None:
+def _call_each(callbacks: Iterable[Callable[[], None]]) -> None:
     for callback in callbacks:
         callback()

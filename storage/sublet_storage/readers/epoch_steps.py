@@ -99,7 +99,7 @@ def read_block_summaries(
     if not rows:
         raise message_log.stream_not_found_error(conn, stream_id, offset)
     head, closed, gone, lower, space_id = rows[0][:5]
-    summaries = [] if rows[0][5] is None else [_mark(*row[5:]) for row in rows]
+    summaries = [] if rows[0][5] is None else [_make_block_summary(*row[5:]) for row in rows]
     message_log.check_retained(stream_id, offset, head, gone, summaries[0].first if summaries else None)
     behind = summaries[: message_log.count_contiguous([(mark.first, mark.end) for mark in summaries])]
     return BlockEpochSummaries(tuple(behind), head, closed, lower_frontier_from_text(lower), space_id)
@@ -156,9 +156,9 @@ class EpochStep:
         offsets = batch.column("offset")
         if len(offsets) and offsets[-1].as_py() >= run.end:
             batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
-        return batch if run.is_fully_wanted else batch.filter(self._wanted(batch))
+        return batch if run.is_fully_wanted else batch.filter(self._make_row_mask(batch))
 
-    def _wanted(self, batch: pa.RecordBatch) -> pa.Array:
+    def _make_row_mask(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column("epoch")
         has_epoch = column.is_valid()
         unseen = pc.and_(pc.invert(has_epoch), pc.greater_equal(batch.column("offset"), self.start_frontier.upto))
@@ -206,7 +206,7 @@ class EpochStepPlanner:
         """Return the furthest step of about `limit_bytes`, at least the smallest there is; None if there is none
         yet."""
         best = None
-        for draft in self._drafts():
+        for draft in self._draft_steps():
             if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
                 break
             if draft.has_effect:
@@ -215,7 +215,7 @@ class EpochStepPlanner:
             return None
         blocks, count, reached = best  # a draft's list grows, and nothing else
         self._begin_draft()
-        return self._step(blocks[:count], reached)
+        return self._make_step(blocks[:count], reached)
 
     def step_to(self, upto: int, lower: LowerFrontier | None) -> EpochStep:
         """Return the step to where all that lies before `offset_completed_by`, which is known, and is completed by
@@ -223,7 +223,7 @@ class EpochStepPlanner:
         reached = self.consumed.advanced_to(max(upto, self.consumed.upto), lower)
         preceding = (mark for mark in self._waiting if mark.first < reached.upto)
         cut = (mark if mark.end <= reached.upto else replace(mark, end=reached.upto) for mark in preceding)
-        return self._step([mark for mark in cut if _touches(mark, self.consumed, reached)], reached)
+        return self._make_step([mark for mark in cut if _is_in_step(mark, self.consumed, reached)], reached)
 
     def completed_frontiers(self) -> set[LowerFrontier]:
         """Return what the writers of the blocks that are left to read saw completed, and what is completed at the
@@ -241,8 +241,8 @@ class EpochStepPlanner:
 
     def seek(self, position: int, consumed: ConsumedFrontier) -> None:
         """Continue from that position and frontier."""
-        passed = self._before(consumed.upto)
-        left = [mark for mark in self._waiting[:passed] if _stays(mark, consumed)]
+        passed = self._count_blocks_before(consumed.upto)
+        left = [mark for mark in self._waiting[:passed] if _has_remaining(mark, consumed)]
         self._waiting = left + self._waiting[passed:]
         self.position, self.consumed = position, consumed
         self._begin_draft()
@@ -261,7 +261,7 @@ class EpochStepPlanner:
         else:
             self._waiting.append(mark)
 
-    def _drafts(self) -> Iterator[_Draft]:
+    def _draft_steps(self) -> Iterator[_Draft]:
         """Yield the draft at each place where a step may end. Places where no step ended are not gone through again,
         however many blocks come while there is none."""
         for mark, behind in pairwise(self._waiting[self._drafted :]):
@@ -275,19 +275,21 @@ class EpochStepPlanner:
     def _begin_draft(self) -> None:
         self._draft, self._drafted = _Draft(self.consumed), 0
 
-    def _before(self, offset: int) -> int:
+    def _count_blocks_before(self, offset: int) -> int:
         """Return how many of the waiting blocks end there or before, without looking at the others."""
         return bisect_right(self._waiting, offset, key=_END)
 
-    def _step(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
+    def _make_step(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> EpochStep:
         remaining_offsets = (
-            mark.first for mark in self._waiting[: self._before(reached.upto) + 1] if _stays(mark, reached)
+            mark.first
+            for mark in self._waiting[: self._count_blocks_before(reached.upto) + 1]
+            if _has_remaining(mark, reached)
         )
         position = max(self.position, next(remaining_offsets, reached.upto))
-        runs = self._runs(sorted(blocks, key=_FIRST), reached)
+        runs = self._merge_runs(sorted(blocks, key=_FIRST), reached)
         return EpochStep(tuple(runs), self.consumed, position, reached)
 
-    def _runs(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
+    def _merge_runs(self, blocks: Iterable[BlockEpochSummary], reached: ConsumedFrontier) -> Iterator[BlockRun]:
         start, end, size, clean = -1, -1, 0, False
         for mark in blocks:
             is_clean = _is_clean(mark, self.consumed, reached)
@@ -338,16 +340,16 @@ class _Draft:
             self._deferred_blocks = []  # which the copy shares
         self.looks += len(candidates)
         for mark in candidates:
-            if _touches(mark, self._begun, self.reached):
+            if _is_in_step(mark, self._begun, self.reached):
                 self.blocks.append(mark)
                 self.size += mark.size
-            elif mark.end > self._begun.upto and not _stays(mark, self.reached):
+            elif mark.end > self._begun.upto and not _has_remaining(mark, self.reached):
                 self._skips = True
             else:
                 self._deferred_blocks.append(mark)
 
 
-def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
+def _is_in_step(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: ConsumedFrontier) -> bool:
     """Return whether a step from `begun` to `reached` has to read the block."""
     epochs, is_new = mark.epochs, mark.end > begun.upto
     if epochs is None:
@@ -359,7 +361,7 @@ def _touches(mark: BlockEpochSummary, begun: ConsumedFrontier, reached: Consumed
     return any(map(begun.needs, epochs.greatest)) and not all(map(reached.needs, epochs.least))
 
 
-def _stays(mark: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
+def _has_remaining(mark: BlockEpochSummary, reached: ConsumedFrontier) -> bool:
     """Return whether something in the block is left to be read after a step up to `reached`."""
     if mark.end > reached.upto:
         return True
@@ -386,16 +388,18 @@ def _may_come(epochs: pa.Array, lower: LowerFrontier | None) -> pa.Array:
     return mask
 
 
-def _mark(end: int, count: int, size: int | None, lower: str | None, epochs: str | None) -> BlockEpochSummary:
+def _make_block_summary(
+    end: int, count: int, size: int | None, lower: str | None, epochs: str | None
+) -> BlockEpochSummary:
     return BlockEpochSummary(
         end - count, end, size or 0, lower_frontier_from_text(lower), None if epochs is None else _bounds.get(epochs)
     )
 
 
-def _epochs(stored: str) -> EpochBounds:
+def _parse_epoch_bounds(stored: str) -> EpochBounds:
     document = json.loads(stored)
     least, greatest = (tuple(tuple(epoch) for epoch in document[end]) for end in ("least", "greatest"))
     return EpochBounds(least, greatest, document["has_unset"])
 
 
-_bounds = BoundedCache(_epochs, max_entries=1024)
+_bounds = BoundedCache(_parse_epoch_bounds, max_entries=1024)

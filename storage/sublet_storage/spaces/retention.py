@@ -136,7 +136,7 @@ def drop_gone(conn: psycopg.Connection[Any]) -> list[int]:
     failed: list[tuple[int, psycopg.Error]] = []
     for generation_id, attached, pending, role in conn.execute(_LEFTOVERS).fetchall():
         try:
-            with _as_owner(conn, role):
+            with _use_role(conn, role):
                 if (not attached or _detach(conn, generation_id, pending)) and _drop(conn, generation_id):
                     dropped.append(generation_id)
         except psycopg.Error as error:
@@ -183,7 +183,7 @@ def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]
 
 
 @contextmanager
-def _as_owner(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
+def _use_role(conn: psycopg.Connection[Any], role: str | None) -> Iterator[None]:
     if role is not None:
         conn.execute(f"set role {role}")
     try:

@@ -56,7 +56,6 @@ class StreamInfo:
     hash_from: int
     hash_to: int
     head: int
-    closed: bool
 
 
 def hash_key(key: bytes | None, topic: str) -> int:

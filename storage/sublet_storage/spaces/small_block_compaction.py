@@ -162,7 +162,7 @@ def list_fragmented_streams(
     }
     counts: list[tuple[int, int]] = []
     for generation_id, streams in _group_by_generation(conn.execute(_PRESENT) if among is None else among).items():
-        counts += _of_partition(conn, _FRAGMENTED, generation_id, {**parameters, "streams": streams})
+        counts += _query_partition(conn, _FRAGMENTED, generation_id, {**parameters, "streams": streams})
     return [stream_id for stream_id, _ in sorted(counts, key=lambda entry: (-entry[1], entry[0]))]
 
 
@@ -175,7 +175,7 @@ def list_newly_fragmented(
     among = [(generation_id, stream_id) for generation_id, stream_id, _, is_gone in unseen if not is_gone]
     last_offsets: list[tuple[int, int]] = []
     for generation_id, streams in _group_by_generation(among).items():
-        last_offsets += _of_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
+        last_offsets += _query_partition(conn, _LAST, generation_id, {"streams": streams, "age": older_than_s})
     fragmented = list_fragmented_streams(conn, at_least, older_than_s, among) if among else []
     examined += [(stream_id, upto) for stream_id, upto in last_offsets if stream_id not in fragmented]
     if examined:
@@ -193,7 +193,7 @@ def _group_by_generation(streams: Iterable[tuple[int, int]]) -> dict[int, list[i
     return streams_by_generation
 
 
-def _of_partition(
+def _query_partition(
     conn: psycopg.Connection[Any], statement: str, generation_id: int, parameters: dict[str, Any]
 ) -> list[tuple[int, int]]:
     """Return the answer of a generation's partition; nothing where that was dropped meanwhile."""

@@ -13,7 +13,7 @@ from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamI
 DEFAULT_SPACE = "default"
 
 _SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
-_STREAM = "stream_id, space_id, generation_id, hash_from::text, hash_to::text, head, state = 'closed'"
+_STREAM = "stream_id, space_id, generation_id, hash_from::text, hash_to::text, head"
 _ROUTING = """
 select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
@@ -76,7 +76,7 @@ def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...]
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
-        streams.append(_make_stream(stream_id, space_id, generation_id, low, high, head, False))
+        streams.append(_make_stream(stream_id, space_id, generation_id, low, high, head))
         if space_id not in spaces:
             spaces[space_id] = _make_space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)
@@ -101,7 +101,5 @@ def _make_space(space_id: int, name: str, filter: str, *settings: Any) -> Space:
     return Space(space_id, name, TopicFilter(filter), *settings)
 
 
-def _make_stream(
-    stream_id: int, space_id: int, generation_id: int, low: str, high: str, head: int, closed: bool
-) -> StreamInfo:
-    return StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head, closed)
+def _make_stream(stream_id: int, space_id: int, generation_id: int, low: str, high: str, head: int) -> StreamInfo:
+    return StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head)

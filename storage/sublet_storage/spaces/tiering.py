@@ -121,7 +121,7 @@ class _Stream:
 
     stream_id: int
     generation_id: int
-    closed: bool
+    is_closed: bool
     done: int | None
     offset: int
     is_patchy: bool = False
@@ -182,7 +182,7 @@ class _Mover:
         """Return the streams with blocks to examine, once the location is known to be available."""
         due = {"space": self._space.space_id, "after": self._space.tier_after_s}
         streams = [_Stream(*row) for row in self._conn.execute(_WORK, due).fetchall()]
-        due_streams = [stream for stream in streams if stream.closed or self._is_due(stream)]
+        due_streams = [stream for stream in streams if stream.is_closed or self._is_due(stream)]
         return due_streams if due_streams and self._prepare() else []
 
     def _is_due(self, stream: _Stream) -> bool:
@@ -205,7 +205,7 @@ class _Mover:
 
     def _begin_stream(self, stream: _Stream) -> None:
         """Begin with a stream: merge small blocks of a closed one, without a time limit."""
-        if stream.closed:  # few large objects rather than many small ones
+        if stream.is_closed:  # few large objects rather than many small ones
             with contextlib.suppress(PoisonBlock):  # all others are merged, and it is moved as it is
                 small_block_compaction.compact_stream(self._conn, stream.stream_id, older_than_s=0, guard=self._guard)
         stream.done = 0
@@ -245,7 +245,7 @@ class _Mover:
                 "generation": stream.generation_id,
                 "stream": stream.stream_id,
                 "offset": stream.offset,
-                "closed": stream.closed,
+                "closed": stream.is_closed,
                 "after": self._space.tier_after_s,
                 "least": MIN_BYTES,
                 "blocks": BATCH_BLOCKS,
@@ -292,7 +292,7 @@ class _Mover:
                 self.is_over = not self._conn.execute(_STILL, target).rowcount
                 usable = [] if self.is_over else written
                 claimed = unreferenced_objects.claim_objects(self._conn, [block.uri for block in usable])
-                moved_uris = self._name_objects(stream, [block for block in usable if block.uri in claimed])
+                moved_uris = self._store_uris(stream, [block for block in usable if block.uri in claimed])
                 unmoved = [block for block in blocks if block.uri not in moved_uris]
                 self._mark_orphans(stream, unmoved)
                 if not self.is_over:
@@ -312,7 +312,7 @@ class _Mover:
         self._conn.execute(_ADVANCE, (stream.done, stream.stream_id))
         stream.offset, stream.is_patchy = rows[-1][0], stream.is_patchy or first_left is not None
 
-    def _name_objects(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
+    def _store_uris(self, stream: _Stream, blocks: list[_Block]) -> set[str]:
         ends = [block.end_offset for block in blocks]
         self._conn.execute(_LOCK_BLOCKS, (stream.generation_id, stream.stream_id, ends))
         parameters = {

@@ -117,7 +117,7 @@ class PublishProgress:
 
     def count_durable(self) -> None:
         """Count the messages whose delivery has completed."""
-        while self._pending and self._pending[0][1].done:
+        while self._pending and self._pending[0][1].is_done:
             count, delivery = self._pending.popleft()
             with suppress(Exception):
                 delivery.result(0)

@@ -78,11 +78,11 @@ def to_output_batches(batches: Iterable[pa.RecordBatch], space: str, schema: pa.
         input_batches = pa.Table.from_batches(input_batches).combine_chunks().to_batches()
     for batch in input_batches:
         if batch.num_rows:
-            columns = [_column(batch, field, space) for field in schema]
+            columns = [_make_column(batch, field, space) for field in schema]
             yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
-def _column(batch: pa.RecordBatch, field: Any, space: str) -> Any:
+def _make_column(batch: pa.RecordBatch, field: Any, space: str) -> Any:
     import pyarrow as pa
 
     if field.name == "space":

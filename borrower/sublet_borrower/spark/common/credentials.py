@@ -87,7 +87,7 @@ class _TaskUrl:
     def __call__(self) -> str:
         address, login = parse_url(self.address), {} if self.found is None else parse_url(self.found)
         is_env = self.credentials == FROM_ENVIRONMENT
-        if _differ(address, login, (*_ADDRESS, "user") if is_env else _ADDRESS):
+        if _is_different(address, login, (*_ADDRESS, "user") if is_env else _ADDRESS):
             if not is_env:
                 assert self.found is not None
                 raise InvalidSetting(
@@ -100,7 +100,7 @@ class _TaskUrl:
         return make_conninfo("", **{**login, **address, **({"user": user} if user else {})})
 
 
-def _differ(address: dict[str, Any], login: dict[str, Any], names: tuple[str, ...]) -> bool:
+def _is_different(address: dict[str, Any], login: dict[str, Any], names: tuple[str, ...]) -> bool:
     """Return whether `login` names another one in any of these."""
     port = {"port": "5432"}
     return any(login.get(name) and str(login[name]) != str({**port, **address}.get(name)) for name in names)
@@ -114,7 +114,7 @@ def _read(credentials: str) -> Secret | None:
         return resolve_database_url(None)
     if kind == "file":
         return as_secret(SecretFile(value, f"credentials {credentials!r}", parse_url))
-    return as_secret(_function(credentials, value))
+    return as_secret(_import_function(credentials, value))
 
 
 def _parse_credentials(credentials: str) -> tuple[str, str]:
@@ -132,7 +132,7 @@ def _parse_credentials(credentials: str) -> tuple[str, str]:
     )
 
 
-def _function(credentials: str, path: str) -> Callable[[], str]:
+def _import_function(credentials: str, path: str) -> Callable[[], str]:
     module, _, name = path.rpartition(".")
     try:
         function: Callable[[], str] = getattr(importlib.import_module(module), name)

@@ -89,7 +89,10 @@ def stream_options(raw_options: Mapping[str, str]) -> StreamOptions:
     be.
     """
     values = read_options(
-        raw_options, StreamOptions, "readStream", {"inDoubtTimeout": _duration, "availableNowWait": _duration}
+        raw_options,
+        StreamOptions,
+        "readStream",
+        {"inDoubtTimeout": _parse_duration, "availableNowWait": _parse_duration},
     )
     for name, hint in (
         ("subscription", "what to consume: $share/GROUP/FILTER, such as $share/billing/orders/#"),
@@ -155,17 +158,17 @@ def read_options(
     return values
 
 
-def _text(name: str, text: str) -> str:
+def _parse_text(name: str, text: str) -> str:
     if not text:
         raise InvalidSetting(f"option {name} is empty. Give a value, or leave the option out.")
     return text
 
 
-def _nodes(name: str, text: str) -> tuple[str, ...]:
-    return tuple(part.strip() for part in _text(name, text).split(","))
+def _parse_nodes(name: str, text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in _parse_text(name, text).split(","))
 
 
-def _count(name: str, text: str) -> int:
+def _parse_count(name: str, text: str) -> int:
     if not (_is_number(text) and int(text) > 0):
         raise InvalidSetting(
             f"option {name} is {text[:MAX_SHOWN_CHARS]!r}: it is a whole number from 1 to {MAX_NUMBER}."
@@ -189,20 +192,20 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= len(str(MAX_NUMBER)) and int(text) <= MAX_NUMBER
 
 
-def _number(name: str, text: str) -> float:
+def _parse_number(name: str, text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InvalidSetting(f"option {name} is {text!r}: it is a number, such as 1 or 0.5.") from None
 
 
-def _flag(name: str, text: str) -> bool:
+def _parse_flag(name: str, text: str) -> bool:
     if text.lower() not in _YES:
         raise InvalidSetting(f"option {name} is {text!r}: it is true or false.")
     return _YES[text.lower()]
 
 
-def _duration(name: str, text: str) -> float:
+def _parse_duration(name: str, text: str) -> float:
     match = _DURATION.fullmatch(text.strip().lower())
     unit = None if match is None else _UNITS.get(match[2], _UNITS.get(match[2].removesuffix("s")))
     if match is None or unit is None:
@@ -217,10 +220,10 @@ def to_camel_case(name: str) -> str:
 
 
 _KINDS: dict[str, Reader] = {
-    "str": _text,
-    "str | None": _text,
-    "int | None": _count,
-    "float": _number,
-    "bool": _flag,
-    "tuple[str, ...] | None": _nodes,
+    "str": _parse_text,
+    "str | None": _parse_text,
+    "int | None": _parse_count,
+    "float": _parse_number,
+    "bool": _parse_flag,
+    "tuple[str, ...] | None": _parse_nodes,
 }

@@ -25,10 +25,10 @@ def check_cluster(spark: Any, fn: object, tasks: int) -> None:
     """Raise `InvalidSetting` or `Unavailable` for what cannot work, warn about what works only for a while."""
     if not (hasattr(spark, "conf") and hasattr(spark, "range")):
         raise InvalidSetting(
-            f"spark is {_shown(spark)}: a SparkSession is needed. SparkSession.builder.getOrCreate() makes one."
+            f"spark is {_format_type(spark)}: a SparkSession is needed. SparkSession.builder.getOrCreate() makes one."
         )
     if not callable(fn):
-        raise InvalidSetting(f"fn is {_shown(fn)}: a function of one batch is needed, def work(batch).")
+        raise InvalidSetting(f"fn is {_format_type(fn)}: a function of one batch is needed, def work(batch).")
     if not isinstance(tasks, int) or tasks < 1:
         raise InvalidSetting(f"tasks is {tasks!r}: it must be a whole number, and at least one task must consume.")
     _check_installed()
@@ -70,7 +70,7 @@ def spark_context(spark: Any) -> Any | None:
         return None
 
 
-def _shown(value: object) -> str:
+def _format_type(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
@@ -100,7 +100,7 @@ def _check_failures(spark: Any, master: str) -> None:
 
 
 def _check_slots(spark: Any, master: str, tasks: int) -> None:
-    slots = _slots(spark, master)
+    slots = _count_cores(spark, master)
     per_task = int(read_setting(spark, "spark.task.cpus", "1"))
     if slots is not None and tasks > (usable := slots // per_task):
         _warn(
@@ -109,7 +109,7 @@ def _check_slots(spark: Any, master: str, tasks: int) -> None:
         )
 
 
-def _slots(spark: Any, master: str) -> int | None:
+def _count_cores(spark: Any, master: str) -> int | None:
     """Return the number of cores that Spark has now; None if it is unknown."""
     local = _LOCAL.match(master)
     if local is not None and local[1] != "*":

@@ -106,7 +106,7 @@ def consume(
             credentials=credentials,
             driver=control.address,
             token=control.token,
-            driver_host=_this_host(),
+            driver_host=_get_host_name(),
             name=f"{name or 'spark'}-{control.token[:8]}",
             nodes=None if nodes is None else tuple(nodes),
             weight=weight,
@@ -139,7 +139,7 @@ class Consumption:
         self._watchdog: threading.Timer | None = None
 
     def __repr__(self) -> str:
-        return f"Consumption({self._tasks} tasks, {'running' if self.running else 'over'})"
+        return f"Consumption({self._tasks} tasks, {'running' if self.is_running else 'over'})"
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +154,7 @@ class Consumption:
             raise
 
     @property
-    def running(self) -> bool:
+    def is_running(self) -> bool:
         """Return whether the Spark job is under way."""
         return not self._over.is_set()
 
@@ -162,7 +162,7 @@ class Consumption:
         """Return what every attempt reported last, at most about a second ago while it lives."""
         assert self._control is not None
         reports = self._control.last_reports().values()
-        return ConsumptionStatus(self.running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
+        return ConsumptionStatus(self.is_running, tuple(TaskStatus.of(report, age_s) for report, age_s in reports))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the job's end, and return whether it has ended. It ends when it is drained or stopped, or has
@@ -210,10 +210,10 @@ class Consumption:
         """
         if not self.wait(timeout_s):
             raise Unavailable(f"the job has not ended within {timeout_s:g} s. Drain or stop it, or wait longer.")
-        if (failure := self._failure()) is not None:
+        if (failure := self._find_failure()) is not None:
             raise unpack(failure)
         if self._error is not None and not self._stopped:
-            raise Unavailable(f"the Spark job has failed: {_first_line(self._error)}") from self._error
+            raise Unavailable(f"the Spark job has failed: {_get_first_line(self._error)}") from self._error
         return list(self._summaries or ())
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Consumption:
     def _serve(self, driver_host: str | None) -> DriverEndpoint:
         from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 
-        bind, advertised = _addresses(self._spark, driver_host)
+        bind, advertised = _choose_addresses(self._spark, driver_host)
         self._control = DriverEndpoint(bind, advertised, self._note_failure)
         self._tag = f"sublet-{self._control.token[:8]}"
         return self._control
@@ -275,7 +275,7 @@ class Consumption:
         self._watchdog.daemon = True
         self._watchdog.start()
 
-    def _failure(self) -> str | None:
+    def _find_failure(self) -> str | None:
         """Return the first there was, from the results, or as reported by a task whose result never came."""
         failures = [summary.failure for summary in self._summaries or ()]
         if self._control is not None:
@@ -295,18 +295,18 @@ def make_task_function(work: TaskSpec) -> Callable[[Iterator[pa.RecordBatch]], I
     def host(rows: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in rows:
             pass
-        yield _row(encode_summary(run(work)))
+        yield _make_row(encode_summary(run(work)))
 
     return host
 
 
-def _row(summary: str) -> pa.RecordBatch:
+def _make_row(summary: str) -> pa.RecordBatch:
     import pyarrow as pa
 
     return pa.RecordBatch.from_arrays([pa.array([summary], pa.string())], ["summary"])
 
 
-def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
+def _choose_addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
     """Return where the driver listens for its tasks, and under which address they reach it."""
     if driver_host is not None:
         return driver_host, driver_host
@@ -316,13 +316,13 @@ def _addresses(spark: Any, driver_host: str | None) -> tuple[str, str]:
     return cluster_checks.read_setting(spark, "spark.driver.bindAddress", advertised), advertised
 
 
-def _this_host() -> str:
+def _get_host_name() -> str:
     import socket
 
     return socket.gethostname()
 
 
-def _first_line(error: BaseException) -> str:
+def _get_first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines() or [type(error).__name__]
     # Py4J's text has first the call that failed and then, after a colon, what Java has raised.
     return next((line[2:] for line in lines[:2] if line.startswith(": ")), lines[0])[:500]

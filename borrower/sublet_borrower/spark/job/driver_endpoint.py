@@ -53,7 +53,7 @@ class DriverEndpoint:
     @property
     def address(self) -> str:
         """Return the endpoint's HOST:PORT, as tasks reach it."""
-        return f"{_bracketed(self._advertised)}:{self._port}"
+        return f"{_format_host(self._advertised)}:{self._port}"
 
     def drain(self) -> None:
         """Send it to every task, also to those that report later. From any thread."""
@@ -76,10 +76,10 @@ class DriverEndpoint:
         """Return the port; 0 where it cannot listen."""
         self._server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=(GateInterceptor(AccessGate()),))
         self._sessions = PubSubServer(
-            make_publisher(secrets.token_hex(6)), self._received, on_expired=self._expired, clock=time.monotonic
+            make_publisher(secrets.token_hex(6)), self._on_report, on_expired=self._on_expired, clock=time.monotonic
         )
         try:
-            port: int = self._server.add_insecure_port(f"{_bracketed(bind)}:0")
+            port: int = self._server.add_insecure_port(f"{_format_host(bind)}:0")
         except RuntimeError:
             return 0
         self._sessions.register(self._server)
@@ -90,7 +90,7 @@ class DriverEndpoint:
         await self._sessions.close()
         await self._server.stop(grace=0.2)
 
-    def _received(self, subscriber_id: str, message: object) -> None:
+    def _on_report(self, subscriber_id: str, message: object) -> None:
         report = decode_report(message, self.token)
         self._reports[report.session] = (report, time.monotonic())
         self._subscribers[subscriber_id] = report.session
@@ -110,10 +110,10 @@ class DriverEndpoint:
     def _notify(self, subscriber_id: str) -> None:
         self._sessions.send(subscriber_id, Channel.GROUP, "wish", DRAIN_EVENT)
 
-    def _expired(self, subscriber_ids: object) -> None:
+    def _on_expired(self, subscriber_ids: object) -> None:
         for subscriber_id in subscriber_ids:  # type: ignore[attr-defined]
             self._subscribers.pop(subscriber_id, None)
 
 
-def _bracketed(host: str) -> str:
+def _format_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

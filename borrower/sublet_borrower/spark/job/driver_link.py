@@ -69,7 +69,7 @@ class SparkDriverLink:
 
     async def _talk(self) -> None:
         connection = NodeConnection(
-            self._address, AgentKey(), self._received, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
+            self._address, AgentKey(), self._on_delivery, settings=PubSubClientSettings(hold_s=2 * REPORT_S)
         )
         received_at, has_drained = time.monotonic(), False
         while not self._over:
@@ -85,7 +85,7 @@ class SparkDriverLink:
         connection.send(self._report().encode(self._token))
         await connection.close(LAST_WORD_S)
 
-    def _received(self, delivery: SequencedMessage) -> None:
+    def _on_delivery(self, delivery: SequencedMessage) -> None:
         if not isinstance(delivery.body, GroupEventPayload):
             return
         command = json.loads(delivery.body.payload).get("wish")

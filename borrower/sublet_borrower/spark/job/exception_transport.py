@@ -44,11 +44,11 @@ def pack(error: BaseException) -> str:
     while link is not None and len(links) < MAX_LINKS:
         fields: dict[str, Any] = {
             "class": f"{type(link).__module__}.{type(link).__qualname__}"[:MAX_MESSAGE],
-            "message": _text(link)[:MAX_MESSAGE],
+            "message": _format_error(link)[:MAX_MESSAGE],
             "traceback": "".join(traceback.format_tb(link.__traceback__)).rstrip()[-MAX_TRACEBACK:],
         }
         if isinstance(link, SubletError):
-            fields["attributes"] = _plain(vars(link))
+            fields["attributes"] = _keep_plain(vars(link))
         links.append(fields)
         link = link.__cause__
     return json.dumps(links)
@@ -58,7 +58,7 @@ def unpack(packed: str) -> BaseException:
     """Return what ended a task, with its causes; each has a note with where in the task it was raised. Raises
     `UsageError` for what no task has packed."""
     try:
-        failures = [_restored(link) for link in json.loads(packed)[:MAX_LINKS]]
+        failures = [_restore_error(link) for link in json.loads(packed)[:MAX_LINKS]]
         first = failures[0]
     except (TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
         raise UsageError(f"not a task's failure ({type(error).__name__}: {error}): only tasks report here.") from None
@@ -67,7 +67,7 @@ def unpack(packed: str) -> BaseException:
     return first
 
 
-def _text(error: BaseException) -> str:
+def _format_error(error: BaseException) -> str:
     """Return its text, for the driver's log, without the secrets of this process."""
     try:
         return hide_secrets(str(error))
@@ -75,25 +75,25 @@ def _text(error: BaseException) -> str:
         return f"(its text cannot be had: {type(unfit).__name__})"
 
 
-def _restored(link: dict[str, Any]) -> BaseException:
-    error = _failure(str(link["class"]), str(link["message"]), link.get("attributes") or {})
+def _restore_error(link: dict[str, Any]) -> BaseException:
+    error = _make_error(str(link["class"]), str(link["message"]), link.get("attributes") or {})
     if link["traceback"]:
         error.add_note(f"In the task:\n{link['traceback']}")
     return error
 
 
-def _failure(class_name: str, message: str, attributes: dict[str, Any]) -> BaseException:
+def _make_error(class_name: str, message: str, attributes: dict[str, Any]) -> BaseException:
     module, _, name = class_name.rpartition(".")
     kind = getattr(errors, name, None) if module == _OURS else None
     if not (isinstance(kind, type) and issubclass(kind, SubletError)):
         return TaskFailed(class_name, message)
     error = kind.__new__(kind)  # not of its arguments, but of the text that these had made
     error.args = (message,)
-    vars(error).update(_plain(attributes))
+    vars(error).update(_keep_plain(attributes))
     return error
 
 
-def _plain(attributes: dict[str, Any]) -> dict[str, Any]:
+def _keep_plain(attributes: dict[str, Any]) -> dict[str, Any]:
     return {
         name: hide_secrets(value) if isinstance(value, str) else value
         for name, value in attributes.items()

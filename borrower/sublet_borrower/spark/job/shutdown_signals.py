@@ -39,7 +39,7 @@ class ShutdownSignals:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous_handlers = {number: signal.signal(number, self._received) for number in SIGNALS}
+            self._previous_handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         return self
 
     def __exit__(
@@ -59,7 +59,7 @@ class ShutdownSignals:
         finally:
             self._in_calls = False
 
-    def _received(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self.received_signal is None:
             self.received_signal = number
             self._loop.call_soon_threadsafe(self._begin)

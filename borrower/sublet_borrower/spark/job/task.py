@@ -81,7 +81,7 @@ def run(work: TaskSpec) -> TaskSummary:
     """Run one attempt; Spark calls this in the task's process."""
     if work.schema is not None:
         os.environ["SUBLET_SCHEMA"] = work.schema
-    return run_attempt(work, _this_attempt(work))
+    return run_attempt(work, _get_attempt(work))
 
 
 def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
@@ -94,7 +94,7 @@ def run_attempt(work: TaskSpec, attempt: TaskAttempt) -> TaskSummary:
         return task.run(ending)
 
 
-def _this_attempt(work: TaskSpec) -> TaskAttempt:
+def _get_attempt(work: TaskSpec) -> TaskAttempt:
     from pyspark import TaskContext
 
     context = TaskContext.get()
@@ -116,7 +116,7 @@ class _Task:
         from sublet_borrower.spark.job.driver_link import SparkDriverLink
 
         work = self._work
-        with SparkDriverLink(work.driver, work.token, self._attempt.session, self._report, self._drain) as link:
+        with SparkDriverLink(work.driver, work.token, self._attempt.session, self._make_report, self._drain) as link:
             try:
                 with ending.user_call():
                     self._consume(ending)
@@ -140,7 +140,7 @@ class _Task:
     def _consume(self, ending: ShutdownSignals) -> None:
         check_socket_reachable(self._work.address, self._work.driver_host)
         if self._work.on_attempt is not None:
-            with _no_exit(ending, "on_attempt"):
+            with _refuse_exit(ending, "on_attempt"):
                 self._work.on_attempt(self._attempt)
         session = self._open()
         if session is not None:
@@ -148,7 +148,7 @@ class _Task:
             run_function(session, partial(self._call, ending), policy=self._work.policy, summary=self._summary)
 
     def _call(self, ending: ShutdownSignals, batch: Batch) -> None:
-        with _no_exit(ending, "the function"):
+        with _refuse_exit(ending, "the function"):
             self._work.fn(batch)
 
     def _open(self) -> Session | None:
@@ -194,7 +194,7 @@ class _Task:
         if (session := self._session) is not None:
             session.drain()
 
-    def _report(self) -> TaskReport:
+    def _make_report(self) -> TaskReport:
         done, session = self._summary, self._session
         return TaskReport(
             self._attempt.session,
@@ -220,7 +220,7 @@ def _is_away(error: Exception) -> bool:
 
 
 @contextlib.contextmanager
-def _no_exit(ending: ShutdownSignals, subject: str) -> Iterator[None]:
+def _refuse_exit(ending: ShutdownSignals, subject: str) -> Iterator[None]:
     """Fail if a user's code ends the process, which is Spark's. `shutdown_signals` may end it all the same."""
     try:
         yield

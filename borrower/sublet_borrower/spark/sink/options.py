@@ -46,7 +46,7 @@ class WriteOptions:
 
 def write_options(raw_options: Mapping[str, str]) -> WriteOptions:
     """Return the options of `write`. Raise `InvalidSetting`, or `InvalidTopic`, for the first that cannot be."""
-    options = _checked(WriteOptions(**read_options(raw_options, WriteOptions, "write", READERS)))
+    options = _check_options(WriteOptions(**read_options(raw_options, WriteOptions, "write", READERS)))
     if options.sink_name is not None:
         check_option_name("sinkName", options.sink_name)
     if (options.sink_name is None) != (options.batch_id is None):
@@ -63,7 +63,7 @@ def write_options(raw_options: Mapping[str, str]) -> WriteOptions:
 def stream_write_options(raw_options: Mapping[str, str]) -> WriteOptions:
     """Return the options of `writeStream`. Raise as `write_options`."""
     sublet_options = {name: value for name, value in raw_options.items() if name.lower() not in SPARKS_OWN}
-    options = _checked(WriteOptions(**read_options(sublet_options, WriteOptions, "writeStream", READERS)))
+    options = _check_options(WriteOptions(**read_options(sublet_options, WriteOptions, "writeStream", READERS)))
     for name, value in (("sinkName", options.sink_name), ("batchId", options.batch_id)):
         if value is not None:
             raise InvalidSetting(
@@ -73,7 +73,7 @@ def stream_write_options(raw_options: Mapping[str, str]) -> WriteOptions:
     return options
 
 
-def _checked(options: WriteOptions) -> WriteOptions:
+def _check_options(options: WriteOptions) -> WriteOptions:
     check_database(options.url, options.data_dir, options.credentials)
     if options.topic is not None:
         try:

@@ -60,7 +60,7 @@ class SinkDatabase:
         if self.schema_name is not None:
             os.environ["SUBLET_SCHEMA"] = self.schema_name
         with ExitStack() as stack:
-            url = self._url(stack)
+            url = self._open_url(stack)
             conn = connect(
                 url, application_name="sublet spark sink", lock_timeout_s=LOCK_TIMEOUT_S, silence_s=RECEIVE_TIMEOUT_S
             )
@@ -68,7 +68,7 @@ class SinkDatabase:
             check_schema(conn)
             yield url, conn
 
-    def _url(self, stack: ExitStack) -> str:
+    def _open_url(self, stack: ExitStack) -> str:
         from sublet_storage.bootstrap.database import open_database
 
         if self.address is not None:

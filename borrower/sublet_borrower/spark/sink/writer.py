@@ -93,11 +93,11 @@ class SinkBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """Stage the rows of one attempt at a task, on an executor."""
-        return stage_rows(self.target, self.options, self.batch, _context().partitionId(), iterator)
+        return stage_rows(self.target, self.options, self.batch, _get_task_context().partitionId(), iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Publish the batch, on the driver, when all tasks are done."""
-        _commit(self.target, self.batch, _done(messages))
+        _commit(self.target, self.batch, _keep_done(messages))
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Delete what was staged, on the driver, when a task or the commit has failed."""
@@ -112,7 +112,7 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTaskMessage:
         """Stage the rows of one attempt at a task of a micro-batch, on an executor."""
-        context = _context()
+        context = _get_task_context()
         query, batch = (context.getLocalProperty(name) for name in ("sql.streaming.queryId", "streaming.sql.batchId"))
         if query is None or batch is None:
             raise InvalidSetting(
@@ -124,22 +124,22 @@ class SinkStreamWriter(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """Publish the micro-batch, on the driver, when all its tasks are done."""
-        done = _done(messages)
+        done = _keep_done(messages)
         if done:
             _commit(self.target, done[0].write, done)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 Spark's name
         """Delete what was staged, on the driver, when a task or the commit has failed."""
-        _abort(self.target, {each.write for each in _done(messages)})
+        _abort(self.target, {each.write for each in _keep_done(messages)})
 
 
-def _context() -> Any:
+def _get_task_context() -> Any:
     from pyspark import TaskContext
 
     return TaskContext.get()
 
 
-def _done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMessage]:
+def _keep_done(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTaskMessage]:
     """Return the messages of the tasks; those that failed have none."""
     return [each for each in messages if isinstance(each, StagedTaskMessage)]
 

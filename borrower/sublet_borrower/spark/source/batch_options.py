@@ -91,7 +91,7 @@ class BatchQueryOptions:
 def batch_options(raw_options: Mapping[str, str]) -> BatchQueryOptions:
     """Return the options of `read`. Raise `InvalidSetting`, or `InvalidFilter`, for the first that cannot be."""
     _check_no_stream(raw_options)
-    epoch = {"startingEpoch": _epoch, "endingEpoch": _epoch}
+    epoch = {"startingEpoch": _parse_epoch, "endingEpoch": _parse_epoch}
     options = BatchQueryOptions(**read_options(raw_options, BatchQueryOptions, "read", epoch))
     TopicFilter.parse(options.filter)
     check_database(options.url, options.data_dir, options.credentials)
@@ -125,20 +125,20 @@ def _check_position(name: str, text: str, allowed_policy: str) -> None:
 def _check_order(options: BatchQueryOptions) -> None:
     start, end = options.start, options.end
     if start.policy == end.policy and start.value >= end.value:
-        raise _nothing("Position", options.starting_position, options.ending_position)
+        raise _empty_range_error("Position", options.starting_position, options.ending_position)
     first, beyond = options.starting_epoch, options.ending_epoch
     if first is not None and beyond is not None and first >= beyond:
-        raise _nothing("Epoch", first, beyond)
+        raise _empty_range_error("Epoch", first, beyond)
 
 
-def _nothing(suffix: str, start: object, end: object) -> InvalidSetting:
+def _empty_range_error(suffix: str, start: object, end: object) -> InvalidSetting:
     return InvalidSetting(
         f"options starting{suffix} {start} and ending{suffix} {end}: nothing lies between them, as the end is not "
         "included. Give a later end."
     )
 
 
-def _epoch(name: str, text: str) -> int:
+def _parse_epoch(name: str, text: str) -> int:
     try:
         epoch = int(text)
     except ValueError:

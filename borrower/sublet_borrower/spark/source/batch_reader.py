@@ -47,15 +47,15 @@ class SubletBatchReader(DataSourceReader):
         url = driver_url(o.url, o.data_dir, o.credentials)
         check_database_exists(url, o.data_dir)
         database = resolve_database(url, o.data_dir)
-        ranges, number = self._offset_ranges(database)
-        tasks = [self._task(offset_range, database, number) for offset_range in self._pushed.prune(ranges)]
+        ranges, number = self._list_ranges(database)
+        tasks = [self._make_partition(offset_range, database, number) for offset_range in self._pushed.prune(ranges)]
         return plan_tasks(tasks, o.min_partitions, o.max_partitions)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the messages of a task."""
         return read_task(partition, to_arrow_schema(self._schema))
 
-    def _offset_ranges(self, database: DatabaseLocation) -> tuple[list[OffsetRange], int]:
+    def _list_ranges(self, database: DatabaseLocation) -> tuple[list[OffsetRange], int]:
         """Return the ranges, and the number of the timeline they are of."""
         o = self._options
         with connect(database.url, application_name="sublet spark") as conn:
@@ -66,7 +66,7 @@ class SubletBatchReader(DataSourceReader):
         of_space = [offset_range for offset_range in there if o.space in (None, offset_range.space)]
         return of_space if o.epochs is None else keep_ranges_with_epochs(of_space), number
 
-    def _task(self, offset_range: OffsetRange, database: DatabaseLocation, number: int) -> RangePartition:
+    def _make_partition(self, offset_range: OffsetRange, database: DatabaseLocation, number: int) -> RangePartition:
         return RangePartition(
             stream_id=offset_range.stream_id,
             generation_id=offset_range.generation_id,
@@ -79,12 +79,12 @@ class SubletBatchReader(DataSourceReader):
             schema_name=os.environ.get("SUBLET_SCHEMA"),
             driver_host=socket.gethostname(),
             fail_on_data_loss=self._options.fail_on_data_loss,
-            predicate=self._predicate(),
+            predicate=self._make_predicate(),
             timeline_number=number,
             data_dir=None if database.data_dir is None else str(database.data_dir),
         )
 
-    def _predicate(self) -> MessagePredicate | None:
+    def _make_predicate(self) -> MessagePredicate | None:
         pushed = self._pushed
         predicate = MessagePredicate(
             pushed.topics, pushed.prefix, pushed.min_timestamp, pushed.max_timestamp, self._options.epochs

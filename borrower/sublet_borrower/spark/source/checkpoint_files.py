@@ -25,7 +25,7 @@ def check_checkpoint(checkpoint: str) -> None:
             "number in its key."
         )
     running = _query_id()
-    if running is not None and running != json.loads(_lines(f"{checkpoint}/metadata")[0])["id"]:
+    if running is not None and running != json.loads(_read_lines(f"{checkpoint}/metadata")[0])["id"]:
         raise UsageError(f"checkpoint {checkpoint} is not that of the query that calls the guard: {_HINT}")
 
 
@@ -33,13 +33,13 @@ def read_offsets(checkpoint: str, batch_id: int) -> list[Any]:
     """Return each source's offset of a batch as it is in the log; None for a source that has none. Raises
     `UsageError`."""
     try:
-        lines = _lines(f"{checkpoint}/offsets/{batch_id}")
+        lines = _read_lines(f"{checkpoint}/offsets/{batch_id}")
     except FileNotFoundError:
         raise UsageError(f"there is no batch {batch_id} in checkpoint {checkpoint}: {_HINT}") from None
-    return [_parsed(line) for line in lines[_FIRST_OFFSET:]]
+    return [_parse_line(line) for line in lines[_FIRST_OFFSET:]]
 
 
-def _parsed(line: str) -> Any:
+def _parse_line(line: str) -> Any:
     with contextlib.suppress(ValueError):
         return json.loads(line)
     return None
@@ -53,7 +53,7 @@ def _query_id() -> str | None:
     return None if context is None else context.getLocalProperty("sql.streaming.queryId")
 
 
-def _local(location: str) -> Path | None:
+def _find_local_path(location: str) -> Path | None:
     """Return the path of what lies in this machine's files, by its URL or without one."""
     parts = urlsplit(location)
     if not parts.scheme:
@@ -62,7 +62,7 @@ def _local(location: str) -> Path | None:
 
 
 def _is_there(location: str) -> bool:
-    path = _local(location)
+    path = _find_local_path(location)
     if path is not None:
         return path.exists()
     from pyspark.errors import AnalysisException
@@ -74,9 +74,9 @@ def _is_there(location: str) -> bool:
         return False
 
 
-def _lines(location: str) -> Sequence[str]:
+def _read_lines(location: str) -> Sequence[str]:
     """Return the lines of a file. Raise `FileNotFoundError`."""
-    path = _local(location)
+    path = _find_local_path(location)
     if path is not None and (path.exists() or urlsplit(location).scheme):
         return path.read_text().splitlines()
     from pyspark.errors import AnalysisException

@@ -95,14 +95,14 @@ class Guard:
                 "query a guard of its own, and let a block end before the next begins."
             )
         try:
-            with self._transaction(batch_id) as connection:
+            with self._begin_transaction(batch_id) as connection:
                 yield connection
         finally:
             self._in_use.release()
 
     @contextlib.contextmanager
-    def _transaction(self, batch_id: int) -> Iterator[Connection]:
-        ranges = self._ranges(batch_id)
+    def _begin_transaction(self, batch_id: int) -> Iterator[Connection]:
+        ranges = self._read_ranges(batch_id)
         connection, committing = self._reconnecting.get_answering_connection(), False
         attempt: PostgresTransactionId | None = None
 
@@ -128,7 +128,7 @@ class Guard:
         self._reconnecting.close()
         self._opened.close()
 
-    def _ranges(self, batch_id: int) -> list[SourceRanges]:
+    def _read_ranges(self, batch_id: int) -> list[SourceRanges]:
         """Return what the batch has of each source of this kind that the query has."""
         checkpoint_files.check_checkpoint(self._checkpoint)
         offsets = checkpoint_files.read_offsets(self._checkpoint, int(batch_id))

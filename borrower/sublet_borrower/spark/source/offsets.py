@@ -28,12 +28,12 @@ def encode_offset(
 ) -> Offset:
     """Return the offset of these ranges, and what was `done` before. Spark compares offsets as text, so the keys are in
     order."""
-    done_field = {"done": parts} if (parts := _parts(done)) else {}
+    done_field = {"done": parts} if (parts := _encode_ranges(done)) else {}
     return {
         **done_field,
         "group": group_id,
         "session": session,
-        "streams": _parts(ranges),
+        "streams": _encode_ranges(ranges),
         "subscription": subscription,
     }
 
@@ -64,17 +64,17 @@ def check_owner(offset: Offset, session: str, subscription: str) -> None:
 
 def decode_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
     """Return the ranges of an offset. Raise `InvalidSetting` for what this source has not written."""
-    return _listed(offset, "streams") if offset else []
+    return _decode_field(offset, "streams") if offset else []
 
 
 def decode_done_ranges(offset: Mapping[str, Any]) -> list[PlannedRange]:
     """Return the ranges that earlier batches have done, which the group may not have. Raise as `decode_ranges` does."""
-    return _listed(offset, "done") if "done" in offset else []
+    return _decode_field(offset, "done") if "done" in offset else []
 
 
-def _listed(offset: Mapping[str, Any], key: str) -> list[PlannedRange]:
+def _decode_field(offset: Mapping[str, Any], key: str) -> list[PlannedRange]:
     try:
-        return [_planned(int(stream_id), part) for stream_id, part in offset[key].items()]
+        return [_decode_range(int(stream_id), part) for stream_id, part in offset[key].items()]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise InvalidSetting(
             f"the checkpoint says {str(offset)[:200]}, which is not of sublet: it belongs to another query. Give this "
@@ -82,17 +82,20 @@ def _listed(offset: Mapping[str, Any], key: str) -> list[PlannedRange]:
         ) from None
 
 
-def _parts(ranges: Iterable[PlannedRange]) -> dict[str, Any]:
-    return {str(planned.stream_id): _part(planned) for planned in sorted(ranges, key=lambda planned: planned.stream_id)}
+def _encode_ranges(ranges: Iterable[PlannedRange]) -> dict[str, Any]:
+    return {
+        str(planned.stream_id): _encode_range(planned)
+        for planned in sorted(ranges, key=lambda planned: planned.stream_id)
+    }
 
 
-def _part(planned: PlannedRange) -> dict[str, Any]:
+def _encode_range(planned: PlannedRange) -> dict[str, Any]:
     part: dict[str, Any] = {"from": planned.start, "grant": planned.grant_id, "to": planned.end}
     return dict(
         sorted((part | (planned.consumed_frontier.to_json() if planned.consumed_frontier is not None else {})).items())
     )
 
 
-def _planned(stream_id: int, part: Mapping[str, Any]) -> PlannedRange:
+def _decode_range(stream_id: int, part: Mapping[str, Any]) -> PlannedRange:
     consumed = ConsumedFrontier.from_json(part) if "upto" in part else None
     return PlannedRange(stream_id, int(part["grant"]), int(part["from"]), int(part["to"]), consumed)

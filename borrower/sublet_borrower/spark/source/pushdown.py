@@ -51,46 +51,46 @@ def split_filters(filters: Iterable[spark.Filter]) -> tuple[PushedFilters, list[
     understood, and times, which decide over entire blocks only."""
     pushed, left = NO_FILTERS, []
     for each in filters:
-        combined = _taken(pushed, each)
+        combined = _add_filter(pushed, each)
         pushed = combined or pushed
-        if combined is None or _column(each) == "timestamp":
+        if combined is None or _get_column(each) == "timestamp":
             left.append(each)
     return pushed, left
 
 
-def _taken(pushed: PushedFilters, each: Any) -> PushedFilters | None:
+def _add_filter(pushed: PushedFilters, each: Any) -> PushedFilters | None:
     """Return the filters with this one added; None if it is left to Spark."""
-    column = _column(each)
+    column = _get_column(each)
     if isinstance(each, spark.IsNotNull):
         return pushed if column in NEVER_NULL else None
     if column == "topic" and isinstance(each, spark.StringStartsWith):
-        return _beginning(pushed, each.value) if _is_plain(each.value, str) else None
-    if (values := _values(each)) is not None and column in _ONE_OF:
+        return _add_prefix(pushed, each.value) if _is_plain(each.value, str) else None
+    if (values := _get_values(each)) is not None and column in _ONE_OF:
         field, kind = _ONE_OF[column]
-        return _one_of(pushed, field, values) if all(_is_plain(value, kind) for value in values) else None
+        return _add_values(pushed, field, values) if all(_is_plain(value, kind) for value in values) else None
     if column in _COMPARED and (compare := _COMPARED[column].get(type(each))) is not None:
         return compare(pushed, each.value) if _is_comparable(column, each.value) else None
     return None
 
 
-def _column(each: Any) -> str:
+def _get_column(each: Any) -> str:
     """Return the name of the column; of a part of one, or of a negated filter, a name that no column has."""
     return ".".join(getattr(each, "attribute", ()))
 
 
-def _values(each: Any) -> tuple[Any, ...] | None:
+def _get_values(each: Any) -> tuple[Any, ...] | None:
     if isinstance(each, spark.EqualTo | spark.EqualNullSafe):
         return (each.value,)
     return tuple(each.value) if isinstance(each, spark.In) else None
 
 
-def _one_of(pushed: PushedFilters, field: str, values: Iterable[Any]) -> PushedFilters:
+def _add_values(pushed: PushedFilters, field: str, values: Iterable[Any]) -> PushedFilters:
     current_values, new_values = getattr(pushed, field), frozenset(values)
     both: Any = {field: new_values if current_values is None else new_values & current_values}
     return replace(pushed, **both)
 
 
-def _beginning(pushed: PushedFilters, prefix: str) -> PushedFilters | None:
+def _add_prefix(pushed: PushedFilters, prefix: str) -> PushedFilters | None:
     """Return the filters with this prefix too, if one of the two prefixes begins with the other; else None."""
     if prefix.startswith(pushed.prefix):
         return replace(pushed, prefix=prefix)
@@ -107,36 +107,36 @@ def _is_comparable(column: str, value: object) -> bool:
     return type(value) is int if column == "offset" else isinstance(value, datetime) and value.tzinfo is not None
 
 
-def _from(pushed: PushedFilters, offset: int) -> PushedFilters:
+def _limit_start(pushed: PushedFilters, offset: int) -> PushedFilters:
     return replace(pushed, start=max(pushed.start, offset))
 
 
-def _before(pushed: PushedFilters, offset: int) -> PushedFilters:
+def _limit_end(pushed: PushedFilters, offset: int) -> PushedFilters:
     return replace(pushed, end=min(pushed.end, offset))
 
 
-def _since(pushed: PushedFilters, when: datetime) -> PushedFilters:
+def _limit_min_timestamp(pushed: PushedFilters, when: datetime) -> PushedFilters:
     return replace(pushed, min_timestamp=when if pushed.min_timestamp is None else max(pushed.min_timestamp, when))
 
 
-def _until(pushed: PushedFilters, when: datetime) -> PushedFilters:
+def _limit_max_timestamp(pushed: PushedFilters, when: datetime) -> PushedFilters:
     return replace(pushed, max_timestamp=when if pushed.max_timestamp is None else min(pushed.max_timestamp, when))
 
 
 _ONE_OF: dict[str, tuple[str, type]] = {"topic": ("topics", str), "space": ("spaces", str), "stream": ("streams", int)}
 _COMPARED: dict[str, dict[type, Callable[[PushedFilters, Any], PushedFilters]]] = {
     "offset": {
-        spark.EqualTo: lambda pushed, value: _before(_from(pushed, value), value + 1),
-        spark.GreaterThanOrEqual: _from,
-        spark.GreaterThan: lambda pushed, value: _from(pushed, value + 1),
-        spark.LessThan: _before,
-        spark.LessThanOrEqual: lambda pushed, value: _before(pushed, value + 1),
+        spark.EqualTo: lambda pushed, value: _limit_end(_limit_start(pushed, value), value + 1),
+        spark.GreaterThanOrEqual: _limit_start,
+        spark.GreaterThan: lambda pushed, value: _limit_start(pushed, value + 1),
+        spark.LessThan: _limit_end,
+        spark.LessThanOrEqual: lambda pushed, value: _limit_end(pushed, value + 1),
     },
     "timestamp": {
-        spark.EqualTo: lambda pushed, value: _until(_since(pushed, value), value),
-        spark.GreaterThanOrEqual: _since,
-        spark.GreaterThan: _since,
-        spark.LessThan: _until,
-        spark.LessThanOrEqual: _until,
+        spark.EqualTo: lambda pushed, value: _limit_max_timestamp(_limit_min_timestamp(pushed, value), value),
+        spark.GreaterThanOrEqual: _limit_min_timestamp,
+        spark.GreaterThan: _limit_min_timestamp,
+        spark.LessThan: _limit_max_timestamp,
+        spark.LessThanOrEqual: _limit_max_timestamp,
     },
 }

@@ -102,13 +102,13 @@ def plan_tasks(
     """Return a task for each range that has messages: at least `min_partitions`, if there are as many messages, for
     which the largest ranges are divided, and at most `max_partitions`, of about one size.
     """
-    divided = _divided(ranges, min_partitions or 0)
+    divided = _divide(ranges, min_partitions or 0)
     if max_partitions is None or len(divided) <= max_partitions:
         return list(divided)
     return [MultiRangePartition(tuple(together)) for together in _put_together(divided, max_partitions)]
 
 
-def _divided(ranges: Sequence[RangePartition], min_partitions: int) -> list[RangePartition]:
+def _divide(ranges: Sequence[RangePartition], min_partitions: int) -> list[RangePartition]:
     ranges = [each for each in ranges if each.max_messages]
     total = sum(each.end - each.start for each in ranges)
     if len(ranges) >= min_partitions:
@@ -137,7 +137,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     """
     ranges = partition.ranges if isinstance(partition, MultiRangePartition) else (partition,)
     pages = chain.from_iterable(_read_range(each, schema) for each in ranges if isinstance(each, RangePartition))
-    worker = _worker(os.getpid())
+    worker = _get_worker(os.getpid())
     ahead = worker.submit(partial(next, pages, None))
     while (page := ahead.result()) is not None:
         ahead = worker.submit(partial(next, pages, None))
@@ -145,7 +145,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
 
 
 @cache
-def _worker(pid: int) -> SingleThreadExecutor:
+def _get_worker(pid: int) -> SingleThreadExecutor:
     """Return the one thread of the process for reads, so that its connection has one use at a time, also when a task
     ends in the middle of its pages.
     """
@@ -162,11 +162,11 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
     _keep_freed_memory()
     if partition.step is None:
-        for batches in _pages(partition, partition.start, partition.end):
+        for batches in _fetch_pages(partition, partition.start, partition.end):
             yield list(to_output_batches(batches, partition.space, schema))
         return
     for run in partition.step.runs:
-        for batches in _pages(partition, run.start, run.end):
+        for batches in _fetch_pages(partition, run.start, run.end):
             sifted = [partition.step.filter_batch(run, batch) for batch in batches]
             yield list(to_output_batches([batch for batch in sifted if batch.num_rows], partition.space, schema))
 
@@ -181,20 +181,20 @@ def poison_in(partitions: Sequence[RangePartition]) -> dict[int, PoisonBlock]:
     try:
         for partition in partitions:
             with contextlib.suppress(PositionGone, PositionBeyondHead, NotFound):
-                if (problem := _poison(partition)) is not None:
+                if (problem := _find_poison(partition)) is not None:
                     poison_blocks[partition.stream_id] = problem
     except (Unavailable, psycopg.OperationalError) as problem:
         log.warning("ranges not checked for unreadable blocks: %s", problem)
     finally:
         for partition in partitions:
-            _connection(partition).close()
+            _get_connection(partition).close()
     return poison_blocks
 
 
-def _poison(partition: RangePartition) -> PoisonBlock | None:
+def _find_poison(partition: RangePartition) -> PoisonBlock | None:
     try:
         for start, end in partition.spans:
-            for _ in _pages(partition, start, end):
+            for _ in _fetch_pages(partition, start, end):
                 pass
     except PoisonBlock as problem:
         return problem
@@ -209,19 +209,19 @@ def _keep_freed_memory() -> None:
     bytes(FREED_BYTES)
 
 
-def _pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
+def _fetch_pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
     filter, offset = TopicFilter.parse(partition.filter), start
     while offset < end:
         try:
-            page = _page(partition, filter, offset, end)
+            page = _fetch_page(partition, filter, offset, end)
         except PositionGone as gone:
-            offset = _passed(partition, gone, end)
+            offset = _skip_gone(partition, gone, end)
             continue
         yield page.batches
         offset = page.position
 
 
-def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
+def _skip_gone(partition: RangePartition, gone: PositionGone, end: int) -> int:
     """Return where to go on behind what retention has taken."""
     if partition.fail_on_data_loss:
         raise gone
@@ -229,13 +229,13 @@ def _passed(partition: RangePartition, gone: PositionGone, end: int) -> int:
     return end if gone.oldest is None else min(gone.oldest, end)
 
 
-def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int) -> LogPage:
+def _fetch_page(partition: RangePartition, filter: TopicFilter, offset: int, end: int) -> LogPage:
     from sublet_borrower.spark.common.columns import FEW_ROWS
     from sublet_storage.db.bounded_connection import check_timeline_number
     from sublet_storage.log import fetch as message_log
 
     def attempt() -> LogPage:
-        with _connection(partition) as connection:
+        with _get_connection(partition) as connection:
             check_timeline_number(connection, partition.timeline_number, f"stream {partition.stream_id} was planned")
             return message_log.fetch(
                 connection,
@@ -254,12 +254,12 @@ def _page(partition: RangePartition, filter: TopicFilter, offset: int, end: int)
     return page
 
 
-def _connection(partition: RangePartition) -> ReconnectingConnection:
-    return _reconnecting(os.getpid(), partition.address, partition.credentials, os.environ.get("SUBLET_SCHEMA"))
+def _get_connection(partition: RangePartition) -> ReconnectingConnection:
+    return _make_connection(os.getpid(), partition.address, partition.credentials, os.environ.get("SUBLET_SCHEMA"))
 
 
 @cache
-def _reconnecting(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
+def _make_connection(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
     """Return the connection of this process, database and schema."""
     from sublet_storage.db.connect import connect
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection

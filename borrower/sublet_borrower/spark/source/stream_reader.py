@@ -90,7 +90,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802 Spark's name
         """Return the offset of the next micro-batch; `start` where there is nothing. The one before is in the sink."""
-        planner, previous_ranges = self._opened(), self._ranges(start)
+        planner, previous_ranges = self._open_planner(), self._decode_own_ranges(start)
         if not self._recalled:
             self._recall(done=[*decode_done_ranges(start), *previous_ranges])
         planner.acknowledge(previous_ranges)
@@ -113,11 +113,11 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return the tasks of the micro-batch from one offset to the next."""
-        ranges = self._ranges(end)
+        ranges = self._decode_own_ranges(end)
         if end != self._resumed and any(planned not in self._begun for planned in ranges):
-            self._resume([*self._ranges(start), *decode_done_ranges(end)], ranges)
+            self._resume([*self._decode_own_ranges(start), *decode_done_ranges(end)], ranges)
             self._resumed = end
-        tasks = list(self._tasks([self._begun[planned] for planned in ranges if planned in self._begun]))
+        tasks = list(self._make_partitions([self._begun[planned] for planned in ranges if planned in self._begun]))
         return plan_tasks(tasks, self._options.min_partitions, self._options.max_partitions)
 
     def commit(self, end: Offset) -> None:
@@ -137,7 +137,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _opened(self) -> MicroBatchPlanner:
+    def _open_planner(self) -> MicroBatchPlanner:
         if self._planner is None:
             from sublet_borrower.planner.micro_batch_planner import MicroBatchPlanner
 
@@ -160,20 +160,20 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._planner
 
-    def _ranges(self, offset: Offset) -> list[PlannedRange]:
+    def _decode_own_ranges(self, offset: Offset) -> list[PlannedRange]:
         """Return what a batch had. Raise `InvalidSetting` if it was not this query's."""
         ranges = decode_ranges(offset)
-        check_owner(offset, self._options.session_name, self._opened().subscription)
+        check_owner(offset, self._options.session_name, self._open_planner().subscription)
         return ranges
 
     def _recall(self, done: Iterable[PlannedRange], begun: Iterable[PlannedRange] = ()) -> None:
         self._recalled = True
-        self._opened().restore(done, begun)
+        self._open_planner().restore(done, begun)
 
     def _resume(self, done: Sequence[PlannedRange], begun: Sequence[PlannedRange]) -> None:
         """Find out what is to be done again of a batch that an earlier process planned."""
         self._recall(done, begun)
-        startable_ranges, lost = self._opened().resolve_started(begun)
+        startable_ranges, lost = self._open_planner().resolve_started(begun)
         self._begun = {startable.planned: startable for startable in startable_ranges}
         self._put_off(startable_ranges)
         if lost:
@@ -185,20 +185,20 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _put_off(self, startable_ranges: Sequence[StartableRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
-        poison_blocks = poison_in(list(self._tasks(startable_ranges)))
+        poison_blocks = poison_in(list(self._make_partitions(startable_ranges)))
         poison = {
             startable.planned: poison_blocks[startable.planned.stream_id]
             for startable in startable_ranges
             if startable.planned.stream_id in poison_blocks
         }
-        self._opened().put_off(poison)
+        self._open_planner().put_off(poison)
         for planned, problem in poison.items():
             del self._begun[planned]
             text = "block unreadable, batch repeated without its stream: subscription=%s stream_id=%d: %s"
             log.warning(text, self._options.subscription, planned.stream_id, problem)
 
-    def _tasks(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
-        planner, o = self._opened(), self._options
+    def _make_partitions(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
+        planner, o = self._open_planner(), self._options
         spaces = planner.spaces((startable.planned.stream_id, startable.grant_id) for startable in begun)
         for startable in begun:
             yield RangePartition(

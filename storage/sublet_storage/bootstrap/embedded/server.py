@@ -107,7 +107,7 @@ class EmbeddedPostgres:
             self._close_locks()
             if self._is_only_user() and not is_zombie(str(self._postmaster)):
                 directory = self._find_socket_directory()
-                self._run_program(self._stop_command())
+                self._run_program(self._make_stop_command())
                 with contextlib.suppress(OSError):  # not empty: the server did not stop
                     if directory.lstat().st_uid == (os.geteuid() if self._user is None else self._user.uid):
                         directory.rmdir()
@@ -180,14 +180,14 @@ class EmbeddedPostgres:
             if elapsed_s > START_TIMEOUT_S:
                 raise DatabaseUnreachable(
                     f"the embedded server of {self.data_dir} did not start within {START_TIMEOUT_S:g} s: "
-                    f"{output.strip()}\n{self._log_tail()}\nThe whole log is {self._log}."
+                    f"{output.strip()}\n{self._read_log_tail()}\nThe whole log is {self._log}."
                 )
             if answer == 1:
                 time.sleep(0.05)
                 continue
             if elapsed_s > ZOMBIE_TIMEOUT_S:
                 remove_stale_lock_files([*self._list_socket_locks(), str(self._postmaster)])
-            code, output = self._run_program(self._start_command())
+            code, output = self._run_program(self._make_start_command())
             if code != 0:
                 time.sleep(0.1)
 
@@ -235,26 +235,26 @@ class EmbeddedPostgres:
             "cluster": str(self._cluster),
             "log": str(self._log),
             "sockets": self._list_socket_locks(),
-            "start": self._as_server_user(self._start_command()),
-            "stop": self._as_server_user(self._stop_command()),
+            "start": self._make_server_user_command(self._make_start_command()),
+            "stop": self._make_server_user_command(self._make_stop_command()),
         }
         return json.dumps(spec)
 
-    def _start_command(self) -> Sequence[str | Path]:
+    def _make_start_command(self) -> Sequence[str | Path]:
         """Return the start command. pg_ctl runs a shell, so only the socket's path is in it, quoted for the shell and
         Postgres."""
         directory = '"' + str(self._find_socket_directory()).replace('"', '""') + '"'
         options = f"-k {shlex.quote(directory)} -p {PORT}"
         return [self._binaries / "pg_ctl", "start", "-w", "-t", "30", "-l", LOG, "-o", options]
 
-    def _stop_command(self) -> Sequence[str | Path]:
+    def _make_stop_command(self) -> Sequence[str | Path]:
         return [self._binaries / "pg_ctl", "stop", "-w", "-t", "60", "-m", "fast", "-D", self._cluster]
 
     def _run_program(self, command: Sequence[str | Path]) -> tuple[int, str]:
         """Run a program as the server's user. Its output goes to a file: a pipe would be inherited by the server."""
         with tempfile.TemporaryFile() as output:
             done = subprocess.run(
-                self._as_server_user(command),
+                self._make_server_user_command(command),
                 check=False,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -266,7 +266,7 @@ class EmbeddedPostgres:
             output.seek(0)
             return done.returncode, output.read().decode(errors="replace")
 
-    def _as_server_user(self, command: Sequence[str | Path]) -> list[str]:
+    def _make_server_user_command(self, command: Sequence[str | Path]) -> list[str]:
         parts = [str(part) for part in command]
         return parts if self._user is None else self._user.command(parts)
 
@@ -288,7 +288,7 @@ class EmbeddedPostgres:
     def _log(self) -> Path:
         return self._cluster / LOG
 
-    def _log_tail(self) -> str:
+    def _read_log_tail(self) -> str:
         with (
             contextlib.suppress(EmbeddedDirectoryUnusable),
             open(self._open(f"pg/{LOG}", os.O_RDONLY), errors="replace") as log,

@@ -119,7 +119,7 @@ def _is_used(users: int, path: str) -> bool:
 
 def _start(spec: dict[str, Any]) -> None:
     """Make one attempt; it is written to the server's log with the programs' output."""
-    with _log(spec) as log:
+    with _open_log(spec) as log:
         _notify(log, "server ended unexpectedly, restarting")
         deadline = time.monotonic() + ZOMBIE_TIMEOUT_S
         while is_zombie(_format_pid_path(spec)) and time.monotonic() < deadline:
@@ -139,7 +139,7 @@ def _notify(log: int, text: str) -> None:
 
 
 @contextlib.contextmanager
-def _log(spec: dict[str, Any]) -> Iterator[int]:
+def _open_log(spec: dict[str, Any]) -> Iterator[int]:
     """Yield the descriptor of the server's log, or of the null device if it cannot be opened: that must not keep the
     server down."""
     try:

@@ -22,7 +22,7 @@ def create_group(
 ) -> tuple[Group, bool]:
     """Create a group; return it, and whether it is new. Raises `Conflict` if it exists with other options, and
     `TooManyGroups` if `principal` has created too many within a minute."""
-    with _store(url) as store:
+    with _open_store(url) as store:
         existed = store.find_live_group(subscription) is not None
         group = store.declare_group(subscription, options, principal)
     publish_once(url, [group_change(str(subscription), group.group_id)])
@@ -31,7 +31,7 @@ def create_group(
 
 def delete_group(url: str, subscription: Subscription) -> int:
     """Delete a group with its progress; return its id. Raises `NotFound`."""
-    with _store(url) as store:
+    with _open_store(url) as store:
         group_id = store.delete_group(subscription, store.user())
     if group_id is None:
         raise group_not_found_error(subscription)
@@ -41,7 +41,7 @@ def delete_group(url: str, subscription: Subscription) -> int:
 
 def send_command(url: str, subscription: Subscription, command: GroupCommand) -> tuple[Group, bool]:
     """Change the desired state of a live group; return the group, and whether the change was new. Raises `NotFound`."""
-    with _store(url) as store:
+    with _open_store(url) as store:
         former_group, group = (
             store.find_live_group(subscription),
             store.apply_command(subscription, command, store.user()),
@@ -55,7 +55,7 @@ def send_command(url: str, subscription: Subscription, command: GroupCommand) ->
 
 
 @contextmanager
-def _store(url: str) -> Iterator[PostgresGroupStore]:
+def _open_store(url: str) -> Iterator[PostgresGroupStore]:
     store = PostgresGroupStore(url)
     try:
         yield store

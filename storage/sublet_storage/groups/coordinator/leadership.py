@@ -117,7 +117,7 @@ class LockedLeadership:
 def read_leaderships(connection: Connection, ids: Iterable[int], now_us: int | None) -> dict[int, Leadership]:
     """Return the rows as they are, without a lock."""
     rows = connection.execute(_READ, {"ids": sorted(set(ids)), "now_us": now_us}).fetchall()
-    return {row[0]: _claim(row) for row in rows}
+    return {row[0]: _to_leadership(row) for row in rows}
 
 
 def claim(
@@ -227,7 +227,7 @@ def _is_own(row: LockedLeadership, node: NodeRef, term: int) -> bool:
     return row.incarnation == node.incarnation and row.term == term
 
 
-def _claim(row: Sequence[Any]) -> Leadership:
+def _to_leadership(row: Sequence[Any]) -> Leadership:
     leadership_id, name, incarnation, address, term, remaining_us, lock_key, deposed_us = row
     node = NodeRef(name, incarnation, address)
     return Leadership(leadership_id, node, term, remaining_us / MICROSECONDS, lock_key, deposed_us / MICROSECONDS)

@@ -159,11 +159,11 @@ def advance_positions(
     """Write each (group, term, progress) that moves the position of a held row on, within its stream and not to the end
     of a closed one; read the cursor for the keys that it left out. The progress says nothing else."""
     parameters = {
-        "groups": _as_text([group_id for group_id, _, _ in changes]),
-        "streams": _as_text([change.stream_id for _, _, change in changes]),
-        "terms": _as_text([term for _, term, _ in changes]),
-        "grants": _as_text([change.grant_id for _, _, change in changes]),
-        "positions": _as_text([change.position for _, _, change in changes]),
+        "groups": _format_array([group_id for group_id, _, _ in changes]),
+        "streams": _format_array([change.stream_id for _, _, change in changes]),
+        "terms": _format_array([term for _, term, _ in changes]),
+        "grants": _format_array([change.grant_id for _, _, change in changes]),
+        "positions": _format_array([change.position for _, _, change in changes]),
         "now_us": now_us,
     }
     return connection.execute(_ADVANCE, parameters)
@@ -283,7 +283,7 @@ def write_history(connection: Connection, records: Sequence[HistoryRecord], now_
     connection.execute(_RECORD, parameters)
 
 
-def _as_text(numbers: list[int]) -> str:
+def _format_array(numbers: list[int]) -> str:
     """Return an array as Postgres reads it: psycopg takes five times as long for one of 10,000 numbers."""
     return "{" + ",".join(map(str, numbers)) + "}"
 

@@ -79,7 +79,7 @@ NOTHING: SyncResult = (), (), None
 class _SyncedGroup:
     group_id: int
     filter: str
-    atomic: bool
+    is_atomic: bool
     desired_state: Mapping[str, Any]
     after_generation: int
 
@@ -90,21 +90,21 @@ def sync_streams(
     """Sync the streams of the groups {group_id: term}, whose leadership is locked; return the result for each
     leader."""
     groups = _read_groups(connection, terms)
-    atomic = {group.group_id: terms[group.group_id] for group in groups if group.atomic}
+    atomic = {group.group_id: terms[group.group_id] for group in groups if group.is_atomic}
     spaces = {}
     if atomic:
-        oldest = min(group.after_generation for group in groups if group.atomic)
+        oldest = min(group.after_generation for group in groups if group.is_atomic)
         spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
     touched = _add_streams(connection, groups, buffer.now_us) | _tidy_up(connection, terms, on_data_loss, buffer)
     epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
-    lendings = _report(connection, terms, touched, buffer.now_us)
+    lendings = _read_report(connection, terms, touched, buffer.now_us)
     desired = {group.group_id: GroupDesiredState.from_json(group.desired_state) for group in groups}
     return {
         group_id: (lendings.get(group_id, ()), epochs.get(group_id, ()), desired.get(group_id)) for group_id in terms
     }
 
 
-def _report(
+def _read_report(
     connection: Connection, terms: Mapping[int, int], touched: set[Key], now_us: int
 ) -> dict[int, tuple[Lending, ...]]:
     parameters = {
@@ -152,7 +152,7 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
     )
     if added:
         group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)
-    atomic = {group.group_id for group in groups if group.atomic}
+    atomic = {group.group_id for group in groups if group.is_atomic}
     free_keys = {(group, stream) for group, stream, status in added if status == LendingStatus.FREE}
     if keys := [key for key in free_keys if key[0] in atomic]:
         consumed_frontiers.add_spaces(connection, keys, now_us)

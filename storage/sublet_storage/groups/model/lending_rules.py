@@ -169,7 +169,7 @@ def _release(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us
         return finish(row, position, change.reason, now_us)
     released_row = _free(row, position, now_us, change.reserve_s)
     redelivery_end = change.delivered_end if change.delivered_end > position else None
-    return _end_of_grant("release", row, released_row, change.reason, redelivery_end)
+    return _make_end_transition("release", row, released_row, change.reason, redelivery_end)
 
 
 def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -185,7 +185,7 @@ def _force_release(change: ForceRelease, row: LendingRow, stream: StreamFacts, n
     if losses >= MAX_LOSSES and released_row.status is not LendingStatus.RESERVED:
         reason = f"{change.reason}; lost {losses} times at offset {row.position}"
         return replace(block(counted, reason, now_us, find_redelivery_end(row, stream)), outcome=LendingOutcome.APPLIED)
-    return _end_of_grant("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
+    return _make_end_transition("force_release", row, released_row, change.reason, find_redelivery_end(row, stream))
 
 
 def _end_at_poison(change: ReleaseStream, row: LendingRow, stream: StreamFacts, now_us: int) -> LendingTransition:
@@ -208,7 +208,7 @@ def _is_waiting_for_epochs(row: LendingRow, stream: StreamFacts) -> bool:
     return row.consumed is not None and row.consumed.lower is not None and row.consumed.lower == stream.lower
 
 
-def _end_of_grant(
+def _make_end_transition(
     name: str, row: LendingRow, released_row: LendingRow, reason: str, redelivery_end: int | None
 ) -> LendingTransition:
     """Return the transition for the end of a grant. A reserved range is not redelivered: its own session resolves

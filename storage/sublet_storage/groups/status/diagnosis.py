@@ -88,7 +88,7 @@ def _describe_dropped_space(stream: StreamDiagnosisFacts) -> str:
 
 def _suggest_skip_of_space(group: GroupDiagnosisFacts) -> str:
     reset = f"sublet groups reset {_quote(group)}"
-    if group.atomic:
+    if group.is_atomic:
         return f"Go on without them; what is left of all spaces is given again: {reset} --to-earliest"
     return f"Go on without them, in all blocked streams (in one: with --stream N): {reset} --to-current"
 
@@ -98,10 +98,10 @@ def _unblock(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
         return _suggest_skip_of_space(group)
     if end := _END_OF_BLOCK.search(stream.blocked_reason or ""):
         reset_command = (
-            f"{_reset_group(group)} --to-earliest" if group.atomic else _reset(group, stream, "--to-current")
+            f"{_reset_group(group)} --to-earliest" if group.is_atomic else _reset(group, stream, "--to-current")
         )
         return f"Put it right, and try once more: {reset_command}. {_suggest_skip(group, stream, end[1])}"
-    if group.atomic:
+    if group.is_atomic:
         return f"Remove the cause. Then reset the group as a whole: {_reset_group(group)} --to-earliest"
     if head := parse_lower_head(stream.blocked_reason):
         there = _reset(group, stream, f"--to-offset {head}")
@@ -118,18 +118,17 @@ def _describe_next_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts
         if _is_of_dropped_space(stream)
         else f"retention has taken its messages from offset {stream.position} on"
     )
-    return (
-        f"{loss}: with its leader's next look it is {'finished without them' if group.skips_lost_data else 'blocked'}"
-    )
+    outcome = "finished without them" if group.may_skip_lost_data else "blocked"
+    return f"{loss}: with its leader's next look it is {outcome}"
 
 
 def _suggest_skip_of_loss(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str | None:
     entire = f"sublet groups reset {_quote(group)} --to-earliest"
-    if group.skips_lost_data:
+    if group.may_skip_lost_data:
         return None
     if _is_of_dropped_space(stream):
         return _suggest_skip_of_space(group)
-    return f"Go on without them: {entire if group.atomic else _reset(group, stream, '--to-earliest')}"
+    return f"Go on without them: {entire if group.is_atomic else _reset(group, stream, '--to-earliest')}"
 
 
 def _describe_pause(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
@@ -183,7 +182,7 @@ def _make_readable(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> 
 def _suggest_skip(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts, end: str) -> str:
     """Return the remedy for a block that ends before that offset."""
     reset_command = (
-        f"{_reset_group(group)} --to-epoch EPOCH" if group.atomic else _reset(group, stream, f"--to-offset {end}")
+        f"{_reset_group(group)} --to-epoch EPOCH" if group.is_atomic else _reset(group, stream, f"--to-offset {end}")
     )
     return f"To go past what is lost for good: {reset_command}"
 
@@ -198,7 +197,7 @@ def _describe_reservation(group: GroupDiagnosisFacts, stream: StreamDiagnosisFac
 
 def _release(group: GroupDiagnosisFacts, stream: StreamDiagnosisFacts) -> str:
     group_reset = f"sublet groups reset {_quote(group)} --to-earliest --force"
-    reset_command = group_reset if group.atomic else _reset(group, stream, "--to-current --force")
+    reset_command = group_reset if group.is_atomic else _reset(group, stream, "--to-current --force")
     return f"Start {stream.owner} again. To give it up, and see messages twice: {reset_command}"
 
 

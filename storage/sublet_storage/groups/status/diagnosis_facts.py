@@ -64,8 +64,8 @@ class GroupDiagnosisFacts:
     nodes: int
     draining: tuple[str, ...]
     held: int
-    skips_lost_data: bool
-    atomic: bool
+    may_skip_lost_data: bool
+    is_atomic: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ select s.stream_id, s.space_id, r.reason as revoked_because,
             end as reserved_s,
        case when l.status = 'free' and l.session is null
             then extract(epoch from clock_timestamp() - l.held_until)::float8 end as taken_s,
-       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as waits,
+       coalesce(l.consumed -> 'least' = p.lower_frontier, false) as is_waiting,
        case when p.dropped_at is not null then p.name end as dropped
   from stream s join space p using (space_id)
   left join lending l on l.group_id = %(group)s and l.stream_id = s.stream_id
@@ -69,7 +69,7 @@ class _StreamDetails:
     rested_s: float | None
     reserved_s: float | None
     taken_s: float | None
-    waits: bool
+    is_waiting: bool
     dropped: str | None
 
 
@@ -107,8 +107,8 @@ def _build_group_facts(connection: Connection, overview: GroupOverview) -> Group
         nodes=len(live) - len(draining),
         draining=draining,
         held=overview.statuses.get("held", 0),
-        skips_lost_data=overview.group.options.on_data_loss is OnDataLoss.SKIP,
-        atomic=overview.group.options.atomic,
+        may_skip_lost_data=overview.group.options.on_data_loss is OnDataLoss.SKIP,
+        is_atomic=overview.group.options.atomic,
     )
 
 
@@ -118,7 +118,7 @@ def _read_stream_facts(
     parameters = {"group": overview.group.group_id, "streams": [stream.stream_id for stream in streams]}
     with connection.cursor(row_factory=class_row(_StreamDetails)) as cursor:
         details = {row.stream_id: row for row in cursor.execute(_MORE, parameters)}
-    spaces = {row.space_id for row in details.values() if row.waits}
+    spaces = {row.space_id for row in details.values() if row.is_waiting}
     with connection.cursor(row_factory=class_row(_Space)) as cursor:
         frontiers = {
             row.space_id: _decode_frontier(row) for row in cursor.execute(_FRONTIERS, {"spaces": list(spaces)})
@@ -156,6 +156,6 @@ def _build_stream_facts(
         taken_s=details.taken_s,
         revoked_because=details.revoked_because,
         parents=parents,
-        waits_for=frontiers[details.space_id] if details.waits else None,
+        waits_for=frontiers[details.space_id] if details.is_waiting else None,
         dropped_space=details.dropped,
     )

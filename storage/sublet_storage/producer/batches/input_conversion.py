@@ -62,7 +62,7 @@ def as_headers(headers: object) -> list[tuple[str, bytes | None]] | None:
         headers = headers.items()
     elif not isinstance(headers, Iterable) or isinstance(headers, str | bytes):
         raise UsageError(f"headers {_format_value(headers)}: {_HEADERS_RULE}")
-    pairs = [_as_header(pair) for pair in headers]
+    pairs = [_convert_header(pair) for pair in headers]
     _check_headers(len(pairs), sum(compute_header_size(*pair) for pair in pairs), "the message")
     return pairs or None
 
@@ -290,7 +290,7 @@ def _check_headers(count: int, size: int, subject: str) -> None:
         raise ValueTooLarge(f"{subject} has headers of {size} bytes and the limit is {MAX_HEADER_BYTES}. {hint}.")
 
 
-def _as_header(pair: object) -> tuple[str, bytes | None]:
+def _convert_header(pair: object) -> tuple[str, bytes | None]:
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise UsageError(f"header {_format_value(pair)}: {_HEADERS_RULE}")
     name, value = pair
