@@ -182,6 +182,19 @@ def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
     assert (desk.last().is_final, desk.last().is_beyond_head) == (True, True)
 
 
+def test_what_is_planned_is_done_before_the_end(desk: Desk) -> None:
+    """And the end is reported once."""
+    planned = desk.plan(s1=30)
+    desk.planning.end_beyond_head([(1, 20)], desk.planning.known_ends([1]))
+    desk.said.clear()
+    desk.planning.hand_back()
+    assert desk.said == []
+    desk.done(planned)
+    for _ in range(2):
+        desk.planning.hand_back()
+    assert [each.is_final for each in desk.said] == [False, True]
+
+
 @pytest.mark.parametrize("atomic", [False, True])
 def test_a_stream_granted_anew_is_looked_at_first(desk: Desk, atomic: bool) -> None:
     """What was to be planned under its former grant is not planned under this one."""
