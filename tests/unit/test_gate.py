@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shlex
+from concurrent.futures import Future
 from contextvars import Context
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,7 @@ from sublet_protocol.domain.access.rights import AccessRule, AccessRules, Access
 from sublet_protocol.domain.access.token import NewToken
 from sublet_protocol.domain.errors import PermissionDenied, Unauthenticated, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_protocol.gate import gate as gate_module
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.audit import AUDIT, REFUSAL_INTERVAL_S, RefusalLog
 from sublet_protocol.gate.gate import AccessGate
@@ -49,6 +51,25 @@ def test_the_bearer_of_a_token_is_its_principal() -> None:
         assert caller.principal == "user:etl"
         caller.check(Right.PUBLISH, TopicFilter("orders/eu"))
         assert TOKEN not in repr(caller)
+
+
+@pytest.mark.conforms("X4")
+def test_so_many_refused_tokens_are_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next one takes the place of all: each of them is looked up once more."""
+    monkeypatch.setattr(gate_module, "MAX_REFUSED", 2)
+    readings = 0
+
+    def read_anew() -> Future[bool]:
+        nonlocal readings
+        readings += 1
+        (reading := Future[bool]()).set_result(True)
+        return reading
+
+    gate = AccessGate(AccessCache(snapshot(), Clock()), read_anew)
+    first, second, third = (NewToken.draw().token.reveal() for _ in range(3))
+    for token, expected in ((first, 1), (second, 2), (first, 2), (second, 2), (third, 3), (third, 3), (first, 4)):
+        asyncio.run(gate.read_unknown(f"Bearer {token}"))
+        assert readings == expected
 
 
 @pytest.mark.parametrize(

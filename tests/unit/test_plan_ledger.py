@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -11,6 +12,7 @@ from sublet_borrower.planner.micro_batch_planner import split_evenly
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
+from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.readers.epoch_steps import EpochStep
@@ -162,6 +164,8 @@ def test_a_head_is_polled_once_then_followed(desk: Desk) -> None:
     assert desk.planning.caught_up_streams() == {1: (50, 30), 2: (50, 10)}
     desk.heads(s1=5)
     assert desk.planning.lags() == {1: (10, 30), 2: (10, 10)}, "a head does not go back"
+    desk.planning.apply_update(RevokeStarted(2, 50))
+    assert desk.planning.caught_up_streams() == {1: (50, 30)}
 
 
 def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
@@ -180,6 +184,19 @@ def test_a_stream_that_ends_before_its_plan_is_ended(desk: Desk) -> None:
     desk.planning.end_beyond_head([(1, 29)], before)
     desk.planning.hand_back()
     assert (desk.last().is_final, desk.last().is_beyond_head) == (True, True)
+
+
+def test_what_is_planned_is_done_before_the_end(desk: Desk) -> None:
+    """And the end is reported once."""
+    planned = desk.plan(s1=30)
+    desk.planning.end_beyond_head([(1, 20)], desk.planning.known_ends([1]))
+    desk.said.clear()
+    desk.planning.hand_back()
+    assert desk.said == []
+    desk.done(planned)
+    for _ in range(2):
+        desk.planning.hand_back()
+    assert [each.is_final for each in desk.said] == [False, True]
 
 
 @pytest.mark.parametrize("atomic", [False, True])
@@ -344,6 +361,25 @@ def test_a_part_committed_elsewhere_is_left_out() -> None:
     again = desk.planning.restart(BEGUN)
     assert again is not None
     assert again.position == 15
+
+
+def test_only_the_range_in_doubt_is_begun_again(desk: Desk) -> None:
+    (planned,) = desk.plan(s1=20)
+    assert desk.planning.restart(replace(planned, end=19)) is None
+    assert desk.planning.restart(planned) is not None
+
+
+def test_only_the_range_in_doubt_is_put_off(desk: Desk) -> None:
+    (planned,) = desk.plan(s1=20)
+    problem = PoisonBlock(1, (15, 16), "is garbage.")
+    desk.planning.put_off({replace(planned, end=19): problem})
+    assert desk.planning.restart(planned) is not None
+    desk.planning.put_off({planned: problem})
+    desk.planning.put_off({planned: problem})
+    assert desk.planning.restart(planned) is None
+    assert desk.last().in_doubt == planned.cut
+    desk.write()
+    assert desk.plan(s1=15) == [replace(planned, end=15)]
 
 
 # --- how much of which ------------------------------------------------------------------------------------------------
