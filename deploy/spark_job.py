@@ -29,7 +29,7 @@ def main(subscription: str, tasks: str = "2") -> int:
         signal.signal(number, lambda *_: leave.set())
     spark = SparkSession.builder.appName("sublet").master(f"local[{tasks},1000]").getOrCreate()
     running = sublet.spark.consume(spark, subscription, work, tasks=int(tasks), starting_position="earliest")
-    while running.running and not leave.wait(0.5):
+    while running.is_running and not leave.wait(0.5):
         pass
     done = running.drain() if leave.is_set() else running.result()
     sys.stdout.write(f"{sum(task.summary.messages for task in done)} messages consumed\n")

@@ -225,7 +225,7 @@ class EpochGrantedStream(GrantedStream):
             delivered_end,
             consumed=step_end.consumed,
         )
-        return self._with_read_error(progress)
+        return self._add_read_error(progress)
 
     def _begin_run(self) -> None:
         assert self.step is not None
