@@ -22,8 +22,8 @@ from sublet_storage.db.database_url import as_secret, format_url, resolve_databa
 
 @dataclass(frozen=True, slots=True)
 class DatabaseLocation:
-    """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, which only
-    processes of this machine can reach, else None."""
+    """A database that is reachable and at the right schema version. `data_dir` is that of the embedded server, which
+    only processes of this machine can reach, else None."""
 
     url: Secret
     data_dir: Path | None = None
