@@ -28,7 +28,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log.fetch import fetch
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
+from tests.support.streams import open_streams
 
 VALUE_BYTES = 100
 BLOCKS = (1000, 10000)

@@ -13,8 +13,9 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.log.epoch_capabilities import hold
 from sublet_storage.readers.epoch_tail import EpochMessages, EpochTailItem, EpochTailStart
-from sublet_storage.spaces.space_queries import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import in_epochs
+from tests.support.streams import open_streams
 
 A, B = ProducerIdentity("a", 1), ProducerIdentity("b", 1)
 ALL = TopicFilter("#")

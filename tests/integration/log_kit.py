@@ -20,7 +20,8 @@ from sublet_storage.log.block import PackedBlock, pack
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.space_changes import create_space, reshard
-from sublet_storage.spaces.space_queries import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space
+from tests.support.streams import open_streams
 
 Message = dict[str, Any]
 Connection = psycopg.Connection[Any]

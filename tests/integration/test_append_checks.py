@@ -10,8 +10,8 @@ import psycopg
 import pytest
 
 from sublet_storage.log.append import register_producer
-from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, read
+from tests.support.streams import open_streams
 
 pytestmark = pytest.mark.conforms("X4")
 

@@ -17,8 +17,8 @@ from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
 from sublet_storage.spaces.space_changes import alter_space, reshard, rollover
-from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, put, read, stamped
+from tests.support.streams import open_streams
 
 
 @pytest.fixture

@@ -31,9 +31,10 @@ from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.send_buffer import SendBuffer
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
-from sublet_storage.spaces.space_queries import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import block, everything, in_epochs, waiting_for_locks
 from tests.kit import eventually
+from tests.support.streams import open_streams
 
 A, B, C = (ProducerIdentity(name, 1) for name in "abc")
 LONG_S = 600.0

@@ -56,7 +56,6 @@ from sublet_storage.readers.tail import MultiStreamReader, Tail
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.space_changes import reshard, rollover
-from sublet_storage.spaces.space_queries import open_streams
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, grant
 from tests.integration.feed_kit import address_of
 from tests.integration.log_kit import block, kill_postgres
@@ -66,6 +65,7 @@ from tests.integration.test_stream_reader import publish
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
 from tests.postgres_proxy import PostgresProxy
+from tests.support.streams import open_streams
 
 WAIT_S = 60.0
 SETTINGS = BorrowerSettings().scaled(SPEED)

@@ -26,8 +26,8 @@ from sublet_storage.log.record_batch_decoder import (
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
 from sublet_storage.spaces.space_changes import reshard
-from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import Connection, batch, read
+from tests.support.streams import open_streams
 
 pytestmark = pytest.mark.conforms("X7")
 MB = 1 << 20

@@ -30,9 +30,9 @@ from sublet_storage.log.fetch import (
 )
 from sublet_storage.spaces.retention import drop_gone
 from sublet_storage.spaces.space_changes import rollover
-from sublet_storage.spaces.space_queries import open_streams
 from tests.integration.log_kit import block, generation_of, in_epochs, put, read, stamped, waiting_for_locks
 from tests.kit import eventually
+from tests.support.streams import open_streams
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import create_space, drop_space, rollover
 from tests.integration.log_kit import Connection, put, stream_of
-from tests.integration.notify_kit import NODE, SETTINGS, Bench, Received, listening, threads
+from tests.integration.notify_kit import NODE, SETTINGS, Bench, Received, listening, threads, wait_until_caught_up
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
 
@@ -93,7 +93,6 @@ def test_what_is_sent_is_received_by_every_node(database: str, driver: str, noti
             assert received.of("space", "eu")[0] == space
             assert received.of("stream", "5") == [stream_change(5, 1, False)]
             assert received.subscriber.get("stream", "5") == stream_change(5, 1, False)
-            assert "5" in received.subscriber.list_objects("stream")
 
 
 @pytest.mark.conforms("D1")
@@ -131,7 +130,7 @@ def test_a_change_before_the_first_read_is_seen(
         eventually(lambda: notifier.sent >= 2)
         eventually(lambda: received.subscriber.counters()["received"] >= 2)
         reported.set()
-        assert received.subscriber.wait_caught_up(10)
+        wait_until_caught_up(received.subscriber)
         assert received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False)
     finally:
         reported.set()
@@ -216,7 +215,7 @@ def test_closing_leaves_no_thread(database: str) -> None:
     before = threads()
     with PostgresProxy(database) as proxy:
         received = Received(proxy.url)
-        assert received.subscriber.wait_caught_up(10)
+        wait_until_caught_up(received.subscriber)
         proxy.hold()
         received.subscriber.request_catch_up("space")
         eventually(lambda: received.subscriber.counters().get("catch_ups_requested"))

@@ -31,11 +31,12 @@ from sublet_storage.producer import AsyncPublisher, Publisher, epoch_capability
 from sublet_storage.producer.batches.pending_batches import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
-from sublet_storage.spaces.space_queries import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space
 from tests.broken_off import broken_off
 from tests.integration.log_kit import Connection, by_key, everything, swap_filters
 from tests.kit import eventually
 from tests.postgres_proxy import PostgresProxy
+from tests.support.streams import open_streams
 
 
 @pytest.fixture

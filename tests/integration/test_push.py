@@ -14,9 +14,11 @@ import pytest
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import GROUP, KINDS, NODE, SPACE, NotifySettings
 from sublet_storage.notify.subscriber import NotificationSubscriber
+from tests.integration.notify_kit import wait_until_caught_up
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
 from tests.kit_nodes import ROOT, SPEED, environment
+from tests.support.notifications import list_objects
 from tools.source_path import source_path
 
 PLUGINS = ROOT / "tests" / "plugins"
@@ -169,7 +171,7 @@ def test_half_of_the_news_lost_ends_in_the_truth(staged: Staged, monkeypatch: py
         url, driver, catch_up_reads.make_snapshot_reader(lambda: ()), lambda change: None, settings=NEWS
     )
     try:
-        assert subscriber.wait_caught_up(WAIT_S)
+        wait_until_caught_up(subscriber, WAIT_S)
         for number in range(2):
             run_sublet(stage, "spaces", "create", f"s{number}", f"s{number}/#")
             run_sublet(stage, "groups", "create", f"$queue/q{number}/#")
@@ -183,7 +185,9 @@ def test_half_of_the_news_lost_ends_in_the_truth(staged: Staged, monkeypatch: py
 
 
 def _known(subscriber: NotificationSubscriber) -> dict[tuple[str, str], int]:
-    return {(kind, key): change.version for kind in KINDS for key, change in subscriber.list_objects(kind).items()}
+    return {
+        (kind, key): change.version for kind in KINDS for key, change in list_objects(subscriber._cache, kind).items()
+    }
 
 
 def _stored(stage: Stage) -> dict[tuple[str, str], int]:

@@ -12,7 +12,12 @@ import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping
 from sublet_protocol.messages.channel_payloads import StreamHead
-from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
+from sublet_protocol.pubsub.agent_side_events import (
+    ConnectionLost,
+    ConnectionLostReason,
+    ConnectionStatus,
+    ExpectDirectMessages,
+)
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
@@ -95,7 +100,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
         try:
             async with an_agent(f"127.0.0.1:{port}", settings=FAST) as agent:
                 reported = Subscriptions(agent)
-                agent.node.set_listening(True)
+                agent.node._decide(ExpectDirectMessages(True))
                 await until(lambda: agent.node.status is ConnectionStatus.CONNECTED, 30)
                 agent.lost.clear()
                 reported.add(Channel.GROUP, None)
@@ -125,7 +130,7 @@ def test_a_killed_node_fails_each_subscription_once() -> None:
                     assert reported.seen["group/all"] == [event(2)]
                     assert all(reported.seen[f"stream/{key}"] == [StreamHead(int(key), 5)] for key in KEYS)
                     assert set(reported.failures.values()) == {1}
-                    agent.node.set_listening(False)
+                    agent.node._decide(ExpectDirectMessages(False))
                     await agent.node.close()
         finally:
             victim.kill()

@@ -28,9 +28,10 @@ from sublet_storage.spaces.space_changes import (
     roll_over_due,
     rollover,
 )
-from sublet_storage.spaces.space_queries import find_space, list_spaces, open_streams
+from sublet_storage.spaces.space_queries import find_space, list_spaces
 from tests.integration.log_kit import Connection, put, read
 from tests.kit import eventually
+from tests.support.streams import open_streams
 
 
 def streams(conn: Connection, space: str) -> list[int]:

@@ -11,9 +11,10 @@ from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.spaces import small_block_compaction, space_changes
-from sublet_storage.spaces.space_queries import find_space, open_streams
+from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import block, everything, in_epochs, put, read, stamped, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
+from tests.support.streams import open_streams
 
 WHO = ProducerIdentity("p", 1)
 

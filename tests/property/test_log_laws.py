@@ -116,7 +116,7 @@ def test_wanted_topics_lie_under_candidate_filters(spaces: list[Space], topic: s
 def test_after_a_reshard_a_keys_streams_overlap(before: int, after: int, key: bytes | None, topic: str) -> None:
     hashed = hash_key(key, topic)
     place = [
-        HashRing([StreamInfo(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_index(hashed)
+        HashRing([StreamInfo(i, 1, 1, *each, 0) for i, each in enumerate(split_ring(shards))]).find_stream_id(hashed)
         for shards in (before, after)
     ]
     assert ranges_overlap(split_ring(before)[place[0]], split_ring(after)[place[1]])

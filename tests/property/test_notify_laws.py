@@ -37,6 +37,7 @@ from sublet_storage.notify.subscriber_machine_events import (
 )
 from sublet_storage.notify.version_cache import VersionCache
 from tests.property.notify_world import CHANNELS, READ_S, SETTINGS, UNDER_WAY_S, World
+from tests.support.notifications import list_objects
 
 QUIET_S = SETTINGS.hello_interval_s + UNDER_WAY_S + 2 * SETTINGS.gap_window_s + SETTINGS.catch_up_jitter_s + 2 * READ_S
 QUIET_S += SETTINGS.catch_up_min_interval_s
@@ -88,7 +89,7 @@ def test_when_all_is_quiet_every_cache_is_the_truth(seed: int, loss: float, repe
     calm(world)
     for node in world.listeners:
         for kind in CHANNELS:
-            known = {key: change.version for key, change in node.cache.list_objects(kind).items()}
+            known = {key: change.version for key, change in list_objects(node.cache, kind).items()}
             assert known == {key: change.version for key, change in world.living(kind).items()}
         newest: dict[tuple[str, str], int] = {}
         for change in node.news:
@@ -110,7 +111,7 @@ def test_catch_ups_alone_make_every_cache_the_truth(seed: int) -> None:
         node.connect()
     world.run(world.now + world.settings.catch_up_interval_s + 1)
     for node in world.listeners:
-        assert all(node.cache.list_objects(kind).keys() == world.living(kind).keys() for kind in CHANNELS)
+        assert all(list_objects(node.cache, kind).keys() == world.living(kind).keys() for kind in CHANNELS)
 
 
 @pytest.mark.conforms("D4")
@@ -262,4 +263,4 @@ def test_changes_in_any_order_end_in_the_same_state(reported: list[tuple[int, bo
     cache = VersionCache(1e9)
     for change in [*changes, *changes]:
         cache.apply(change, 0.0)
-    assert cache.list_objects("space") == ({} if newest.is_deleted else {"a": newest})
+    assert list_objects(cache, "space") == ({} if newest.is_deleted else {"a": newest})

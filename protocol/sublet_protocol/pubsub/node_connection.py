@@ -169,15 +169,11 @@ class NodeConnection:
         return (*self._machine.find_leaks(), *leaks)
 
     def send(self, message: object) -> None:
-        """Queue a message to the node, and hold a poll for its answers from now on (`set_listening`)."""
+        """Queue a message to the node, and hold a poll for its answers from now on."""
         command = MessageToNode(message)
         wire.encode_command(command, self._channels)
         self._decide(ExpectDirectMessages(True))
         self._decide(command)
-
-    def set_listening(self, is_listening: bool) -> None:
-        """Set whether a poll is held while nothing is subscribed."""
-        self._decide(ExpectDirectMessages(is_listening))
 
     def subscribe(
         self,

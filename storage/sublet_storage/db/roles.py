@@ -216,17 +216,12 @@ RIGHTS: Final[Mapping[str, Mapping[Role, str]]] = _parse()
 """The table above as {object: {role: letters}}."""
 
 
-def list_unknown(conn: Connection, schema: str) -> list[str]:
-    """Return the tables and functions of the schema that are not in the table of rights."""
-    return [schema_object.listed for schema_object in _find(conn, schema) if schema_object.listed not in RIGHTS]
-
-
 def compute_expected_rights(conn: Connection, schema: str, roles: Iterable[Role]) -> frozenset[DatabasePrivilege]:
     """Return what members of these roles may do with the schema as it is."""
     requested_roles = list(roles)
     rights = {
         right
-        for schema_object in _find(conn, schema)
+        for schema_object in _find_objects(conn, schema)
         for role in requested_roles
         for right in _list_privileges(schema_object, role)
     }
@@ -296,7 +291,7 @@ def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> It
         yield f'revoke all on all {kind} in schema "{schema}" from {everyone}'
     yield f'revoke all on schema "{schema}" from {everyone}'
     yield f'grant usage on schema "{schema}" to {everyone}'
-    schema_objects = _find(conn, schema)
+    schema_objects = _find_objects(conn, schema)
     for role in requested_roles:
         objects = defaultdict(list)
         for schema_object in schema_objects:
@@ -308,7 +303,7 @@ def grant_statements(conn: Connection, schema: str, roles: Iterable[Role]) -> It
             yield f"grant {privileges} on{kind}\n{listed}\nto {role}"
 
 
-def _find(conn: Connection, schema: str) -> list[_SchemaObject]:
+def _find_objects(conn: Connection, schema: str) -> list[_SchemaObject]:
     schema_objects = []
     for name, arguments, is_partition, columns in conn.execute(_FOUND, {"schema": schema}).fetchall():
         if arguments is None:

@@ -125,8 +125,6 @@ class NotificationSubscriber:
         self._queue: deque[bytes | Event | _CatchUpRead] = deque([SubscriberStarted()])
         self._rung = threading.Event()
         self._closing = False
-        self._uncaught = set(self._channels)
-        self._caught_up = threading.Event()
         self._handler_failures = self._dropped = 0
         self._bytes_in = self._bytes_out = 0  # each written by one thread only
         self._rate = NotificationRateLimiter()
@@ -149,18 +147,9 @@ class NotificationSubscriber:
         with self._lock:
             return self._cache.get(kind, key)
 
-    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
-        """Return all living objects of a kind that are known, by key."""
-        with self._lock:
-            return self._cache.list_objects(kind)
-
     def request_catch_up(self, kind: str) -> None:
         """Read the objects of that kind soon."""
         self._put(CatchUpRequested(kind))
-
-    def wait_caught_up(self, timeout_s: float) -> bool:
-        """Wait until every channel has been read once; return False if that took longer."""
-        return self._caught_up.wait(timeout_s)
 
     def counters(self) -> dict[str, int]:
         """Return what has been seen, missed, healed and read so far; catch-ups also by what they were for."""
@@ -253,10 +242,6 @@ class NotificationSubscriber:
             with self._lock:
                 changes = self._cache.merge(read.channel, read.snapshot, read.begun, time.monotonic())
         self._deliver(changes)
-        if read.snapshot is not None:
-            self._uncaught.discard(read.channel)
-            if not self._uncaught:
-                self._caught_up.set()
         return self._apply_event(CatchUpCompleted(read.channel, read.snapshot is not None))
 
     def _deliver(self, changes: list[ObjectChange]) -> None:

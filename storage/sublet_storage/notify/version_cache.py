@@ -63,19 +63,10 @@ class VersionCache:
         self._turn = 0
         self._absent: set[_Key] = set()  # of the dead: missing from a snapshot, version unknown
 
-    @property
-    def notified_bytes(self) -> int:
-        """Return the bytes of changes that no snapshot has confirmed, and of tombstones."""
-        return self._notified.size + self._tombstones.size
-
     def get(self, kind: str, key: str) -> ObjectChange | None:
         """Return the newest change of an object that exists."""
         entry = self._live.get(kind, {}).get(key)
         return entry.change if entry else None
-
-    def list_objects(self, kind: str) -> dict[str, ObjectChange]:
-        """Return all living objects of a kind, by key."""
-        return {key: entry.change for key, entry in self._live.get(kind, {}).items()}
 
     def apply(self, change: ObjectChange, now: float) -> ChangeNovelty:
         """Apply a change, if it is newer than the cached one."""

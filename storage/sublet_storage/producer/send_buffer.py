@@ -176,11 +176,6 @@ class SendBuffer:
         """Return the table in force."""
         return self._routes
 
-    @property
-    def queued(self) -> int:
-        """Return the number of messages that wait to be taken."""
-        return self._queued
-
     def take(self, age_spread_s: float = math.inf) -> list[PendingBlock] | None:
         """Wait for work, as much as goes into one transaction: of advances alone an empty list. None once the buffer is
         closed and empty. What is taken was handed over within `age_spread_s` of the oldest that is first in a queue."""

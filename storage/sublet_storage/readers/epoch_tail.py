@@ -106,11 +106,6 @@ class EpochTailReader:
         self._introduced = False
         self._torn: PositionGone | None = None
 
-    @property
-    def is_filtering(self) -> bool:
-        """Return whether any epochs are excluded from the streams that are read."""
-        return any(self._get_excluded_epochs(space_id) is not None for space_id in self._reading.spaces)
-
     def read_available(self, conn: psycopg.Connection[Any]) -> Iterator[EpochTailItem]:
         """Iterate over everything unread that is there now, then the lower frontier if it has moved; then it ends.
 

@@ -145,10 +145,6 @@ class HashRing:
             raise ValueError(f"the open streams do not tile the ring: {self.streams}")
         self._by_arc = self._compute_arcs()
 
-    def find_index(self, hashed: int) -> int:
-        """Return the index in `streams` of the one whose range contains the hash."""
-        return bisect_right(self._starts, hashed) - 1
-
     def find_stream_id(self, hashed: int) -> int:
         """Return the id of the stream whose range contains the hash."""
         return self._ids[bisect_right(self._starts, hashed) - 1]

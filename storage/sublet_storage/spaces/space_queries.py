@@ -13,7 +13,6 @@ from sublet_storage.spaces.routing import GenerationTopicFilters, Space, StreamI
 DEFAULT_SPACE = "default"
 
 _SPACE = "space_id, name, filter, shards, retention_s, rollover_s, compression, payload_location, tier_after_s"
-_STREAM = "stream_id, space_id, generation_id, hash_from::text, hash_to::text, head"
 _ROUTING = """
 select s.stream_id, s.space_id, s.generation_id, s.hash_from::text, s.hash_to::text, s.head,
        p.name, p.filter, p.shards, p.retention_s, p.rollover_s, p.compression,
@@ -66,17 +65,12 @@ def find_spaces_that_matched(conn: psycopg.Connection[Any], filter: TopicFilter)
     return [space_id for space_id, filters in rows if any(TopicFilter(text).intersects(filter) for text in filters)]
 
 
-def open_streams(conn: psycopg.Connection[Any]) -> tuple[StreamInfo, ...]:
-    """Return every stream that accepts messages now, in the order of ids."""
-    return _read_streams(conn, "where state = 'open'")
-
-
 def read_routing_table(conn: psycopg.Connection[Any]) -> tuple[tuple[Space, ...], tuple[StreamInfo, ...]]:
     """Return the live spaces and their open streams, of one instant: what a publisher routes by."""
     spaces: dict[int, Space] = {}
     streams = []
     for stream_id, space_id, generation_id, low, high, head, *settings in conn.execute(_ROUTING):
-        streams.append(_make_stream(stream_id, space_id, generation_id, low, high, head))
+        streams.append(StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head))
         if space_id not in spaces:
             spaces[space_id] = _make_space(space_id, *settings)
     return tuple(spaces.values()), tuple(streams)
@@ -92,14 +86,5 @@ def read_generation_filters(conn: psycopg.Connection[Any]) -> GenerationTopicFil
     )
 
 
-def _read_streams(conn: psycopg.Connection[Any], condition: str, *parameters: object) -> tuple[StreamInfo, ...]:
-    rows = conn.execute(f"select {_STREAM} from stream {condition} order by stream_id", parameters)
-    return tuple(_make_stream(*row) for row in rows)
-
-
 def _make_space(space_id: int, name: str, filter: str, *settings: Any) -> Space:
     return Space(space_id, name, TopicFilter(filter), *settings)
-
-
-def _make_stream(stream_id: int, space_id: int, generation_id: int, low: str, high: str, head: int) -> StreamInfo:
-    return StreamInfo(stream_id, space_id, generation_id, int(low), int(high), head)
