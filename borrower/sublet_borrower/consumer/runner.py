@@ -17,7 +17,7 @@ import psycopg
 
 from sublet_borrower.consumer.dead_letter import publish_dead_letter
 from sublet_borrower.streams.batch import Batch
-from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed
+from sublet_protocol.domain.errors import GrantLost, InvalidSetting, Unavailable, UserFunctionFailed, format_error
 from sublet_protocol.domain.topics import check_topic
 from sublet_storage.util.retry import Backoff
 
@@ -200,7 +200,7 @@ class _Runner:
                 log.warning(text, record.stream_id, record.first, topic, away)
                 self._session.wait(backoff.draw_pause_s())
             except psycopg.Error as refused:
-                detail = f"{_format_error(error)}. Nor could it be kept in topic {topic}: {str(refused).strip()}"
+                detail = f"{_format_error(error)}. Nor could it be kept in topic {topic}: {format_error(refused)}"
                 raise _blame(record, 0, self._policy.max_attempts, detail) from error
         self.summary.dead_lettered += 1
         text = "dead letter published: stream_id=%d offset=%d topic=%s: %s"

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import psycopg
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError
+from sublet_protocol.domain.errors import DatabaseUnreachable, SubletError, format_error
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -73,11 +73,7 @@ class DatabaseThreads:
                 return work(connection)
         except psycopg.OperationalError as error:
             raise DatabaseUnreachable(
-                f"the database did not answer as it should: {_format_error(error)}. Try again."
+                f"the database did not answer as it should: {format_error(error)}. Try again."
             ) from error
         except psycopg.Error as error:
-            raise SubletError(f"the database refuses: {_format_error(error)}") from error
-
-
-def _format_error(error: psycopg.Error) -> str:
-    return " ".join(str(error).split()).rstrip(".")
+            raise SubletError(f"the database refuses: {format_error(error)}") from error

@@ -14,7 +14,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute
 
-from sublet_protocol.domain.errors import Conflict, NotFound, PermissionDenied, SubletError, Unauthenticated, UsageError
+from sublet_protocol.domain.errors import (
+    Conflict,
+    NotFound,
+    PermissionDenied,
+    SubletError,
+    Unauthenticated,
+    UsageError,
+    format_error,
+)
 
 STRICT_HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -56,7 +64,7 @@ def refusal_response(request: Request, error: Exception) -> Response:
         case ClientDisconnect():
             return error_response(400, "the body ends too soon.")
         case _:
-            return error_response(503, f"the database did not answer as it should: {' '.join(str(error).split())}.")
+            return error_response(503, f"the database did not answer as it should: {format_error(error)}.")
 
 
 def make_strict(headers: MutableHeaders) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import StaleTerm, SubletError
+from sublet_protocol.domain.errors import StaleTerm, SubletError, format_error
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.admin import access_rules, access_tokens
@@ -134,9 +134,7 @@ class _MaintenanceThread(StoppableThread):
                 if connection.closed:
                     raise
                 if (suppressed := self._quiet.acquire(name, error_signature(error))) is not None:
-                    failed.append(
-                        f"{name}: {str(error).strip() or type(error).__name__}{format_suppressed_count(suppressed)}"
-                    )
+                    failed.append(f"{name}: {format_error(error)}{format_suppressed_count(suppressed)}")
             else:
                 done.append(name)
         self._log_recovered(done)

@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from sublet_protocol.domain.errors import StaleTerm, SubletError
+from sublet_protocol.domain.errors import StaleTerm, SubletError, format_error
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -74,9 +74,8 @@ class OutboxRelay(StoppableThread):
         """Log the error; an unforeseen one with its traceback."""
         if (suppressed_count := self._quiet.acquire(type(error).__name__)) is not None:
             exc_info = None if isinstance(error, SubletError | psycopg.Error) else error
-            error_text = " ".join(str(error).split())
-            text = "outbox relay failed, retrying: %s%s"
-            log.warning(text, error_text, format_suppressed_count(suppressed_count), exc_info=exc_info)
+            text, detail = "outbox relay failed, retrying: %s%s", format_error(error)
+            log.warning(text, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
 def _connect(url: str) -> psycopg.Connection[Any]:

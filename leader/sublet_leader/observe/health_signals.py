@@ -18,7 +18,7 @@ from sublet_leader.node.events import (
     NodeEvent,
     RenewLeaderships,
 )
-from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
 from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups.model.records import MAINTENANCE, Leadership
 
@@ -99,7 +99,7 @@ class HealthSignals:
             self.lease_failure = None
         else:
             since = now if self.lease_failure is None else self.lease_failure.since
-            self.lease_failure = LeadershipLeaseFailure(" ".join(str(problem).split()), since)
+            self.lease_failure = LeadershipLeaseFailure(format_error(problem), since)
 
     def _record_claim(self, leadership_id: int, claim: Leadership, now: float) -> None:
         """Record the present holder of a lease. A lease that ended under the node counts as lost only if another node

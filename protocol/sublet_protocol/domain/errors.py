@@ -282,3 +282,8 @@ class UserFunctionFailed(SubletError):
 
 class UnknownOutcome(Unavailable):
     """A connection lost during a commit, whose changes may or may not have been written."""
+
+
+def format_error(error: BaseException) -> str:
+    """Return an error's text in one line, without the full stop at its end; its class's name if it has no text."""
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__

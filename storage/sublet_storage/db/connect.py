@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import make_conninfo
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, format_error
 from sublet_protocol.domain.secret import hide_secrets
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.database_url import as_secret, format_url, parse_url
@@ -253,7 +253,7 @@ def _pooler_error(url: str) -> InvalidSetting:
 
 
 def _unreachable_error(url: str, error: psycopg.OperationalError) -> DatabaseUnreachable:
-    text = " ".join(str(error).split()).split(" Is the server running")[0] or type(error).__name__
+    text = format_error(error).split(" Is the server running")[0]
     return DatabaseUnreachable(f"cannot connect to {format_url(url)}: {hide_secrets(text)}. {_find_hint(url, text)}.")
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TypeVar
 
 import psycopg
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
@@ -113,7 +113,7 @@ class GroupStoreConnection:
         connection that survived is closed too: after a rejection within a pipeline psycopg may treat statements as
         prepared that the server does not have, and they would always fail.
         """
-        text = " ".join(str(error).split()) or type(error).__name__
+        text = format_error(error)
         alive = self._roll_back(connection)
         self._reconnecting.close()
         if alive:

@@ -12,6 +12,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.address import is_tls, split_node_address
+from sublet_protocol.domain.errors import format_error
 from sublet_storage.db.connect import ISOLATION
 from sublet_storage.db.roles import Role
 from sublet_storage.doctor.privileges import compare_rights
@@ -89,7 +90,7 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
 
 def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:
     """Return the finding for a check that could not be executed; the other checks still run."""
-    detail = f"it cannot be looked at: {' '.join(str(error).split())}"
+    detail = f"it cannot be looked at: {format_error(error)}"
     if isinstance(error, psycopg.errors.InsufficientPrivilege):
         hint = f"Where it matters, run this as a member of {Role.OPERATE}."
         return DoctorFinding(check, Severity.WARNING, detail, hint)

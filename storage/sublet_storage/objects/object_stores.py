@@ -23,7 +23,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import pyarrow as pa
 
-from sublet_protocol.domain.errors import PayloadUnavailable
+from sublet_protocol.domain.errors import PayloadUnavailable, format_error
 from sublet_storage.objects.allowed_locations import find_refusal
 from sublet_storage.objects.location import PayloadStoreLocation
 from sublet_storage.util.retry import Backoff
@@ -36,6 +36,7 @@ MARKER_BYTES: Final = 1000
 CONNECT_TIMEOUT_S: Final = 5.0
 REQUEST_TIMEOUT_S: Final = 10.0
 ATTEMPTS: Final = 2
+MAX_ERROR_CHARS: Final = 300
 
 ASK_DOCTOR: Final = "`sublet doctor` says whether it can be used."
 """Follows each hint, except the doctor's own."""
@@ -263,10 +264,12 @@ class ObjectStore:
             if may_miss and isinstance(error, FileNotFoundError):
                 raise PayloadObjectNotFound from error
             if not self.location.marker:
-                raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
+                raise self._unavailable_error(
+                    f"does not answer as it should: {format_error(error)[:MAX_ERROR_CHARS]}"
+                ) from error
             refused = ObjectUnusable(
                 f"the object {name} at the place of payloads {self.location} does not do as it should: "
-                f"{_format_error(error)}. It "
+                f"{format_error(error)[:MAX_ERROR_CHARS]}. It "
                 "is tried again, and others are not held up. See to this object, and to who may do what there."
             )
             refused.is_permanent = isinstance(error, _FOR_GOOD) or getattr(error, "errno", None) == errno.ELOOP
@@ -283,7 +286,9 @@ class ObjectStore:
         try:
             yield
         except (OSError, pa.ArrowException) as error:
-            raise self._unavailable_error(f"does not answer as it should: {_format_error(error)}") from error
+            raise self._unavailable_error(
+                f"does not answer as it should: {format_error(error)[:MAX_ERROR_CHARS]}"
+            ) from error
 
     def _get_backend(self) -> ObjectBackend:
         if self._backend is None and (problem := find_refusal(self.location)):
@@ -325,7 +330,3 @@ def _write(backend: ObjectBackend, name: str, payload: Payload) -> None:
 def _format_part_name(name: str) -> str:
     """Create the file; the name is free: an object's name is new, that of a temporary file is made so."""
     return f"{name}.{secrets.token_hex(8)}.part" if name.startswith(".") else f"{name}.part"
-
-
-def _format_error(error: Exception) -> str:
-    return " ".join(str(error).split())[:300].rstrip(".")

@@ -16,6 +16,7 @@ from sublet_protocol.domain.errors import (
     ProducerFenced,
     SubletError,
     Unavailable,
+    format_error,
 )
 from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
@@ -191,5 +192,6 @@ class EpochCapability:
 
 
 def _delivery_timeout_error(error: Exception) -> Unavailable:
-    detail = " ".join(str(error).split()).rstrip(".")
-    return DatabaseUnreachable(f"the database does not say which epochs may be published: {detail}. Try again.")
+    return DatabaseUnreachable(
+        f"the database does not say which epochs may be published: {format_error(error)}. Try again."
+    )

@@ -21,6 +21,7 @@ from sublet_protocol.domain.errors import (
     SubletError,
     Unavailable,
     UnknownOutcome,
+    format_error,
 )
 from sublet_storage.db.bounded_connection import BoundedConnection, has_gone_over
 from sublet_storage.db.connect import connect
@@ -201,7 +202,7 @@ class Sender(threading.Thread):
             self._timeout.record_timeout()
             raise self._delivery_timeout_error(error, in_doubt) from error
         except psycopg.Error as error:
-            raise SubletError(f"the database refuses to store it: {str(error).strip()}") from error
+            raise SubletError(f"the database refuses to store it: {format_error(error)}") from error
         self._timeout.record_success()
         return answer
 
@@ -221,7 +222,7 @@ class Sender(threading.Thread):
             raise DatabaseUnreachable("there was no time left to send it.")
 
     def _delivery_timeout_error(self, error: Exception, in_doubt: bool) -> Unavailable:
-        period, detail = f"within {self._timeout.timeout_s:g} s", " ".join(str(error).split()).rstrip(".") + "."
+        period, detail = f"within {self._timeout.timeout_s:g} s", format_error(error) + "."
         if self._giving_up.is_set():
             period = "before the publisher was closed"
             if isinstance(error, (psycopg.OperationalError, UnknownOutcome)):

@@ -19,7 +19,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.errors import SubletError, format_error
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.log.partition_reads import format_partition_name
@@ -173,7 +173,7 @@ class IdleProducerCleaner:
 
 def _format_failures(failed: list[tuple[int, psycopg.Error]], dropped: list[int]) -> str:
     errors = "; ".join(
-        f"{format_partition_name(generation_id)}: {str(error).strip()}" for generation_id, error in failed[:3]
+        f"{format_partition_name(generation_id)}: {format_error(error)}" for generation_id, error in failed[:3]
     )
     suffix = f" (and {len(failed) - 3} more)" if len(failed) > 3 else ""
     return (

@@ -24,7 +24,7 @@ import typer
 
 from sublet.cli.base import lazy_commands
 from sublet.cli.base.output import CliOutput, escape_control_characters
-from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError
+from sublet_protocol.domain.errors import SubletError, SubscriptionEnded, UsageError, format_error
 from sublet_protocol.domain.secret import SecretFilter, hide_secrets
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         return str(error), _ENDINGS.get(error.reason, error.exit_code)
     if isinstance(error, SubletError):
         return str(error), error.exit_code
-    text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    text = format_error(error)
     if isinstance(error, psycopg.OperationalError):
         return f"the database did not answer as it should: {text}. Try again; --debug shows where it happened.", 5
     if isinstance(error, psycopg.errors.InsufficientPrivilege):

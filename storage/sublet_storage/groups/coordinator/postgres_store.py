@@ -8,7 +8,7 @@ from functools import partial
 
 import psycopg
 
-from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
+from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
@@ -299,5 +299,5 @@ def _log_rejected(group_id: int, error: Exception, suppressed_count: int) -> Non
     """Log the error: a lock timeout in one line, an unforeseen error with its traceback."""
     foreseen = isinstance(error, TransactionRolledBack)
     level, exc_info = (logging.WARNING, None) if foreseen else (logging.ERROR, error)
-    text, detail = "group write rejected: group_id=%d: %s%s", " ".join(str(error).split())
+    text, detail = "group write rejected: group_id=%d: %s%s", format_error(error)
     _log.log(level, text, group_id, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)
