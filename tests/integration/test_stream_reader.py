@@ -22,6 +22,7 @@ from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import (
+    DatabaseUnreachable,
     InvalidSetting,
     PositionGone,
     RangeLost,
@@ -40,6 +41,7 @@ from tests.integration.log_kit import Connection, generation_of, go_over_to_anot
 from tests.integration.query_kit import POINTS, Checkpoint, Died, Run
 from tests.kit import eventually
 from tests.kit_nodes import SPEED, Fleet
+from tests.postgres_proxy import PostgresProxy
 
 LONG, SHORT = 60.0, 0.5
 
@@ -113,6 +115,23 @@ def test_a_plan_is_written_before_it_is_begun(database: str, runs: list[Run], co
         if doubt is not None
     }
     assert in_doubt == planned != {}
+
+
+@pytest.mark.conforms("E27")
+@pytest.mark.usefixtures("fleet")
+def test_no_batch_waits_forever_for_the_database(database: str) -> None:
+    """Its tasks need the names of the spaces, which are read when the plan is saved."""
+    publish(database, 0, 10)
+    with PostgresProxy(database) as proxy:
+        run = Run(Checkpoint(), proxy.url, availableNowWait="1 s")
+        run.wait_until_granted(10)
+        end = run.reader.latestOffset({}, ReadAllAvailable())
+        proxy.go_away()
+        with pytest.raises(DatabaseUnreachable, match="spaces of the planned streams could not be read for 1 s"):
+            run.reader.partitions({}, end)
+        proxy.resume()
+        assert eventually(lambda: run.reader.partitions({}, end), 60.0)
+        run.stop()
 
 
 @pytest.mark.conforms("E26", "E27")

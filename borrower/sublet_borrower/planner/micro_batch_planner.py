@@ -26,7 +26,7 @@ from sublet_borrower.planner.planned_ranges import (
     resolve_outcome,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.errors import InvalidSetting, PoisonBlock, Unavailable
+from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, PoisonBlock, Unavailable
 from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import Grant
@@ -317,7 +317,9 @@ class MicroBatchPlanner:
 
     def spaces(self, grants: Iterable[tuple[int, int]]) -> dict[int, str]:
         """Return {stream: the name of its space} of these (stream, grant id). On another timeline of the database the
-        stream of that number may be in another space."""
+        stream of that number may be in another space. Raise `DatabaseUnreachable` if that cannot be read for as long as
+        a finite plan waits."""
+        deadline = time.monotonic() + self._granted_within_s
         keys = {stream_id: (stream_id, timeline_number(grant_id)) for stream_id, grant_id in grants}
         missing = [stream_id for stream_id, key in keys.items() if key not in self._spaces]
         while missing:
@@ -325,6 +327,12 @@ class MicroBatchPlanner:
             if names is not None:
                 self._spaces.update({keys[stream_id]: name for stream_id, name in names.items()})
                 break
+            if time.monotonic() > deadline:
+                raise DatabaseUnreachable(
+                    f"{self.subscription}: the spaces of the planned streams could not be read for "
+                    f"{self._granted_within_s:g} s, as the database is away. Start the query again when it is back: it "
+                    "does the batch again."
+                )
             time.sleep(POLL_INTERVAL_S)
         return {stream_id: self._spaces[key] for stream_id, key in keys.items() if key in self._spaces}
 

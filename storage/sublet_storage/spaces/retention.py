@@ -39,7 +39,17 @@ _LATER = (
     psycopg.errors.UndefinedTable,  # another process was faster
 )
 
-_ENDING = "select space_id, retention_s from space where retention_s is not null order by space_id"
+# From one space with a closed generation to the next: dropped ones that have none left are never looked at.
+_ENDING = """
+with recursive ended (space_id) as (
+  select min(space_id) from generation where state = 'closed'
+  union all
+  select (select min(g.space_id) from generation g where g.state = 'closed' and g.space_id > e.space_id)
+    from ended e where e.space_id is not null
+), retained as (
+  select space_id, (select s.retention_s from space s where s.space_id = ended.space_id) as retention_s from ended
+)
+select space_id, retention_s from retained where retention_s is not null order by space_id"""
 
 _HOLDERS = """
 select group_id, filter from consumer_group
