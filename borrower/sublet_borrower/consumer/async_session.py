@@ -140,9 +140,9 @@ class AsyncSession:
         session, deadline = await self._open(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
             await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
-            looking = self._worker.submit(partial(self._check_session, session))
+            checking = self._worker.submit(partial(self._check_session, session))
             session.wakeup()
-            await wait_until_done(looking)
+            await wait_until_done(checking)
             self._raise_missed()
             if time.monotonic() >= deadline:
                 return

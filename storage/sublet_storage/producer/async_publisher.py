@@ -167,7 +167,7 @@ class _Opening:
         self._lock = threading.Lock()
         self._publisher: Future[Publisher] = Future()
         self._waiting = 0
-        self._unwanted = False
+        self._is_abandoned = False
         threading.Thread(target=self._run, name="sublet publisher opening", daemon=True).start()
 
     @property
@@ -207,13 +207,13 @@ class _Opening:
 
         self._waiting += 1
         with self._lock:
-            self._unwanted = False
+            self._is_abandoned = False
         self._publisher.add_done_callback(lambda _: wake_loop(loop, bell.set))
         return bell
 
     def _cancel_if_pending(self) -> None:
         with self._lock:
-            self._unwanted = not self._publisher.done()
+            self._is_abandoned = not self._publisher.done()
 
     def _run(self) -> None:
         try:
@@ -222,7 +222,7 @@ class _Opening:
             self._publisher.set_exception(error)
             return
         with self._lock:
-            if not self._unwanted:
+            if not self._is_abandoned:
                 self._publisher.set_result(publisher)
                 return
             self._publisher.set_exception(_OpeningCancelled())
