@@ -25,7 +25,7 @@ import psycopg
 from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionLoopRegistry
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_borrower.util.owner_process import SessionProcess
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -56,7 +56,7 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
-        self._home = OwnerProcess()
+        self._home = SessionProcess()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
