@@ -95,9 +95,9 @@ def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.Monkey
             await news_of(follower, 1, 0)
             follower.set_streams([])
             await asyncio.sleep(0.05)
-            before = watch.looks
+            before = watch.poll_count
             await asyncio.sleep(0.05)
-            assert watch.looks == before
+            assert watch.poll_count == before
 
     run(story)
 
@@ -156,8 +156,8 @@ def test_looks_grow_seldom_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) 
         follower = watch.add_waiter()
         follower.set_streams([1])
         await news_of(follower, 1, 0)
-        before = watch.looks
+        before = watch.poll_count
         await follower.wait_for_heads(0.3)
-        assert 0 < watch.looks - before < 15, "at an even pace of 5 ms there would be 60"
+        assert 0 < watch.poll_count - before < 15, "at an even pace of 5 ms there would be 60"
 
     run(story)

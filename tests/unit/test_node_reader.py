@@ -280,7 +280,7 @@ def test_a_fork_asks_nobody_and_closes_nothing(calls: Calls, monkeypatch: pytest
         reader.warm_up,
         lambda: reader.next_session_epoch(SHARE, "etl"),
     ):
-        with pytest.raises(UsageError, match="a session does not survive a fork"):
+        with pytest.raises(UsageError, match="do not come along when a process forks"):
             use()
     reader.close()
     assert (calls.asked, calls.closed) == ([], 0)

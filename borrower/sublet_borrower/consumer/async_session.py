@@ -25,7 +25,7 @@ import psycopg
 from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionLoopRegistry
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.util.owner_process import OwnerProcess
+from sublet_borrower.util.owner_process import SessionProcess
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -56,7 +56,7 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
-        self._home = OwnerProcess()
+        self._home = SessionProcess()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
         self._opening: Future[Session] | None = None
@@ -140,9 +140,9 @@ class AsyncSession:
         session, deadline = await self._open(), time.monotonic() + timeout_s
         while self._ending is None and not session.is_closed:
             await asyncio.sleep(min(max(deadline - time.monotonic(), 0.0), POLL_INTERVAL_S))
-            looking = self._worker.submit(partial(self._check_session, session))
+            checking = self._worker.submit(partial(self._check_session, session))
             session.wakeup()
-            await wait_until_done(looking)
+            await wait_until_done(checking)
             self._raise_missed()
             if time.monotonic() >= deadline:
                 return

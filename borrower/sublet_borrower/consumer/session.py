@@ -400,7 +400,7 @@ class Session:
         self._reading = None
         self._poll_monitor.end_call()
         self._member.events.release_fully()
-        self._assignment.look_again()
+        self._assignment.recover_read()
 
     def _may_redeliver(self, batch: Batch) -> bool:
         """Return whether a user's call may begin on a batch that is to be given out again."""

@@ -99,7 +99,7 @@ class _Followed:
     id: HeadSubscriptionId
     head: int
     silence_s: float
-    look_at: float
+    poll_at: float
     is_at_end: bool = True
     busy_since: float = 0.0
     unread: int = 0
@@ -126,7 +126,7 @@ class HeadTracker:
         self._settings = settings or HeadTrackerSettings()
         self._streams: dict[int, _Followed] = {}
         self._push_works = False
-        self._look_s = 0.0
+        self._poll_s = 0.0
         self._follow: list[HeadSubscriptionId] = []
         self._unfollow: list[HeadSubscriptionId] = []
         self._numbers = 0
@@ -143,15 +143,15 @@ class HeadTracker:
                 new_heads = self._take_push(event, now)
             case HeadsRead(heads, took_s):
                 if heads:
-                    self._look_s += WEIGHT * (took_s - self._look_s)
+                    self._poll_s += WEIGHT * (took_s - self._poll_s)
                 new_heads = self._compare(heads, now)
             case Tick():
                 pass
             case _:
                 assert_never(event)
         self._note_misses(now)
-        look = self._take_due(now)
-        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, look, self._wake_at())
+        due = self._take_due(now)
+        return HeadTrackerOutcome(tuple(self._follow), tuple(self._unfollow), new_heads, due, self._wake_at())
 
     def _note_ends(self, streams: Mapping[int, tuple[int, int]], now: float) -> dict[int, int]:
         """Use what was pushed while the stream was read, if it lies behind what was read."""
@@ -164,9 +164,9 @@ class HeadTracker:
                 continue
             if head > stream.head:  # the log grows more quickly than pushes report
                 stream.silence_s = self._first_s
-                stream.look_at = min(stream.look_at, now + stream.silence_s)
+                stream.poll_at = min(stream.poll_at, now + stream.silence_s)
             if not stream.is_at_end:
-                stream.is_at_end, stream.look_at = True, now + stream.silence_s
+                stream.is_at_end, stream.poll_at = True, now + stream.silence_s
             # A head from the log counts: invented pushes cost one poll.
             stream.head, pushed, stream.unread = head, stream.unread, 0
             if pushed > head:
@@ -210,7 +210,7 @@ class HeadTracker:
         if not stream.is_at_end:
             stream.unread = max(stream.unread, pushed.head)
             return {}
-        stream.head, stream.look_at = pushed.head, now + stream.silence_s
+        stream.head, stream.poll_at = pushed.head, now + stream.silence_s
         return {pushed.subscription.stream_id: pushed.head}
 
     def _compare(self, heads: Mapping[int, int], now: float) -> dict[int, int]:
@@ -230,7 +230,7 @@ class HeadTracker:
                     self._settings.poll_max_with_push_s if self._is_push_trusted(stream) else self._settings.poll_max_s
                 )
                 stream.silence_s = min(stream.silence_s * 1.5 + self._first_s, max(longest_s, self._first_s))
-            stream.look_at = now + stream.silence_s
+            stream.poll_at = now + stream.silence_s
         return new_heads
 
     def _note_misses(self, now: float) -> None:
@@ -244,14 +244,14 @@ class HeadTracker:
                 self._unfollow.append(stream.id)
                 stream.id = self._make_subscription(stream_id, stream.id.grant_id)
                 stream.is_doubted, stream.silence_s = True, self._first_s
-                stream.look_at = min(stream.look_at, now + stream.silence_s)
+                stream.poll_at = min(stream.poll_at, now + stream.silence_s)
 
     @property
     def _first_s(self) -> float:
         """Return the shortest silence: the busier the database, the longer."""
         return max(
             self._settings.poll_initial_s,
-            min(self._settings.poll_cost_factor * self._look_s, self._settings.poll_max_with_push_s),
+            min(self._settings.poll_cost_factor * self._poll_s, self._settings.poll_max_with_push_s),
         )
 
     def _is_push_trusted(self, stream: _Followed) -> bool:
@@ -260,17 +260,17 @@ class HeadTracker:
     def _take_due(self, now: float) -> tuple[int, ...]:
         """Return the streams to poll: once one is due, also those that soon will be, since one statement polls all."""
         waiting = [(stream_id, stream) for stream_id, stream in self._streams.items() if stream.is_at_end]
-        if not any(now >= stream.look_at for _, stream in waiting):
+        if not any(now >= stream.poll_at for _, stream in waiting):
             return ()
         self.counters.polls += 1
-        due = [(stream_id, stream) for stream_id, stream in waiting if now >= stream.look_at - stream.silence_s / 2]
+        due = [(stream_id, stream) for stream_id, stream in waiting if now >= stream.poll_at - stream.silence_s / 2]
         for _, stream in due:
             # If no answer comes, the database is away: poll again as if nothing was new.
-            stream.look_at = now + self._settings.poll_max_s
+            stream.poll_at = now + self._settings.poll_max_s
         return tuple(stream_id for stream_id, _ in due)
 
     def _wake_at(self) -> float | None:
-        times = [stream.look_at for stream in self._streams.values() if stream.is_at_end]
+        times = [stream.poll_at for stream in self._streams.values() if stream.is_at_end]
         times += [stream.awaited_until for stream in self._streams.values() if stream.awaited_until is not None]
         times += [
             stream.busy_since + self._settings.busy_after_s for stream in self._streams.values() if not stream.is_at_end

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from types import TracebackType
@@ -30,7 +29,7 @@ from sublet_storage.producer.batches.input_conversion import (
 )
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
-from sublet_storage.util.fork_guard import check_not_forked
+from sublet_storage.util.fork_guard import OwnerProcess
 
 BATCH_MESSAGES = 4000
 BATCH_BYTES = 1 << 20
@@ -61,7 +60,7 @@ class Feed:
         delivery_timeout_s: float = DELIVERY_TIMEOUT_S,
         node_timeout_s: float = NODE_TIMEOUT_S,
     ) -> None:
-        self._process = os.getpid()
+        self._owner = OwnerProcess()
         self._nodes = validate_nodes(nodes)
         buffered = check_int("max_buffered_bytes", max_buffered_bytes, 2**63 - 1)
         linger_s = check_duration("linger_ms", linger_ms, MAX_LINGER_MS) / 1000
@@ -86,7 +85,7 @@ class Feed:
         timestamp: datetime | int | None = None,
     ) -> Delivery:
         """Publish one message; its Delivery gives its position once it is durable. As `Publisher.publish`."""
-        check_not_forked(self._process, "this feed")
+        self._owner.check("this feed")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), MAX_MESSAGE_BYTES, "the message", HINT)
@@ -96,7 +95,7 @@ class Feed:
 
     def publish_batch(self, data: Columns) -> BatchDelivery:
         """Publish a table, a record batch or a mapping of columns, by columns. As `Publisher.publish_batch`."""
-        check_not_forked(self._process, "this feed")
+        self._owner.check("this feed")
         batches = to_record_batches(data)
         for batch in batches:
             check_sizes(batch, MAX_MESSAGE_BYTES)
@@ -105,7 +104,7 @@ class Feed:
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published so far is durable. Raise the first delivery error since the last flush."""
-        check_not_forked(self._process, "this feed")
+        self._owner.check("this feed")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
             raise error
@@ -150,7 +149,7 @@ class Feed:
         starting_position: FeedStart,
         on_data_loss: Callable[[PositionGone], None] | None,
     ) -> FeedReader:
-        check_not_forked(self._process, "this feed")
+        self._owner.check("this feed")
         self._reader = FeedReader(self._nodes, kind, filter, starting_position, on_data_loss, self._node_timeout_s)
         return self._reader
 
@@ -161,7 +160,7 @@ class Feed:
 
         Readers are not closed by this. In a process forked from the feed's it does nothing.
         """
-        if self._process != os.getpid():
+        if self._owner.is_forked:
             return
         self._buffer.close(PublisherClosed("this feed is closed."))
         self._sender.join(timeout_s)

@@ -37,8 +37,8 @@ class EpochPlanner:
 
     def __init__(self, planning: PlanLedger, reader: DatabaseReader, subscription: str) -> None:
         self._planning, self._reader, self._subscription = planning, reader, subscription
-        self._look_at = float("-inf")
-        self._looked: set[PlannerStream] = set()
+        self._poll_at = float("-inf")
+        self._polled: set[PlannerStream] = set()
         self._last: dict[SpaceKey, LowerFrontier | None] = {}
 
     def plan_steps(
@@ -72,8 +72,8 @@ class EpochPlanner:
         """Look at all streams where one may have new messages: one without messages holds its space's epochs back until
         it is known to have none of them. Return False while the database is away.
         """
-        goes_on = any((stream.head or 0) > atomic.scanned or stream not in self._looked for stream, atomic in granted)
-        waits = time.monotonic() >= self._look_at and any(
+        goes_on = any((stream.head or 0) > atomic.scanned or stream not in self._polled for stream, atomic in granted)
+        waits = time.monotonic() >= self._poll_at and any(
             atomic.is_waiting or stream.space_id is None for stream, atomic in granted
         )
         if not (goes_on or waits):
@@ -88,8 +88,8 @@ class EpochPlanner:
                 atomic.add_summaries(marks)
                 if marks.head != atomic.scanned and not self._scan(stream, atomic, marks.head):
                     return False
-        self._look_at = time.monotonic() + COMPLETED_S
-        self._looked = {stream for stream, _ in granted}
+        self._poll_at = time.monotonic() + COMPLETED_S
+        self._polled = {stream for stream, _ in granted}
         return True
 
     def restore_steps(self) -> None:

@@ -222,7 +222,7 @@ class SessionAssignment:
             if not granted.is_ended:
                 granted.go_back(read_state)
 
-    def look_again(self) -> None:
+    def recover_read(self) -> None:
         """Recover from an interrupted read: nothing is being read, and heads are to be read again."""
         release_fully(self._lock.release)
         with self._lock:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import socket
 
-from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.messages.agent_key import AgentKey
+from sublet_storage.util.fork_guard import OwnerProcess
 
 ADVICE = (
     "Make one in this process, which must not be forked from one that has had a session: start it with "
@@ -20,24 +20,10 @@ ADVICE = (
 )
 
 
-class OwnerProcess:
-    """The process in which an object was made."""
+class SessionProcess(OwnerProcess):
+    """The process in which a session was made."""
 
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-
-    @property
-    def is_forked(self) -> bool:
-        """Return whether this is another process."""
-        return os.getpid() != self.pid
-
-    def check(self, subject: str) -> None:
-        """Raise `UsageError` if this is another process."""
-        if self.is_forked:
-            raise UsageError(
-                f"{subject} was made in process {self.pid}, and this is process {os.getpid()}: a session does not "
-                f"survive a fork. {ADVICE}"
-            )
+    hint = ADVICE
 
 
 def new_agent_key() -> AgentKey:

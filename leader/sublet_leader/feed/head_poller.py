@@ -26,7 +26,7 @@ GROWTH = 1.5
 FAILURE_PAUSE_S = 1.0
 """After a poll that failed."""
 
-Look = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
+ReadHeads = Callable[[list[int]], Awaitable[tuple[str | None, dict[int, HeadState]]]]
 """Returns the timeline of the database, None if unknown, and the heads of the streams."""
 
 
@@ -61,11 +61,11 @@ class HeadWaiter:
 class FeedHeadPoller:
     """Polls heads while there is a waiter. Made and used on one event loop; `note_heads` may be called from any thread.
 
-    `timeline`: of the database at the last poll, None if unknown. `looks`: number of polls.
+    `timeline`: of the database at the last poll, None if unknown. `poll_count`: number of polls.
     """
 
-    def __init__(self, look: Look) -> None:
-        self._look = look
+    def __init__(self, read_heads: ReadHeads) -> None:
+        self._read_heads = read_heads
         self._loop = asyncio.get_running_loop()
         self._waiters: dict[int, set[HeadWaiter]] = {}
         self._heads: dict[int, HeadState] = {}
@@ -73,7 +73,7 @@ class FeedHeadPoller:
         self._hurried = asyncio.Event()
         self._fresh = False
         self.timeline: str | None = None
-        self.looks = 0
+        self.poll_count = 0
 
     def add_waiter(self) -> HeadWaiter:
         """Return a new waiter, which follows no stream yet."""
@@ -139,14 +139,14 @@ class FeedHeadPoller:
 
     async def _try_read_heads(self, stream_ids: list[int]) -> dict[int, HeadState] | None:
         try:
-            self.timeline, heads = await self._look(stream_ids)
+            self.timeline, heads = await self._read_heads(stream_ids)
             return heads
         except SubletError as error:
             log.warning("stream heads not read, retrying: %s", error)
         except Exception:
             log.exception("stream heads not read, retrying")
         finally:
-            self.looks += 1
+            self.poll_count += 1
         return None
 
     def _notify(

@@ -17,20 +17,20 @@ from sublet_protocol.domain.errors import NotFound
 
 
 class HealthProbes:
-    """The probe endpoints. `look` evaluates the node's health now, from memory, so these need no thread; `node` is its
-    name. `is_brief`: unauthenticated callers may read them, so they return one word."""
+    """The probe endpoints. `get_health` works from memory, so these need no thread; `node` is its name. `is_brief`:
+    unauthenticated callers may read them, so they return one word."""
 
-    def __init__(self, node: str, look: Callable[[], Health], is_brief: bool = False) -> None:
-        self._node, self._look, self._is_brief = node, look, is_brief
+    def __init__(self, node: str, get_health: Callable[[], Health], is_brief: bool = False) -> None:
+        self._node, self._get_health, self._is_brief = node, get_health, is_brief
 
     async def answer_live(self, request: Request) -> Response:
         """Return 200 as long as the process can work; other problems are reported, and no reason to restart."""
-        health = self._look()
+        health = self._get_health()
         return json_response(self._to_json(health), 200 if health.is_alive else 503)
 
     async def answer_ready(self, request: Request) -> Response:
         """Return 200 if this node can serve; a group without a leader is reported, and is not this node's failure."""
-        health = self._look()
+        health = self._get_health()
         return json_response(self._to_json(health), 200 if health.is_ready else 503)
 
     async def answer_check(self, request: Request) -> Response:
@@ -38,7 +38,7 @@ class HealthProbes:
         name = request.path_params["name"]
         if name not in CHECKS:
             raise NotFound(f"there is no check {name[:40]!r}: there are {', '.join(CHECKS)}.")
-        check = self._look().check_named(name)
+        check = self._get_health().check_named(name)
         fields = {"state": check.state} if self._is_brief else {"node": self._node, **check_to_json(check)}
         return json_response(fields, 200 if check.is_ok else 503)
 

@@ -23,7 +23,7 @@ from sublet_storage.notify.subscriber import NotificationSubscriber
 
 PER_TURN = 200
 """Heads that are passed on before others have their turn on the loop."""
-LOOK_INTERVAL_S = 0.1
+PROCESS_INTERVAL_S = 0.1
 """Least time between two looks of one group for notifications: what comes meanwhile is one look."""
 
 
@@ -32,7 +32,7 @@ class NotificationHub:
 
     On the loop it calls `on_streams_changed(False)` when some were opened or closed, `on_streams_changed(True)` when
     only epochs were completed, `on_command(group_id)` when a group's desired state has changed, and
-    `on_growth(stream_id)`. Changes that wait are merged by object, and the first three are `LOOK_INTERVAL_S` apart.
+    `on_growth(stream_id)`. Changes that wait are merged by object, and the first three are `PROCESS_INTERVAL_S` apart.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class NotificationHub:
         self._lock = threading.Lock()
         self._followed: set[int] = set()
         self._pending = PendingChanges()
-        self._looked_at = float("-inf")
+        self._processed_at = float("-inf")
         self._subscriber = NotificationSubscriber(
             url,
             driver,
@@ -123,10 +123,10 @@ class NotificationHub:
             self._notify(stream_id, version)
 
     def _schedule_processing(self) -> None:
-        self._loop.call_at(self._looked_at + LOOK_INTERVAL_S, self._process_changes)
+        self._loop.call_at(self._processed_at + PROCESS_INTERVAL_S, self._process_changes)
 
     def _process_changes(self) -> None:
-        self._looked_at = self._loop.time()
+        self._processed_at = self._loop.time()
         changes = self._pending.take_group_changes()
         if changes.is_of_spaces or changes.is_of_epochs:
             self._on_streams_changed(not changes.is_of_spaces)

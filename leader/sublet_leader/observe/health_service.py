@@ -20,10 +20,10 @@ _SERVING_STATUS = {
 
 
 class HealthService:
-    """Serves the checks. `on_beat` is called at each beat, and `look` right after it."""
+    """Serves the checks. `on_beat` is called at each beat, and `get_health` right after it."""
 
-    def __init__(self, server: grpc.aio.Server, on_beat: Callable[[], None], look: Callable[[], Health]) -> None:
-        self._turn, self._look = on_beat, look
+    def __init__(self, server: grpc.aio.Server, on_beat: Callable[[], None], get_health: Callable[[], Health]) -> None:
+        self._turn, self._get_health = on_beat, get_health
         self._service = health.aio.HealthServicer()
         self._statuses: dict[str, bool] = {}
         self._task: asyncio.Task[None] | None = None
@@ -47,7 +47,7 @@ class HealthService:
 
     async def _beat(self) -> None:
         self._turn()
-        node_health = self._look()
+        node_health = self._get_health()
         statuses = {
             "": node_health.is_ready,
             LIVE: node_health.is_alive,

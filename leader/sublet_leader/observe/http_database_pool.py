@@ -51,10 +51,10 @@ class _ReadingConnection(BoundedConnection):
 
 
 class HttpDatabasePool:
-    """Pools the threads' connections, one for each at a time. `look` is called first and checks the database."""
+    """Pools the threads' connections, one for each at a time. `get_health` is called first and checks the database."""
 
-    def __init__(self, url: str, look: Callable[[], Health]) -> None:
-        self._look = look
+    def __init__(self, url: str, get_health: Callable[[], Health]) -> None:
+        self._get_health = get_health
         self._hindrance: SubletError | None = None
         self._pool = psycopg_pool.ConnectionPool(
             url,
@@ -73,7 +73,7 @@ class HttpDatabasePool:
     def connection(self) -> Iterator[Connection]:
         """Provide a connection. Raises `Unavailable` if the database is known to be unreachable, or all connections are
         in use."""
-        check = self._look().check_named("database")
+        check = self._get_health().check_named("database")
         if check.state is HealthState.UNREACHABLE:
             raise Unavailable(f"the database is unreachable: {check.detail}")
         try:

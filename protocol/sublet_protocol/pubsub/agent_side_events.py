@@ -37,7 +37,7 @@ class ConnectionLostReason(StrEnum):
 class ExpectDirectMessages:
     """The event that sets whether messages are expected without a subscription: then a poll is held all the same."""
 
-    is_wanted: bool
+    is_expected: bool
 
 
 @dataclass(frozen=True, slots=True)

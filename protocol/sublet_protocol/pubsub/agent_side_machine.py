@@ -129,7 +129,7 @@ class AgentSideMachine:
         self._counts: Counter[str] = Counter()
         self._lost: Counter[ConnectionLostReason] = Counter()
         self._refusal = ""
-        self._life = _SubscriberState(0)
+        self._subscriber = _SubscriberState(0)
         self._out: list[Instruction] = []
 
     def decide(self, event: Event, now: float) -> AgentSideOutcome:
@@ -149,12 +149,12 @@ class AgentSideMachine:
     @property
     def subscriber_id(self) -> str:
         """Return the id of the present life."""
-        return f"{self._agent}.{self._life.id}"
+        return f"{self._agent}.{self._subscriber.id}"
 
     @property
     def unacknowledged_count(self) -> int:
         """Return the number of messages without the node's receipt."""
-        return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._life.flight))
+        return sum(isinstance(command, MessageToNode) for command in (*self._queue, *self._subscriber.flight))
 
     def is_subscribed(self, channel: str, key: str | None) -> bool:
         """Return whether this is subscribed to, now or as soon as the node is there."""
@@ -168,10 +168,14 @@ class AgentSideMachine:
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing is subscribed; empty unless there is a leak."""
-        unwanted = self._unreported.keys() - self._subscriptions
-        leaks = [f"{subject}: a loss to be reported, and not subscribed" for subject in unwanted]
+        unsubscribed = self._unreported.keys() - self._subscriptions
+        leaks = [f"{subject}: a loss to be reported, and not subscribed" for subject in unsubscribed]
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
-            retained = {"subscriptions": self._subscriptions, "commands": self._queue, "a batch": self._life.flight}
+            retained = {
+                "subscriptions": self._subscriptions,
+                "commands": self._queue,
+                "a batch": self._subscriber.flight,
+            }
             leaks += [f"{name}: kept while {self.status.value}" for name, items in retained.items() if items]
         elif self._unreported and self.status is not ConnectionStatus.DISCONNECTED:
             leaks.append(f"{len(self._unreported)} subscriptions: a loss to be reported that is over")
@@ -192,7 +196,7 @@ class AgentSideMachine:
             case ExpectDirectMessages(is_listening):
                 self._listening = is_listening
             case CommandsReplied() | CommandsUnanswered() | PollReplied() | PollUnanswered() | ConnectionRejected():
-                if event.subscriber_incarnation == self._life.id and self.status is not ConnectionStatus.IDLE:
+                if event.subscriber_incarnation == self._subscriber.id and self.status is not ConnectionStatus.IDLE:
                     self._handle_answer(event, now)
             case Tick():
                 pass
@@ -212,9 +216,9 @@ class AgentSideMachine:
             case PollReplied():
                 self._on_poll_answered(event, now)
             case CommandsUnanswered():
-                self._on_call_failed(self._life.batch, event, now)
+                self._on_call_failed(self._subscriber.batch, event, now)
             case PollUnanswered():
-                self._on_call_failed(self._life.poll, event, now)
+                self._on_call_failed(self._subscriber.poll, event, now)
             case ConnectionRejected(reason=reason):
                 self._lose(ConnectionLostReason.REJECTED, reason, now)
             case _:
@@ -235,10 +239,10 @@ class AgentSideMachine:
             self._lose(ConnectionLostReason.OVERFLOW, f"{len(self._queue)} commands wait for the node", now)
 
     def _on_batch_answered(self, event: CommandsReplied, now: float) -> None:
-        is_expected = self._life.batch.is_busy and event.number == self._life.number
-        if not is_expected or not self._accept_answer(event, self._life.batch, now):
+        is_expected = self._subscriber.batch.is_busy and event.number == self._subscriber.number
+        if not is_expected or not self._accept_answer(event, self._subscriber.batch, now):
             return
-        flight, self._life.flight = self._life.flight, ()
+        flight, self._subscriber.flight = self._subscriber.flight, ()
         refused = tuple((error.index, error.text) for error in event.errors if error.index < len(flight))
         if refused:
             self._counts["rejected_commands"] += len(refused)
@@ -258,14 +262,14 @@ class AgentSideMachine:
                 self._remove_subscription(subject)
 
     def _on_poll_answered(self, event: PollReplied, now: float) -> None:
-        if not self._life.poll.is_busy or not self._accept_answer(event, self._life.poll, now):
+        if not self._subscriber.poll.is_busy or not self._accept_answer(event, self._subscriber.poll, now):
             return
-        fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._life.acknowledged)
+        fresh = tuple(delivery for delivery in event.deliveries if delivery.sequence > self._subscriber.acknowledged)
         self._counts.update(empty_polls=not event.deliveries, redeliveries=len(event.deliveries) - len(fresh))
         if not all(self._accept_successor(delivery) for delivery in fresh):
             self._lose(ConnectionLostReason.INCONSISTENT, "the node left out a message and did not say so", now)
         elif fresh:
-            self._life.acknowledged = fresh[-1].sequence
+            self._subscriber.acknowledged = fresh[-1].sequence
             self._counts.update(
                 deliveries=len(fresh), gaps=sum(isinstance(delivery.body, MailboxOverflow) for delivery in fresh)
             )
@@ -276,14 +280,14 @@ class AgentSideMachine:
         report the loss.
         """
         call.is_busy, call.failures = False, 0
-        if self._life.incarnation not in ("", event.node_incarnation):
-            detail = f"incarnation {event.node_incarnation} instead of {self._life.incarnation}"
+        if self._subscriber.incarnation not in ("", event.node_incarnation):
+            detail = f"incarnation {event.node_incarnation} instead of {self._subscriber.incarnation}"
             self._lose(ConnectionLostReason.RESTARTED, detail, now)
             return False
         if event.is_unknown:
             self._lose(ConnectionLostReason.EXPIRED, f"the node does not know {self.subscriber_id}", now)
             return False
-        self._life.incarnation = event.node_incarnation
+        self._subscriber.incarnation = event.node_incarnation
         self._setbacks = 0
         self._unreported.clear()
         self.status = ConnectionStatus.CONNECTED
@@ -292,12 +296,12 @@ class AgentSideMachine:
     def _accept_successor(self, delivery: SequencedMessage) -> bool:
         """Return whether this is the direct successor on its channel of the last one seen."""
         if isinstance(delivery.body, MailboxOverflow):
-            self._life.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
+            self._subscriber.last_on.update((channel, delivery.sequence) for channel in delivery.body.channels)
             return True
         if self._channels.get(delivery.channel) is not ChannelKind.LOG:
             return True
-        predecessor = self._life.last_on.get(delivery.channel, 0)
-        self._life.last_on[delivery.channel] = delivery.sequence
+        predecessor = self._subscriber.last_on.get(delivery.channel, 0)
+        self._subscriber.last_on[delivery.channel] = delivery.sequence
         return delivery.predecessor == predecessor
 
     def _on_call_failed(self, call: _CallState, event: CommandsUnanswered | PollUnanswered, now: float) -> None:
@@ -334,7 +338,7 @@ class AgentSideMachine:
             self.status = ConnectionStatus.DISCONNECTED
             self._setbacks += 1
         self._queue = deque(Subscribe(channel, key) for channel, key in self._subscriptions)
-        self._begin_life(begins_at)
+        self._begin_subscriber(begins_at)
 
     def _send_lost(self, reason: ConnectionLostReason, detail: str) -> None:
         """Report the loss once; a final loss is reported also to subscriptions to which a loss was reported."""
@@ -350,56 +354,58 @@ class AgentSideMachine:
         self._refusal = refusal
         self._subscriptions.clear()
         self._queue.clear()
-        self._life = _SubscriberState(self._life.id)
+        self._subscriber = _SubscriberState(self._subscriber.id)
 
     def _give_up_calls(self) -> None:
-        if self._life.batch.is_busy:
+        if self._subscriber.batch.is_busy:
             self._out.append(CancelCommands())
-        if self._life.poll.is_busy:
+        if self._subscriber.poll.is_busy:
             self._out.append(CancelPollCall())
 
-    def _begin_life(self, not_before: float) -> None:
-        self._life = _SubscriberState(self._life.id + 1)
+    def _begin_subscriber(self, not_before: float) -> None:
+        self._subscriber = _SubscriberState(self._subscriber.id + 1)
         self._counts["incarnations"] += 1
-        self._life.batch.not_before = self._life.poll.not_before = not_before
+        self._subscriber.batch.not_before = self._subscriber.poll.not_before = not_before
 
     # --- what to do next ---
 
     def _advance(self, now: float) -> None:
         if self.status is ConnectionStatus.REJECTED:
             return
-        if not (self._subscriptions or self._listening or self._queue or self._life.flight):
+        if not (self._subscriptions or self._listening or self._queue or self._subscriber.flight):
             self._become_idle()
             return
         if self.status is ConnectionStatus.IDLE:
             self.status = ConnectionStatus.CONNECTING
-            self._begin_life(now)
+            self._begin_subscriber(now)
         self._advance_batch(now)
         self._advance_poll(now)
 
     def _become_idle(self) -> None:
         """End this life regularly, as nothing is subscribed, so that the node can drop it."""
         self._give_up_calls()
-        self._life = _SubscriberState(self._life.id)
+        self._subscriber = _SubscriberState(self._subscriber.id)
         self.status = ConnectionStatus.IDLE
 
     def _advance_batch(self, now: float) -> None:
-        if self._life.batch.is_busy or now < self._life.batch.not_before:
+        if self._subscriber.batch.is_busy or now < self._subscriber.batch.not_before:
             return
-        repeated = bool(self._life.flight)
-        if not self._life.flight and self._queue:
-            self._life.flight = self._take_next_commands()
-            self._life.number += 1
-        if self._life.flight:
+        repeated = bool(self._subscriber.flight)
+        if not self._subscriber.flight and self._queue:
+            self._subscriber.flight = self._take_next_commands()
+            self._subscriber.number += 1
+        if self._subscriber.flight:
             self._count_batch(repeated)
-            self._life.batch.is_busy = True
-            self._out.append(SendCommands(self.subscriber_id, self._life.id, self._life.number, self._life.flight))
+            self._subscriber.batch.is_busy = True
+            self._out.append(
+                SendCommands(self.subscriber_id, self._subscriber.id, self._subscriber.number, self._subscriber.flight)
+            )
 
     def _count_batch(self, repeated: bool) -> None:
         if repeated:
             self._counts["duplicate_batches"] += 1
         else:
-            self._counts.update(batches=1, commands=len(self._life.flight))
+            self._counts.update(batches=1, commands=len(self._subscriber.flight))
 
     def _take_next_commands(self) -> tuple[Command, ...]:
         """Return as many commands as one batch may hold, and at least one."""
@@ -415,23 +421,25 @@ class AgentSideMachine:
 
     def _advance_poll(self, now: float) -> None:
         needs_poll = bool(self._subscriptions) or self._listening
-        if self._life.poll.is_busy and not needs_poll:
-            self._life.poll.is_busy = False
+        if self._subscriber.poll.is_busy and not needs_poll:
+            self._subscriber.poll.is_busy = False
             self._out.append(CancelPollCall())
-        if not needs_poll or self._life.poll.is_busy or now < self._life.poll.not_before:
+        if not needs_poll or self._subscriber.poll.is_busy or now < self._subscriber.poll.not_before:
             return
-        self._life.poll.is_busy = True
-        in_doubt = self._life.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
+        self._subscriber.poll.is_busy = True
+        in_doubt = self._subscriber.poll.failures > 0 or self.status is ConnectionStatus.DISCONNECTED
         hold_s = 0.0 if in_doubt else self._settings.hold_s * (1 - HOLD_SPREAD * self._jitter)
         self._counts["polls"] += 1
-        poll = CallPoll(self.subscriber_id, self._life.id, self._life.acknowledged, self._life.incarnation, hold_s)
+        poll = CallPoll(
+            self.subscriber_id, self._subscriber.id, self._subscriber.acknowledged, self._subscriber.incarnation, hold_s
+        )
         self._out.append(poll)
 
     def _wake_at(self, now: float) -> float | None:
         """Return the earliest time at which a call that is put off may be made."""
         if self.status in (ConnectionStatus.IDLE, ConnectionStatus.REJECTED):
             return None
-        wants_batch = bool(self._life.flight or self._queue) and not self._life.batch.is_busy
-        wants_poll = bool(self._subscriptions or self._listening) and not self._life.poll.is_busy
-        times = [self._life.batch.not_before] * wants_batch + [self._life.poll.not_before] * wants_poll
+        wants_batch = bool(self._subscriber.flight or self._queue) and not self._subscriber.batch.is_busy
+        wants_poll = bool(self._subscriptions or self._listening) and not self._subscriber.poll.is_busy
+        times = [self._subscriber.batch.not_before] * wants_batch + [self._subscriber.poll.not_before] * wants_poll
         return min((at for at in times if at > now), default=None)

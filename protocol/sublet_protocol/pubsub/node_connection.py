@@ -161,9 +161,9 @@ class NodeConnection:
 
     def find_leaks(self) -> tuple[str, ...]:
         """Return what is still stored though nothing needs it; empty unless there is a leak."""
-        unwanted = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
+        unsubscribed = [subject for subject in self._callbacks.subjects() if not self._machine.is_subscribed(*subject)]
         running = [task for task in (self._batch, self._poll) if task is not None and not task.done()]
-        leaks = [f"callbacks of {subject}: it is not subscribed" for subject in unwanted]
+        leaks = [f"callbacks of {subject}: it is not subscribed" for subject in unsubscribed]
         if self._closed and (running or self._timer is not None):
             leaks.append(f"closed, with {len(running)} calls under way and timer {self._timer}")
         return (*self._machine.find_leaks(), *leaks)
@@ -328,7 +328,7 @@ class NodeConnection:
         self,
         method: str,
         encode: Callable[[], Any],
-        life: int,
+        incarnation: int,
         timeout: float,
         failed: type[CommandsUnanswered] | type[PollUnanswered],
         read: Callable[[Any], Event],
@@ -339,19 +339,19 @@ class NodeConnection:
             call: Callable[..., Awaitable[Any]] = getattr(self._open(), method)
             return read(await call(encode(), timeout=timeout, metadata=sent))
         except InvalidSetting as error:
-            return ConnectionRejected(life, f"{self.address}: {error}")
+            return ConnectionRejected(incarnation, f"{self.address}: {error}")
         except grpc.aio.AioRpcError as error:
             if reason := await self._explain(error):
-                return ConnectionRejected(life, reason)
+                return ConnectionRejected(incarnation, reason)
             is_outdated = error.code() is grpc.StatusCode.UNAUTHENTICATED and is_replaced(self._token, sent)
             if error.code() in _FINAL_CODES and not is_outdated:
-                return ConnectionRejected(life, f"{self.address}: {error.code().name}: {error.details()}")
-            return failed(life, f"{self.address}: {error.code().name}: {error.details()}", random.random())
+                return ConnectionRejected(incarnation, f"{self.address}: {error.code().name}: {error.details()}")
+            return failed(incarnation, f"{self.address}: {error.code().name}: {error.details()}", random.random())
         except MalformedMessage as error:
-            return failed(life, f"{self.address}: {error}", random.random())
+            return failed(incarnation, f"{self.address}: {error}", random.random())
         except Exception as error:
             log.exception("internal error in a call: address=%s", self.address)
-            return failed(life, f"{self.address}: {error!r}", random.random())
+            return failed(incarnation, f"{self.address}: {error!r}", random.random())
 
     def _open(self) -> Any:
         """Return the stub, on a new channel if this is the first call, or the files for TLS have changed."""

@@ -94,7 +94,7 @@ class NodeSideMachine:
         self._subscribers: dict[str, _Subscriber] = {}
         self._expelled: list[str] = []
         self._past: OrderedDict[str, None] = OrderedDict()
-        self._lives: dict[str, str] = {}
+        self._subscriber_ids: dict[str, str] = {}
         self._key_bytes = 0
         self._index = SubscriptionIndex()
         self._states = LatestValues()
@@ -261,9 +261,9 @@ class NodeSideMachine:
             return subscriber
         if subscriber_id in self._past or not may_be_new:
             return self._reject_unknown("its life is over: it was silent for too long, or broke the rules")
-        agent, life = _parse_subscriber_id(subscriber_id)
-        previous_id = self._lives.get(agent, "")
-        if previous_id and life <= _parse_subscriber_id(previous_id)[1]:
+        agent, incarnation = _parse_subscriber_id(subscriber_id)
+        previous_id = self._subscriber_ids.get(agent, "")
+        if previous_id and incarnation <= _parse_subscriber_id(previous_id)[1]:
             return self._reject_unknown("its life is over: a later one of the same agent has begun")
         # An agent has one life at a time: the subscriptions of the former are not to be counted with it.
         if previous_id:
@@ -275,7 +275,7 @@ class NodeSideMachine:
         subscriber = _Subscriber(Mailbox(self.settings.mailbox), now)
         self._subscribers[subscriber_id] = subscriber
         if agent:
-            self._lives[agent] = subscriber_id
+            self._subscriber_ids[agent] = subscriber_id
         self._counts["incarnations"] += 1
         return subscriber
 
@@ -294,8 +294,8 @@ class NodeSideMachine:
         left = [subject for subject in subjects if self._index.remove(subscriber_id, *subject)]
         self._key_bytes -= sum(len(key or "") for _, key in subjects)
         agent, _ = _parse_subscriber_id(subscriber_id)
-        if self._lives.get(agent) == subscriber_id:
-            del self._lives[agent]
+        if self._subscriber_ids.get(agent) == subscriber_id:
+            del self._subscriber_ids[agent]
         self._past[subscriber_id] = None
         if len(self._past) > MAX_REMEMBERED:
             self._past.popitem(last=False)
@@ -380,5 +380,5 @@ class NodeSideMachine:
 
 def _parse_subscriber_id(subscriber_id: str) -> tuple[str, int]:
     """Return the agent of an id AGENT.LIFE, and which of its lives it is; no agent where it is not such an id."""
-    agent, _, life = subscriber_id.rpartition(".")
-    return (agent, int(life)) if life.isascii() and life.isdecimal() else ("", 0)
+    agent, _, incarnation = subscriber_id.rpartition(".")
+    return (agent, int(incarnation)) if incarnation.isascii() and incarnation.isdecimal() else ("", 0)

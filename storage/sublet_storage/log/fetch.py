@@ -81,9 +81,9 @@ _NEXT = """
 select end_offset, count, codec, topics, case when octet_length(payload) <= %s then payload end
   from {block} where generation_id = %s and stream_id = %s and end_offset > %s order by end_offset limit %s"""
 
-_WANTED_TOPIC = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
+_TOPIC_MATCHES = "topics is null or exists (select from unnest(topics) as t(topic) where topic ~ %(regex)s)"
 
-_WANTED_EPOCH = """(epoch_bounds is null or coalesce((epoch_bounds ->> 'has_unset')::boolean, true) or exists (
+_EPOCH_MATCHES = """(epoch_bounds is null or coalesce((epoch_bounds ->> 'has_unset')::boolean, true) or exists (
              select from jsonb_array_elements(epoch_bounds -> 'greatest') as mine(epoch)
               where not is_covered(jsonb_build_array(mine.epoch), %(covered)s::jsonb)
                 and (%(least)s::jsonb is null or frontier_admits(%(least)s::jsonb, mine.epoch))))"""
@@ -367,7 +367,7 @@ def _is_for_postgres(filter: TopicFilter) -> bool:
 @lru_cache
 def _format_statement(*selected: bool) -> str:
     """Return the statement for `read_blocks` with the requested ones of these conditions."""
-    conditions = compress((_WANTED_TOPIC, _WANTED_EPOCH, BLOCK_MAY_MATCH, _BEFORE_END), selected)
+    conditions = compress((_TOPIC_MATCHES, _EPOCH_MATCHES, BLOCK_MAY_MATCH, _BEFORE_END), selected)
     matched = " and ".join(f"({condition})" for condition in conditions) or "true"
     return _SINCE.format(matched=matched, most=MAX_PAYLOAD_BYTES)
 

@@ -82,12 +82,12 @@ def read_epochs(conn: Connection) -> list[ObjectChange]:
     return [epochs_change(space_id, moves) for space_id, moves in conn.execute(_EPOCHS)]
 
 
-def make_snapshot_reader(wanted_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
-    """Return a `ReadSnapshot` of all kinds; of the streams, those of `wanted_streams` when it is read."""
+def make_snapshot_reader(list_streams: Callable[[], Collection[int]]) -> ReadSnapshot:
+    """Return a `ReadSnapshot` of all kinds; of the streams, those of `list_streams` when it is read."""
 
     def read(conn: Connection, kind: str) -> CatchUpSnapshot:
         if kind == STREAM:
-            ids = frozenset(wanted_streams())
+            ids = frozenset(list_streams())
             changes = read_streams(conn, ids) if ids else []
             return CatchUpSnapshot(tuple(changes), frozenset(map(str, ids)))
         return CatchUpSnapshot(

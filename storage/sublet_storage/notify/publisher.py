@@ -37,6 +37,7 @@ from sublet_storage.notify.publisher_machine import (
     NotificationPublisherStatus,
     NotificationSendersOpened,
 )
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ class NotificationPublisher:
         self._settings = (settings or NotifySettings()).check()
         self._url = url
         self._publisher = publisher or f"{socket.gethostname()[:40]}:{os.getpid()}:{secrets.token_hex(3)}"
-        self._process = os.getpid()
+        self._owner = OwnerProcess()
         self._changed = threading.Condition()
         self._queued_changes: deque[Sequence[ObjectChange]] = deque()
         self._has_overflown = self._is_closing = False
@@ -113,7 +114,7 @@ class NotificationPublisher:
 
     def close(self, timeout_s: float = CLOSE_S) -> None:
         """Send what was published, within that time, then leave and close everything; harmless when repeated."""
-        if self._process != os.getpid():
+        if self._owner.is_forked:
             return
         with self._changed:
             self._close_by = min(self._close_by, time.monotonic() + timeout_s)
@@ -123,7 +124,7 @@ class NotificationPublisher:
             self._thread.join(timeout_s + GRACE_S)
 
     def _is_in_vain(self) -> bool:
-        return self._process != os.getpid() or self._is_closing or time.monotonic() < self._deaf_until
+        return self._owner.is_forked or self._is_closing or time.monotonic() < self._deaf_until
 
     # --- the thread -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,6 @@ of its own, and survives a database that is away: the read that failed is tried 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import random
 import threading
@@ -46,6 +45,7 @@ from sublet_storage.notify.subscriber_machine_events import (
     SubscriberStarted,
 )
 from sublet_storage.notify.version_cache import ChangeNovelty, VersionCache
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.log_throttle import LogThrottle
 
 log = logging.getLogger(__name__)
@@ -116,7 +116,7 @@ class NotificationSubscriber:
     ) -> None:
         self._settings = (settings or NotifySettings()).check()
         self._channels = tuple(channels)
-        self._on_change, self._process = on_change, os.getpid()
+        self._on_change, self._owner = on_change, OwnerProcess()
         self._lock = threading.Lock()
         self._cache = VersionCache(self._settings.tombstone_retention_s)
         self._listener = NotificationSubscriberMachine(
@@ -168,7 +168,7 @@ class NotificationSubscriber:
 
     def close(self) -> None:
         """Stop listening, in bounded time; harmless when repeated."""
-        if os.getpid() != self._process:
+        if self._owner.is_forked:
             return
         self._closing = True
         self._receiver.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -18,7 +17,7 @@ from sublet_protocol.domain.errors import PublisherClosed
 from sublet_storage.producer.batches.input_conversion import Columns, Headers
 from sublet_storage.producer.delivery import BatchDelivery, Delivery, wake_loop
 from sublet_storage.producer.publisher import Publisher, SingleEpochPublisher
-from sublet_storage.util.fork_guard import check_not_forked
+from sublet_storage.util.fork_guard import OwnerProcess
 
 
 class AsyncPublisher:
@@ -33,7 +32,7 @@ class AsyncPublisher:
         self._make: Callable[[], Publisher] = partial(Publisher, url, space, **settings)
         self._opening: _Opening | None = None
         self._closed = False
-        self._process = os.getpid()
+        self._owner = OwnerProcess()
 
     async def open(self) -> AsyncPublisher:
         """Connect, as `async with` does. Raises what `Publisher` raises, and `PublisherClosed` after `close`."""
@@ -109,7 +108,7 @@ class AsyncPublisher:
 
     async def _get_publisher(self) -> Publisher:
         """Return the one publisher of all callers."""
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         while True:
             if self._opening is None or self._opening.has_failed:
                 if self._closed:
@@ -120,7 +119,7 @@ class AsyncPublisher:
 
     async def _end(self, close: Callable[[Publisher], None]) -> None:
         self._closed = True
-        if self._opening is not None and self._process == os.getpid():
+        if self._opening is not None and not self._owner.is_forked:
             await asyncio.to_thread(self._opening.end, close)
 
     @staticmethod
@@ -167,7 +166,7 @@ class _Opening:
         self._lock = threading.Lock()
         self._publisher: Future[Publisher] = Future()
         self._waiting = 0
-        self._unwanted = False
+        self._is_abandoned = False
         threading.Thread(target=self._run, name="sublet publisher opening", daemon=True).start()
 
     @property
@@ -207,13 +206,13 @@ class _Opening:
 
         self._waiting += 1
         with self._lock:
-            self._unwanted = False
+            self._is_abandoned = False
         self._publisher.add_done_callback(lambda _: wake_loop(loop, bell.set))
         return bell
 
     def _cancel_if_pending(self) -> None:
         with self._lock:
-            self._unwanted = not self._publisher.done()
+            self._is_abandoned = not self._publisher.done()
 
     def _run(self) -> None:
         try:
@@ -222,7 +221,7 @@ class _Opening:
             self._publisher.set_exception(error)
             return
         with self._lock:
-            if not self._unwanted:
+            if not self._is_abandoned:
                 self._publisher.set_result(publisher)
                 return
             self._publisher.set_exception(_OpeningCancelled())

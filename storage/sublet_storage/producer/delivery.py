@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from sublet_storage.util.fork_guard import check_not_forked
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.retry import Backoff
 
 Rows: TypeAlias = range | pa.Array
@@ -141,7 +141,7 @@ class DeliveryState:
     def _check_process(self) -> None:
         """Raise `UsageError` in a process where nothing will ever settle it."""
         if self._pending_count:
-            check_not_forked(self._process, "this delivery", "Wait for it in the process that published.")
+            OwnerProcess(self._process).check("this delivery", "Wait for it in the process that published.")
 
     def _settle(self, count: int | None, span: AppendedSpan | None, error: Exception | None) -> None:
         """Settle `count` more messages; None: all."""

@@ -131,7 +131,7 @@ class OutboxMover:
         conn.execute(_PLANS)
         self._routes: RoutingTable | None = None
         self._scan_position: _ScanPosition | None = None
-        self._routed_at = self._locked_at = self._looked_at = float("-inf")
+        self._routed_at = self._locked_at = self._scanned_at = float("-inf")
 
     def move(self, rows: int = MOVED_ROWS, bytes: int = MOVED_BYTES) -> OutboxMoveResult:
         """Move the oldest messages into the log, and aside what could not have been published: all of it, or nothing.
@@ -172,8 +172,8 @@ class OutboxMover:
         """Return the oldest rows, and what will have been seen once they are moved."""
         now = time.monotonic()
         passing_over = now < self._locked_at + LOCKED_S
-        if passing_over or now > self._looked_at + RETRY_INTERVAL_S:
-            self._looked_at, self._scan_position = now, None
+        if passing_over or now > self._scanned_at + RETRY_INTERVAL_S:
+            self._scanned_at, self._scan_position = now, None
         statement = _READ_FREE if passing_over else _READ_SINCE if self._scan_position else _READ_ALL
         limits: dict[str, Any] = {"rows": rows, "bytes": bytes, "fetched": FETCHED_BYTES}
         since = self._scan_position or _ScanPosition("0", 0, [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 import uuid
@@ -48,7 +47,7 @@ from sublet_storage.producer.epoch_capability import EpochCapability
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
 from sublet_storage.spaces.space_queries import find_space
-from sublet_storage.util.fork_guard import check_not_forked
+from sublet_storage.util.fork_guard import OwnerProcess
 
 MAX_MESSAGE_BYTES = 1024 * 1024
 MAX_BUFFERED_BYTES = 32 * 1024 * 1024
@@ -95,7 +94,7 @@ class Publisher:
         producer: str | None = None,
         epoch_lease_s: float = LEASE_S,
     ) -> None:
-        self._process = os.getpid()
+        self._owner = OwnerProcess()
         self._max_message_bytes = check_int("max_message_bytes", max_message_bytes, MAX_BYTES)
         limits = BufferLimits(
             check_int("block_messages", block_messages, MAX_BLOCK_MESSAGES),
@@ -155,7 +154,7 @@ class Publisher:
         return self._publish_batch(data, None)
 
     def _publish_batch(self, data: Columns, epoch: Epoch | None) -> BatchDelivery:
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         batches = to_record_batches(data)
         if epoch is not None:
             batches = [set_epoch(batch, epoch) for batch in batches]
@@ -176,7 +175,7 @@ class Publisher:
         others have not gone further. Raises `InvalidEpoch`, `EpochAlreadyCompleted`, `EpochCapabilityExpired`, and
         `UsageError` for a publisher without a space.
         """
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         checked_epoch = check_epoch(epoch)
         self._get_capability().check([checked_epoch])
         return SingleEpochPublisher(self, checked_epoch)
@@ -189,7 +188,7 @@ class Publisher:
         consumers of entire epochs get it. Closing the publisher gives all up. Raises what `in_epoch` raises, and the
         first delivery error since the last flush, in which case nothing has advanced.
         """
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         checked_epochs = [check_epoch(epoch) for epoch in epochs]
         if not checked_epochs:
             raise UsageError("advance() without an epoch: give the one that is next.")
@@ -209,7 +208,7 @@ class Publisher:
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until all published, and advanced, so far is durable. Raises the first delivery error since the last
         flush."""
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         self._buffer.flush(timeout_s)
         if (error := self._buffer.pop_error()) is not None:
             if self._capability is not None:
@@ -226,7 +225,7 @@ class Publisher:
         self._close(timeout_s, abandon=False)
 
     def _close(self, timeout_s: float | None, *, abandon: bool) -> None:
-        if self._process != os.getpid():
+        if self._owner.is_forked:
             return
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self._buffer.close(PublisherClosed("this publisher is closed."))
@@ -267,7 +266,7 @@ class Publisher:
         wait: bool,
     ) -> Delivery | None:
         """Publish as `publish` does; without `wait`, return None instead of blocking."""
-        check_not_forked(self._process, "this publisher")
+        self._owner.check("this publisher")
         plain_key, plain_value = as_bytes("key", key), as_bytes("value", value)
         pairs = as_headers(headers)
         check_size(size_of(topic, plain_key, plain_value, pairs), self._max_message_bytes, "the message")

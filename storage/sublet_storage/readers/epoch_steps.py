@@ -116,12 +116,12 @@ def read_stream_frontiers(conn: psycopg.Connection[Any], stream_ids: Iterable[in
 
 @dataclass(frozen=True, slots=True)
 class BlockRun:
-    """Consecutive blocks of [start, end), to be read together. `is_fully_wanted`: all messages in them match."""
+    """Consecutive blocks of [start, end), to be read together. `is_fully_matching`: all messages in them match."""
 
     start: int
     end: int
     size: int
-    is_fully_wanted: bool
+    is_fully_matching: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class EpochStep:
         offsets = batch.column("offset")
         if len(offsets) and offsets[-1].as_py() >= run.end:
             batch = batch.slice(0, pc.sum(pc.less(offsets, run.end)).as_py())
-        return batch if run.is_fully_wanted else batch.filter(self._make_row_mask(batch))
+        return batch if run.is_fully_matching else batch.filter(self._make_row_mask(batch))
 
     def _make_row_mask(self, batch: pa.RecordBatch) -> pa.Array:
         column = batch.column("epoch")
@@ -207,7 +207,7 @@ class EpochStepPlanner:
         yet."""
         best = None
         for draft in self._draft_steps():
-            if best is not None and (draft.size > limit_bytes or draft.looks > MAX_BLOCKS_SCANNED):
+            if best is not None and (draft.size > limit_bytes or draft.scans > MAX_BLOCKS_SCANNED):
                 break
             if draft.has_effect:
                 best = draft.blocks, len(draft.blocks), draft.reached
@@ -310,7 +310,7 @@ class _Draft:
         self._begun = self.reached = begun
         self._deferred_blocks: list[BlockEpochSummary] = []
         self.blocks: list[BlockEpochSummary] = []
-        self.size = self.looks = 0
+        self.size = self.scans = 0
         self._skips = False
 
     @property
@@ -320,7 +320,7 @@ class _Draft:
     def fork(self) -> _Draft:
         """Return a copy that may go on once, as the last."""
         draft = _Draft(self._begun)
-        draft.reached, draft.size, draft.looks, draft._skips = self.reached, self.size, self.looks, self._skips
+        draft.reached, draft.size, draft.scans, draft._skips = self.reached, self.size, self.scans, self._skips
         draft.blocks, draft._deferred_blocks = list(self.blocks), self._deferred_blocks
         return draft
 
@@ -338,7 +338,7 @@ class _Draft:
             candidates, self._deferred_blocks = (*self._deferred_blocks, *new_blocks), []
         elif is_last:
             self._deferred_blocks = []  # which the copy shares
-        self.looks += len(candidates)
+        self.scans += len(candidates)
         for mark in candidates:
             if _is_in_step(mark, self._begun, self.reached):
                 self.blocks.append(mark)

@@ -118,12 +118,12 @@ class EpochTailReader:
         if not self._introduced:
             self._introduced = True
             yield self.snapshot
-        look = self._read_snapshot(conn)
-        while due := self._list_due_cursors(look):
+        snapshot = self._read_snapshot(conn)
+        while due := self._list_due_cursors(snapshot):
             for cursor in due:
-                yield from self._read(conn, cursor, look)
+                yield from self._read(conn, cursor, snapshot)
         self._reading.raise_read_error()  # before the frontier is returned
-        previous_frontier, self._selection = self._selection.announced, self._selection.advanced_to(look.lowers)
+        previous_frontier, self._selection = self._selection.announced, self._selection.advanced_to(snapshot.lowers)
         if self._selection.announced is not None and self._selection.announced != previous_frontier:
             yield self._selection.announced
 
@@ -131,25 +131,25 @@ class EpochTailReader:
         """Return all matching streams, of one instant: while some were closed, others have opened that are not known
         yet."""
         while True:
-            look = _read_snapshot(conn, self._reading.open_streams)
-            self._reading.set_heads(look.heads)
+            snapshot = _read_snapshot(conn, self._reading.open_streams)
+            self._reading.set_heads(snapshot.heads)
             if not self._reading.is_stale:
-                return look
+                return snapshot
             self._reading.refresh_streams(conn)
             if not self._reading.open_streams:
                 return _StreamSnapshot({}, {})
 
-    def _list_due_cursors(self, look: _StreamSnapshot) -> list[StreamCursor]:
+    def _list_due_cursors(self, snapshot: _StreamSnapshot) -> list[StreamCursor]:
         """Return the streams that are to be read before the frontier may be returned, as far as it is their turn."""
-        heads = look.heads
+        heads = snapshot.heads
         return [
             p for p in self._reading.readable_cursors() if p.stream_id in heads and p.position < heads[p.stream_id].head
         ]
 
     def _read(
-        self, conn: psycopg.Connection[Any], cursor: StreamCursor, look: _StreamSnapshot
+        self, conn: psycopg.Connection[Any], cursor: StreamCursor, snapshot: _StreamSnapshot
     ) -> Iterator[EpochMessages]:
-        end = look.heads[cursor.stream_id].head if look.lowers.get(cursor.space_id) is None else None
+        end = snapshot.heads[cursor.stream_id].head if snapshot.lowers.get(cursor.space_id) is None else None
         step = self._reading.read(conn, cursor, left_out=self._get_excluded_epochs(cursor.space_id), end=end)
         if step.gone is not None:
             self._handle_loss(conn, step.gone)

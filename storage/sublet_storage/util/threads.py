@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 from collections.abc import Callable
 from typing import ParamSpec
 
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.log_throttle import LogThrottle, format_suppressed_count
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class StoppableThread(threading.Thread):
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name, daemon=True)
-        self._process = os.getpid()
+        self.owner = OwnerProcess()
         self._ringer, self.bell = socket.socketpair()
         """`bell` becomes readable when the thread shall end: to be waited for together with what it works on."""
         self._asked = threading.Event()
@@ -37,11 +37,6 @@ class StoppableThread(threading.Thread):
     def is_stopping(self) -> bool:
         """Return whether it was requested to end."""
         return self._asked.is_set()
-
-    @property
-    def is_owner_process(self) -> bool:
-        """Return False in a fork of the process that created it."""
-        return os.getpid() == self._process
 
     def log_warning(self, text: str, *arguments: object) -> None:
         """Log a warning; the same text only now and then."""
@@ -59,7 +54,7 @@ class StoppableThread(threading.Thread):
 
     def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Request its end and wait for that for `timeout_s`; harmless when repeated, and from the thread itself."""
-        if not self.is_owner_process:
+        if self.owner.is_forked:
             return
         self._asked.set()
         with contextlib.suppress(OSError):

@@ -71,11 +71,11 @@ def describe(
     """
     from sublet_storage.groups.model.records import LendingStatus
     from sublet_storage.groups.status import json_views
-    from sublet_storage.groups.status.overview import describe_group as look
+    from sublet_storage.groups.status.overview import describe_group as read_group
 
     resolved_subscription = resolve_subscription(cli, subscription)
     with cli.open_connection() as connection:
-        overview = look(connection, resolved_subscription)
+        overview = read_group(connection, resolved_subscription)
     connected = _list_connected_members(overview)
     if cli.json:
         cli.print_json(json_views.details_to_json(overview, connected))

@@ -97,12 +97,12 @@ class _EventPrinter:
             WatchedGroupEvent,
         )
 
-        look_at = 0.0
+        poll_at = 0.0
         while True:
-            if time.monotonic() >= look_at:
+            if time.monotonic() >= poll_at:
                 self._query_leader()
-                look_at = time.monotonic() + POLL_INTERVAL_S
-            match self._watching.next_event(max(look_at - time.monotonic(), 0.0)):
+                poll_at = time.monotonic() + POLL_INTERVAL_S
+            match self._watching.next_event(max(poll_at - time.monotonic(), 0.0)):
                 case WatchedGroupEvent(event):
                     self._cli.write_lines([_format_event(event)]) if not self._cli.json else self._cli.print_json(event)
                 case GroupEventsDropped(count):

@@ -32,10 +32,10 @@ class PushedFilters:
         """Yield what of these can have such rows."""
         for offset_range in offset_ranges:
             start, end = max(offset_range.start, self.start), min(offset_range.end, self.end)
-            if start < end and self._is_wanted(offset_range):
+            if start < end and self._may_match(offset_range):
                 yield replace(offset_range, start=start, end=end)
 
-    def _is_wanted(self, offset_range: OffsetRange) -> bool:
+    def _may_match(self, offset_range: OffsetRange) -> bool:
         return (
             (self.spaces is None or offset_range.space in self.spaces)
             and (self.streams is None or offset_range.stream_id in self.streams)

@@ -17,7 +17,7 @@ from collections.abc import Collection
 from functools import cache
 from pathlib import Path
 
-_LOOK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OPEN_FLAGS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -27,13 +27,13 @@ def open_directory(path: Path, owners: Collection[int], *, make: bool = False, i
 
     Raises `FileNotFoundError` too, and other `OSError`.
     """
-    descriptor, so_far = os.open("/", _LOOK), Path("/")
+    descriptor, so_far = os.open("/", _OPEN_FLAGS), Path("/")
     try:
         for part in path.parts[1:]:
             _check(so_far, os.fstat(descriptor), owners, is_shared=True)
             so_far /= part
             try:
-                child = _open_or_make(part, descriptor) if make else os.open(part, _LOOK, dir_fd=descriptor)
+                child = _open_or_make(part, descriptor) if make else os.open(part, _OPEN_FLAGS, dir_fd=descriptor)
             except OSError as error:
                 raise _link_error(so_far, error) from None
             os.close(descriptor)
@@ -117,7 +117,7 @@ def find_user_name(uid: int) -> str:
 def _open_or_make(part: str, parent: int) -> int:
     """Open a directory; one that is missing is made, accessible for all, whatever the umask."""
     with contextlib.suppress(FileNotFoundError):
-        return os.open(part, _LOOK, dir_fd=parent)
+        return os.open(part, _OPEN_FLAGS, dir_fd=parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(part, 0o755, dir_fd=parent)
     descriptor = os.open(part, _DIRECTORY, dir_fd=parent)

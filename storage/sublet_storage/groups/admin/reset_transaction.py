@@ -86,7 +86,7 @@ _NUMBERS = """
 select distinct p.epoch_dimensions from space p join stream s using (space_id)
  where s.stream_id = any(%(streams)s::bigint[]) and p.epoch_dimensions is not null"""
 
-_LIVES = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
+_EXISTS = "select 1 from consumer_group where group_id = %(group)s and deleted_at is null for share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ def execute_reset(
     connection.execute(_NO_LEADER, {"group": group.group_id, "now_us": None})
     leader = leadership.fetch_locked(leadership.lock(connection, (group.group_id,), None))[group.group_id]
     group_lifecycle.lock_generations(connection)
-    if connection.execute(_LIVES, {"group": group.group_id}).fetchone() is None:
+    if connection.execute(_EXISTS, {"group": group.group_id}).fetchone() is None:
         raise group_not_found_error(group.subscription)
     moves = plan_reset(connection, group, target, streams)
     new_streams = [move.stream_id for move in moves if move.status is None]

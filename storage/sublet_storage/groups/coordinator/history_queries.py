@@ -24,9 +24,9 @@ RECORD = (
 """Of `lending_history`: a `HistoryRecord`."""
 
 _NEWEST = f"""
-with wanted as not materialized (select * from lending_history where {{}})
-select {RECORD}, (select count(*) from wanted)
-  from (select * from wanted order by history_id desc limit %(limit)s) as newest
+with selected as not materialized (select * from lending_history where {{}})
+select {RECORD}, (select count(*) from selected)
+  from (select * from selected order by history_id desc limit %(limit)s) as newest
  order by history_id"""
 
 _READ = _NEWEST.format("group_id = %(group)s and (%(stream)s::bigint is null or stream_id = %(stream)s)")

@@ -12,26 +12,26 @@ from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.status.overview import COLUMNS, SEEN, TABLES, build_overviews, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview
 
-_WANTED = """
+_WHERE = """
  where g.deleted_at is null
    and (%(visible)s::bigint[] is null or g.group_id = any(%(visible)s))
    and (%(search)s = '' or strpos(lower('$' || g.kind || '/' || g.name || '/' || g.filter), lower(%(search)s)) > 0)"""
 
-_NAMES = f"select g.group_id, g.name, g.filter from consumer_group g {_WANTED}"
-_TOTAL = f"select count(*) from consumer_group g {_WANTED}"
+_NAMES = f"select g.group_id, g.name, g.filter from consumer_group g {_WHERE}"
+_TOTAL = f"select count(*) from consumer_group g {_WHERE}"
 
-_BY_ROW = f"select {COLUMNS} from {TABLES} {_WANTED} order by"
+_BY_ROW = f"select {COLUMNS} from {TABLES} {_WHERE} order by"
 
 # By what is in the rows of lendings: streams that no leader has noticed yet do not count for the order.
 _BY_LENDINGS = f"""
 with line as (
-  select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id) {_WANTED}
+  select l.group_id, l.stream_id, l.status, l.position from lending l join consumer_group g using (group_id) {_WHERE}
 ), {SEEN},
 sums as (
   select group_id, count(*) as streams, case when count(lag) = count(*) then sum(lag) end as lag
     from seen group by group_id
 )
-select {COLUMNS} from {TABLES} left join sums on sums.group_id = g.group_id {_WANTED} order by"""
+select {COLUMNS} from {TABLES} left join sums on sums.group_id = g.group_id {_WHERE} order by"""
 
 _NAME = "g.name {0}, g.filter {0}, g.kind {0}"
 

@@ -145,7 +145,7 @@ class _Sender(StoppableThread):
 
     def add(self, message: bytes) -> None:
         """Queue a message; if the thread has ended or is another process's, it is dropped at once."""
-        if self.is_stopping or not self.is_owner_process:
+        if self.is_stopping or self.owner.is_forked:
             self.dropped += 1
             return
         with self._changed:
@@ -157,13 +157,13 @@ class _Sender(StoppableThread):
 
     def flush(self) -> None:
         """Wait until nothing waits, but not for long."""
-        if self.is_owner_process and not self.is_stopping:
+        if not self.owner.is_forked and not self.is_stopping:
             with self._changed:
                 self._changed.wait_for(lambda: not (self._waiting or self._in_hand), FLUSH_S)
 
     def stop(self, timeout_s: float = JOIN_TIMEOUT_S) -> None:
         """Stop as every driver's thread does; waiting messages are dropped."""
-        if not self.is_owner_process:
+        if self.owner.is_forked:
             return
         self._asked.set()
         with self._changed:

@@ -7,7 +7,6 @@ only clients with the key are let in, which is in the directory of nodes: others
 from __future__ import annotations
 
 import logging
-import os
 import re
 import socket
 import time
@@ -22,6 +21,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_NOTIFICATION_BYTES
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
+from sublet_storage.util.fork_guard import OwnerProcess
 from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class ZmqSender:
     """A sender with a connection to each node. In a fork of its process it sends nothing and closes nothing."""
 
     def __init__(self, endpoints: Sequence[str]) -> None:
-        self._process, self._keys = os.getpid(), zmq.curve_keypair()
+        self._owner, self._keys = OwnerProcess(), zmq.curve_keypair()
         self._context: zmq.Context[Any] = zmq.Context()
         self._sockets = [connected for each in endpoints if (connected := self._connect(each))]
         self.dropped = 0
@@ -63,14 +63,14 @@ class ZmqSender:
 
     def send(self, message: bytes) -> None:
         """Pass the message to ZeroMQ, which drops it if too many wait."""
-        if len(message) > PAYLOAD_LIMIT or self._context.closed or os.getpid() != self._process:
+        if len(message) > PAYLOAD_LIMIT or self._context.closed or self._owner.is_forked:
             self.dropped += 1
         else:
             self.dropped += False in [_try_send(each, message) for each in self._sockets]
 
     def close(self) -> None:
         """Wait a moment for sent messages, then close."""
-        if os.getpid() == self._process:
+        if not self._owner.is_forked:
             self._context.destroy(LINGER_MS)
 
     def _connect(self, endpoint: str) -> Socket | None:
