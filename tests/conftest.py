@@ -18,7 +18,9 @@ from xdist.scheduler import LoadFileScheduling
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
+from sublet_storage.db.connect import connect
 from sublet_storage.notify import publisher
+from sublet_storage.spaces.space_changes import reshard
 from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
 from tests.leftovers import SERVERS, Leftovers
@@ -126,6 +128,15 @@ def empty_database(server_url: str) -> Iterator[str]:
 def database(server_url: str, _template: str) -> Iterator[str]:
     """Yield the URL of a fresh, migrated database with the space `default`, dropped after the test."""
     yield from _database(server_url, _template)
+
+
+@pytest.fixture
+def conn(database: str, request: pytest.FixtureRequest) -> Iterator[psycopg.Connection[Any]]:
+    """Yield a connection; the space `default` has two streams, or as many as the mark `shards` says."""
+    mark = request.node.get_closest_marker("shards")
+    with connect(database) as connection:
+        reshard(connection, "default", mark.args[0] if mark else 2)
+        yield connection
 
 
 @pytest.fixture(scope="module")

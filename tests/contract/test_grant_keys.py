@@ -343,14 +343,3 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
         (etl, other.group_id),
     ):
         assert unread(session, group_id) == {}, (session, group_id)
-
-
-# --- what all functions have ------------------------------------------------------------------------------------------
-
-
-def test_owners_functions_have_a_search_path(postgres: PostgresWorld) -> None:
-    found = postgres.connection.execute(
-        "select proname, proconfig from pg_proc where pronamespace = 'sublet'::regnamespace and prosecdef"
-    ).fetchall()
-    assert {name for name, _ in found} >= set(FUNCTIONS)
-    assert [name for name, config in found if config != ["search_path=sublet, pg_temp"]] == []

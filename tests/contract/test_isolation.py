@@ -3,7 +3,6 @@ wait for each other's transactions once more, and a user's own transaction at th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote
@@ -17,7 +16,6 @@ from sublet_storage.db.connect import connect
 from sublet_storage.db.user_transaction import user_transaction
 from sublet_storage.doctor.checks import Severity, run_checks
 from sublet_storage.groups import consumer_progress
-from sublet_storage.spaces.space_changes import reshard
 from tests.contract.group_world import PostgresWorld, grant_of
 from tests.contract.test_fencing import test_a_position_is_read_after_who_moves_it
 from tests.contract.test_group_postgres import (
@@ -70,13 +68,6 @@ def database(request: pytest.FixtureRequest, database: str) -> str:
             names = {"name": sql.Identifier(admin.info.dbname), "setting": sql.Identifier(name.lower())}
             admin.execute(change.format(**names, value=sql.Literal(value)))
     return database
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 def test_our_connections_are_at_read_committed(database: str) -> None:

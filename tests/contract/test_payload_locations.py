@@ -71,12 +71,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> PlaceWorld:
 
 
 @pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        yield connection
-
-
-@pytest.fixture
 def space(conn: Connection, world: PlaceWorld) -> Space:
     return a_space(conn, world, retention_s=100)
 

@@ -30,7 +30,7 @@ from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.log.partition_reads import format_partition_name
 from sublet_storage.spaces.retention import apply_retention
-from sublet_storage.spaces.space_changes import reshard, rollover
+from sublet_storage.spaces.space_changes import rollover
 from tests.integration.feed_kit import Serving
 from tests.integration.log_kit import (
     generation_of,
@@ -42,10 +42,12 @@ from tests.integration.log_kit import (
 from tests.kit import GRANT_KEY, eventually
 from tests.postgres_proxy import PostgresProxy
 
+pytestmark = pytest.mark.shards(1)
+
 Connection = psycopg.Connection[Any]
 
 BATCH_BYTES = 4 << 20
-TIMEOUT_S = 1.0
+TIMEOUT_S = 3.0
 WAIT_S = 20.0
 MB = 1_000_000
 
@@ -109,13 +111,6 @@ def reader(world: World) -> Iterator[GrantedStreamReader]:
     reader = world.reader()
     yield reader
     reader.close()
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        yield connection
 
 
 def granted_of(conn: Connection, stream_id: int, position: int = 0, filter: str = "#") -> GrantedStream:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import psycopg
 import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import migrate
-from sublet_storage.db.connect import connect
-from sublet_storage.spaces.space_changes import reshard
 from tests.integration.async_kit import Scene
 from tests.integration.cli_kit import Shell, a_shell
 from tests.integration.sharing_kit import Stage
 from tests.integration.tls_kit import Certificates
 from tests.kit_nodes import Fleet
 from tests.payload_kit import LocalWorld
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    """A database whose default space has two streams."""
-    with connect(database) as connection:
-        reshard(connection, "default", 2)
-        yield connection
 
 
 @pytest.fixture

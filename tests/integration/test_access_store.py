@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -34,12 +33,6 @@ from sublet_storage.groups.coordinator import session_names
 
 RULE = AccessRule("user:etl", Right.JOIN, TopicFilter("orders/#"), "team-*")
 YEAR_S = 365 * 86400.0
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        yield connection
 
 
 def history(conn: psycopg.Connection[Any]) -> list[tuple[str, ...]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -16,16 +15,11 @@ from sublet_storage.log.append import BlockAppend, ProducerStamp, append
 from sublet_storage.log.fetch import fetch
 from sublet_storage.spaces.retention import apply_retention
 from sublet_storage.spaces.small_block_compaction import compact_stream, list_fragmented_streams
-from sublet_storage.spaces.space_changes import alter_space, reshard, rollover
+from sublet_storage.spaces.space_changes import alter_space, rollover
 from tests.integration.log_kit import block, put, read, stamped
 from tests.support.streams import open_streams
 
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        yield connection
+pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture

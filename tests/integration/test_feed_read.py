@@ -23,7 +23,6 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import ERROR_METADATA, RETRY_AFTER_METADATA
 from sublet_protocol.v1 import sublet_pb2 as pb
-from sublet_storage.db.connect import connect
 from sublet_storage.log.block import DELIVERED_SCHEMA
 from sublet_storage.log.fetch import read_heads
 from sublet_storage.producer import Publisher
@@ -36,12 +35,7 @@ from tests.integration.log_kit import put, stream_of, with_a_short_lived_space
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        yield connection
+pytestmark = pytest.mark.shards(1)
 
 
 @pytest.fixture

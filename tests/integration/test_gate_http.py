@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -17,7 +16,6 @@ from sublet_leader.http.app import HttpPort
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.gate.gate import AccessGate
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import GroupOptions
 from tests.integration.access_kit import allow, expired_token, revoked_token, rule, token_of
@@ -56,12 +54,6 @@ POSTS: dict[str, tuple[dict[str, Any], str, int]] = {
     "/api/v1/group/delete": (ON_GROUP, KNOWN, 200),
 }
 """What is sent, who may, and the status for who may: in this order."""
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[psycopg.Connection[Any]]:
-    with connect(database) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -11,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from sublet_protocol.domain.errors import PoisonBlock, UsageError
-from sublet_storage.db.connect import connect
 from sublet_storage.log import fetch as message_log
 from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.log.block import MAX_PACKED_BYTES, PackedBlock, pack
@@ -25,19 +23,11 @@ from sublet_storage.log.record_batch_decoder import (
 )
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.small_block_compaction import compact_stream
-from sublet_storage.spaces.space_changes import reshard
 from tests.integration.log_kit import Connection, batch, read
 from tests.support.streams import open_streams
 
-pytestmark = pytest.mark.conforms("X7")
+pytestmark = [pytest.mark.conforms("X7"), pytest.mark.shards(1)]
 MB = 1 << 20
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 1)
-        yield connection
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.producer import Publisher
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
@@ -20,16 +19,11 @@ from tests.integration.log_kit import Connection, everything
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
+pytestmark = pytest.mark.shards(3)
+
 WAIT_S = 60.0
 TOPICS = ("eu/1", "eu/2", "us/1")
 KEYS = [f"{key}@{topic}".encode() for key in range(6) for topic in TOPICS]
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        reshard(connection, "default", 3)
-        yield connection
 
 
 class Load:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from sublet_borrower.node_client.feed import Feed
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
@@ -40,12 +38,6 @@ STEPS = st.lists(
     min_size=1,
     max_size=14,
 )
-
-
-@pytest.fixture
-def conn(database: str) -> Iterator[Connection]:
-    with connect(database) as connection:
-        yield connection
 
 
 def dated(conn: Connection, stream: int, seconds: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -60,6 +61,14 @@ def run(story: Callable[[Ends, FeedHeadPoller], Awaitable[None]]) -> None:
     asyncio.run(reported())
 
 
+async def waiter_of(watch: FeedHeadPoller, stream: int) -> HeadWaiter:
+    """Return one that has the stream's first head."""
+    waiter = watch.add_waiter()
+    waiter.set_streams([stream])
+    await news_of(waiter, stream, 0)
+    return waiter
+
+
 async def news_of(follower: HeadWaiter, stream: int, head: int) -> HeadState:
     while True:
         found = await follower.wait_for_heads(5)
@@ -90,9 +99,7 @@ def test_it_ends_when_nobody_follows_and_begins_again(monkeypatch: pytest.Monkey
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
         for _ in range(2):
-            follower = watch.add_waiter()
-            follower.set_streams([1])
-            await news_of(follower, 1, 0)
+            follower = await waiter_of(watch, 1)
             follower.set_streams([])
             await asyncio.sleep(0.05)
             before = watch.poll_count
@@ -122,9 +129,7 @@ def test_what_is_noted_is_reported_at_once(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(watching, "BACKOFF_INITIAL_S", 3600.0)
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        follower = watch.add_waiter()
-        follower.set_streams([1])
-        await news_of(follower, 1, 0)
+        follower = await waiter_of(watch, 1)
         watch.note_heads({1: 7, 2: 9})
         assert await follower.wait_for_heads(5) == {1: HeadState(7, False, False)}
         watch.note_heads({1: 6})
@@ -153,11 +158,10 @@ def test_looks_grow_seldom_while_nothing_comes(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(watching, "BACKOFF_MAX_S", 3600.0)
 
     async def story(ends: Ends, watch: FeedHeadPoller) -> None:
-        follower = watch.add_waiter()
-        follower.set_streams([1])
-        await news_of(follower, 1, 0)
-        before = watch.poll_count
-        await follower.wait_for_heads(0.3)
-        assert 0 < watch.poll_count - before < 15, "at an even pace of 5 ms there would be 60"
+        await waiter_of(watch, 1)
+        before, began = watch.poll_count, time.monotonic()
+        while watch.poll_count < before + 10:
+            await asyncio.sleep(0.001)
+        assert time.monotonic() - began > 0.5, "at an even pace of 5 ms it would be a tenth of that"
 
     run(story)

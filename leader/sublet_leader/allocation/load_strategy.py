@@ -244,7 +244,7 @@ def _compute_costs(streams: Collection[int], load: Mapping[int, StreamLoad]) -> 
         return dict.fromkeys(streams, _AVERAGE)
     scale = _AVERAGE / ((math.fsum(rates.values()) / len(rates)) or 1.0)
     costs = {
-        s: round(rate * scale + _PRESENCE + (_AVERAGE * lag / (lag + _FAR_BEHIND) if (lag := load[s].lag) > 0 else 0))
+        s: round(rate * scale + _PRESENCE + _AVERAGE * (lag := max(load[s].lag, 0)) / (lag + _FAR_BEHIND))
         for s, rate in rates.items()
     }
     unknown = round(sum(costs.values()) / len(costs))

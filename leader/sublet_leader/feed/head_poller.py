@@ -71,7 +71,6 @@ class FeedHeadPoller:
         self._heads: dict[int, HeadState] = {}
         self._task: asyncio.Task[None] | None = None
         self._hurried = asyncio.Event()
-        self._fresh = False
         self.timeline: str | None = None
         self.poll_count = 0
 
@@ -93,7 +92,6 @@ class FeedHeadPoller:
             if self._task is not None:
                 self._hurried.set()
         waiter.watched = stream_ids
-        self._fresh = True
         if self._waiters and self._task is None:
             self._task = self._loop.create_task(self._run())
 
@@ -121,10 +119,10 @@ class FeedHeadPoller:
     async def _run(self) -> None:
         pause_s = BACKOFF_INITIAL_S
         while self._waiters:
-            self._fresh, began, previous_heads = False, self._loop.time(), self._heads.copy()
+            began, previous_heads = self._loop.time(), self._heads.copy()
             heads = await self._try_read_heads(list(self._waiters))
             changed = self._notify(heads or {}, previous_heads)
-            pause_s = BACKOFF_INITIAL_S if changed or self._fresh else min(pause_s * GROWTH, BACKOFF_MAX_S)
+            pause_s = BACKOFF_INITIAL_S if changed else min(pause_s * GROWTH, BACKOFF_MAX_S)
             took_s = self._loop.time() - began
             await self._wait_for_next_poll(FAILURE_PAUSE_S if heads is None else 4 * took_s, pause_s)
         self._task = None
