@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -155,8 +156,8 @@ def test_a_server_without_durability_is_an_error(database: str, conn: psycopg.Co
 def test_clocks_connections_and_transactions(
     database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "60.0 s ahead" in found(conn, "clock", time.time() + 60).detail
-    assert "60.0 s behind" in found(conn, "clock", time.time() - 60).detail
+    assert re.search(r" 3[56]\d\d\.\d s ahead", found(conn, "clock", time.time() + 3600).detail)
+    assert re.search(r" 3[56]\d\d\.\d s behind", found(conn, "clock", time.time() - 3600).detail)
     assert is_well(found(conn, "connections"))
     monkeypatch.setattr(checks, "MAX_CONNECTION_SHARE", 0.0)
     assert found(conn, "connections").state is Severity.WARNING

@@ -13,12 +13,12 @@ from urllib.parse import quote
 import pytest
 
 from tests.integration.http_kit import Answer, Http
-from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, conn, node, tokens
+from tests.integration.test_gate_http import GETS, GROUP, OPEN, POSTS, node, tokens
 from tests.kit_nodes import Fleet
 
-__all__ = ["conn", "node", "tokens"]
+__all__ = ["node", "tokens"]
 
-pytestmark = pytest.mark.conforms("X1", "X4", "X7")
+pytestmark = [pytest.mark.conforms("X1", "X4", "X7"), pytest.mark.timeout(600)]
 
 SEED, REQUESTS = 1, 600
 """REQUESTS: of each route."""

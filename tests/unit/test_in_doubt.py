@@ -37,6 +37,16 @@ def test_the_last_plan_stays_whatever_the_order(life: list[InDoubtRange]) -> Non
         assert known == life[-1], order
 
 
+@pytest.mark.parametrize(
+    ("position", "epoch", "is_pending"), [(4, 4, True), (5, 3, True), (5, 4, False), (5, None, False), (6, 5, False)]
+)
+def test_a_plan_is_pending_until_progress_passes_it(position: int, epoch: int | None, is_pending: bool) -> None:
+    """Of a step of epochs, what is consumed counts too, where that is known."""
+    consumed = None if epoch is None else ConsumedFrontier(position, LowerFrontier(((epoch,),)))
+    assert plan(0, 5, epoch=4).is_pending(position, consumed) is is_pending
+    assert plan(0, 5).is_pending(position, consumed) is (position < 5)
+
+
 def test_what_a_former_grant_left_may_be_cut() -> None:
     cut = plan(0, 0, FORMER)
     assert choose_latest_in_doubt(cut, LEFT, PRESENT) == cut

@@ -65,7 +65,7 @@ def test_every_message_is_tried() -> None:
 
 
 @pytest.mark.conforms("X4")
-@pytest.mark.parametrize("message", TO_LEADER + TO_BORROWER, ids=lambda message: message.WhichOneof("message"))
+@pytest.mark.parametrize("message", [*TO_LEADER, *TO_BORROWER], ids=lambda message: message.WhichOneof("message"))
 def test_a_nul_in_a_text_is_malformed(message: Message) -> None:
     is_to_leader = isinstance(message, pb.ToLeader)
     decode = codec.decode_to_leader if is_to_leader else codec.decode_to_borrower
