@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
+from sublet_protocol.messages.borrower_leader import LOCK_VALID_S
+from sublet_storage.db.advisory_lock import LockTimes
 
 _RULES = (
     CrossSettingRule(
@@ -14,7 +16,17 @@ _RULES = (
         "a single lost ping must not cost the leader",
         "Raise ping_timeout_s",
     ),
+    CrossSettingRule(
+        ("lock_check_interval_s",),
+        f"lock_check_interval_s must be at most {LOCK_VALID_S / 2:g}",
+        lambda s: s.lock_check_interval_s <= LOCK_VALID_S / 2,
+        f"calls begin for {LOCK_VALID_S:g} s after a look, and one that takes its time must not keep them waiting",
+        "Lower lock_check_interval_s",
+    ),
 )
+
+LOCK_TIMEOUT_S = 2.0
+"""How long Postgres may take for a look at the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +56,15 @@ class BorrowerSettings(SettingsBase):
     """How long a read waits for Postgres while not a byte comes, or for the answer of a node; then it is tried again on
     another connection."""
 
+    lock_check_interval_s: float = 0.25
+    """Between two looks of a consumer whether it still holds its lock in the database: it begins calls only for a
+    moment after one."""
+
     max_poll_interval_s: float = 1800.0
     """How long a session may take between two requests for a batch; after that it gives its streams up."""
+
+    @property
+    def lock_times(self) -> LockTimes:
+        """Return the times of the connection that holds the consumer's lock."""
+        interval_s = self.lock_check_interval_s
+        return LockTimes(interval_s, interval_s, 4 * interval_s, LOCK_TIMEOUT_S, LOCK_TIMEOUT_S, 2 * LOCK_TIMEOUT_S)

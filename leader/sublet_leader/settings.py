@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
+from sublet_protocol.messages.borrower_leader import LOCK_VALID_S
+from sublet_storage.db.advisory_lock import LockTimes
 
 _SLACK = 1 + 1e-9
 """Scaling may change an exact equality in the last bit."""
@@ -67,6 +69,27 @@ _RULES = (
         lambda s: s.lock_watch_age_s < s.lease_duration_s,
         "only who has looked for eight of them may act on a free lock, and the lease would be over by then",
         "Lower lock_check_interval_s or raise lease_duration_s",
+    ),
+    CrossSettingRule(
+        ("reconnect_grace_s",),
+        f"reconnect_grace_s must be at least {LOCK_VALID_S / CLOCKS_APART:.3f}",
+        lambda s: s.reconnect_grace_s * CLOCKS_APART * _SLACK >= LOCK_VALID_S,
+        f"a consumer begins calls for {LOCK_VALID_S:g} s by its own clock after it last saw its lock held",
+        "Raise reconnect_grace_s",
+    ),
+    CrossSettingRule(
+        ("lock_recheck_delay_s", "reconnect_grace_s"),
+        "lock_recheck_delay_s must be at most half of reconnect_grace_s",
+        lambda s: s.lock_recheck_delay_s <= s.reconnect_grace_s / 2 * _SLACK,
+        "a consumer is gone only when its lock was free in several looks",
+        "Lower lock_recheck_delay_s or raise reconnect_grace_s",
+    ),
+    CrossSettingRule(
+        ("reconnect_grace_s", "eviction_timeout_s"),
+        "reconnect_grace_s must be less than eviction_timeout_s",
+        lambda s: s.reconnect_grace_s < s.eviction_timeout_s,
+        "a consumer that is silent so long has lost its streams anyway",
+        "Lower reconnect_grace_s or raise eviction_timeout_s",
     ),
     CrossSettingRule(
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
@@ -147,6 +170,8 @@ class LeaderSettings(SettingsBase):
     lock_recheck_delay_s: float = 0.15
     """Least time between two looks that find a leader's lock free, after which its group is claimed though its lease
     runs. A leader whose connection was cut has to have its lock back sooner."""
+    reconnect_grace_s: float = 1.0
+    """How long a consumer may hold no poll while its lock is free before its streams are granted to others."""
     statement_timeout_s: float = 0.8
     """After which Postgres cancels a statement of a leader."""
     tcp_timeout_s: float = 0.8
@@ -192,6 +217,18 @@ class LeaderSettings(SettingsBase):
         """Return how long a leader's connection to Postgres may stay silent before it is closed: longer than the server
         takes to cancel a statement, and shorter than a lease."""
         return (self.statement_timeout_s + self.lease_margin_s) / 2
+
+    @property
+    def lock_times(self) -> LockTimes:
+        """Return the times of the connection that holds this node's lock."""
+        return LockTimes(
+            self.lock_check_interval_s,
+            self.lock_recheck_delay_s,
+            self.lock_grace_s,
+            self.statement_timeout_s,
+            self.tcp_timeout_s,
+            self.silence_s,
+        )
 
     @property
     def lock_grace_s(self) -> float:
