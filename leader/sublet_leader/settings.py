@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
-from sublet_protocol.messages.borrower_leader import LOCK_VALID_S
 from sublet_storage.db.advisory_lock import LockTimes
 
 _SLACK = 1 + 1e-9
@@ -69,20 +68,6 @@ _RULES = (
         lambda s: s.lock_watch_age_s < s.lease_duration_s,
         "only who has looked for eight of them may act on a free lock, and the lease would be over by then",
         "Lower lock_check_interval_s or raise lease_duration_s",
-    ),
-    CrossSettingRule(
-        ("reconnect_grace_s",),
-        f"reconnect_grace_s must be at least {LOCK_VALID_S / CLOCKS_APART:.3f}",
-        lambda s: s.reconnect_grace_s * CLOCKS_APART * _SLACK >= LOCK_VALID_S,
-        f"a consumer begins calls for {LOCK_VALID_S:g} s by its own clock after it last saw its lock held",
-        "Raise reconnect_grace_s",
-    ),
-    CrossSettingRule(
-        ("lock_recheck_delay_s", "reconnect_grace_s"),
-        "lock_recheck_delay_s must be at most half of reconnect_grace_s",
-        lambda s: s.lock_recheck_delay_s <= s.reconnect_grace_s / 2 * _SLACK,
-        "a consumer is gone only when its lock was free in several looks",
-        "Lower lock_recheck_delay_s or raise reconnect_grace_s",
     ),
     CrossSettingRule(
         ("reconnect_grace_s", "eviction_timeout_s"),
@@ -171,7 +156,8 @@ class LeaderSettings(SettingsBase):
     """Least time between two looks that find a leader's lock free, after which its group is claimed though its lease
     runs. A leader whose connection was cut has to have its lock back sooner."""
     reconnect_grace_s: float = 1.0
-    """How long a consumer may hold no poll while its lock is free before its streams are granted to others."""
+    """How long a consumer may hold no poll while its lock is free before its streams are granted to others. Where it is
+    not a fifth longer than the consumer's `lock_valid_s`, the eviction time counts."""
     statement_timeout_s: float = 0.8
     """After which Postgres cancels a statement of a leader."""
     tcp_timeout_s: float = 0.8
@@ -240,6 +226,12 @@ class LeaderSettings(SettingsBase):
         """Return the minimum age of a connection for a lock that it finds free to count: after a restart of the
         database all are free, and leaders need a moment to reacquire theirs."""
         return 8 * self.lock_check_interval_s
+
+    @property
+    def max_lock_valid_s(self) -> float:
+        """Return how long after it last saw its lock held an agent may begin calls, by its clock, to be gone after the
+        reconnect grace."""
+        return CLOCKS_APART * self.reconnect_grace_s
 
     @property
     def promise_s(self) -> float:

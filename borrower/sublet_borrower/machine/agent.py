@@ -23,7 +23,6 @@ from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
 from sublet_protocol.messages.borrower_leader import (
-    LOCK_VALID_S,
     BorrowerEndReason,
     Invalidate,
     LeaderConnectResponse,
@@ -213,7 +212,11 @@ class Agent:
 
     def _has_lock(self, borrower: Borrower | None, now: float) -> TypeGuard[Borrower]:
         """Return whether there is that borrower, and its agent has just seen its lock held if it declared one."""
-        return borrower is not None and (not borrower.holds_lock or now < self._lock_seen_at + LOCK_VALID_S)
+        return borrower is not None and (not borrower.holds_lock or now < self._lock_valid_until)
+
+    @property
+    def _lock_valid_until(self) -> float:
+        return self._lock_seen_at + self.settings.lock_valid_s
 
     # --- the lock -----------------------------------------------------------------------------------------------------
 
@@ -224,7 +227,7 @@ class Agent:
                 self._replace_all("its agent has its lock now", now)
             case LockLost():
                 for borrower in self.borrowers.values():
-                    borrower.streams.limit(self._lock_seen_at + LOCK_VALID_S)
+                    borrower.streams.limit(self._lock_valid_until)
                 self._holds_lock = False
                 self._replace_all("its agent has lost its lock", now)
             case LocksChecked():

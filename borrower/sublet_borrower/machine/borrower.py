@@ -233,7 +233,7 @@ class Borrower:
         *parts, last = tuple(split_into_parts(self.streams.held())) or ((),)
         fields = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
         request = LeaderWanted(*fields, w.starting_position, self._predecessor, w.session_epoch, self.number)
-        request = replace(request, holds_lock=self.holds_lock)
+        request = replace(request, lock_valid_s=self.settings.lock_valid_s * self.holds_lock)
         for message in (*(replace(request, reclaim=part, more=True) for part in parts), request):
             self._send(message)
         self._ask_at = now + self.settings.leader_lookup_interval_s

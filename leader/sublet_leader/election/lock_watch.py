@@ -73,7 +73,7 @@ class AgentWatch:
 
     def note_message(self, agent: str, message: ToLeader, now: float) -> None:
         """Begin anew, as what was found before the message does not count; see whether the lock it declares is held."""
-        declares_lock = isinstance(message, LeaderWanted) and message.holds_lock
+        declares_lock = isinstance(message, LeaderWanted) and message.lock_valid_s > 0.0
         if not (self._missing or declares_lock):
             return
         key = compute_lock_key(agent)

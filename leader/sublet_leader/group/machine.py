@@ -222,7 +222,7 @@ class GroupLeader:
             w = request
             member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
             member.session_epoch, member.borrower_number = w.session_epoch, w.borrower_number
-            member.holds_lock = w.holds_lock
+            member.holds_lock = 0.0 < w.lock_valid_s <= self.settings.max_lock_valid_s
             member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
