@@ -22,6 +22,7 @@ from sublet_storage.db.advisory_lock import (
     LockTimes,
     compute_lock_key,
 )
+from tests.simulation.network import BOTH_DIRECTIONS
 
 if TYPE_CHECKING:
     from tests.simulation.agents import SimulatedAgent
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
 
 _TROUBLE_EVERY_S = 6.0
-_AGENT_TROUBLE_EVERY_S = 4.0
+_AGENT_TROUBLE_EVERY_S = 3.0
+_NEAR = ("none", "cut", "flap", "unnoticed", "break off")
+_CUT_OFF = ("flap", "unnoticed", "unnoticed")
 _RETRY_S = 0.02
 _NO_ANSWER_S = 0.9
 
@@ -296,6 +299,12 @@ class LockTroubles:
             if self._of_agents.random() < 0.8:
                 self._report_poll(node, agent, for_s, is_held=True)
 
+    def _lose_messages(self, agent: SimulatedAgent, for_s: float) -> None:
+        """Lose what a living agent sends, as a gateway does that has forgotten its connections, and mostly the rest."""
+        paths = BOTH_DIRECTIONS if self._of_agents.random() < 0.7 else ("there",)
+        for node in self._simulation.nodes:
+            self._simulation.network.part(agent.name, node.address, paths, for_s)
+
     def _befall_agent(self) -> None:
         if self._world.now >= self._until:
             return
@@ -304,9 +313,15 @@ class LockTroubles:
         if not (agents := self._simulation.living()):
             return
         agent = random.choice(agents)
+        for_s = random.uniform(0.05, 6.0)
         if random.random() < 0.8:
-            self._break_polls(agent, random.uniform(0.05, 6.0))
-        trouble = random.choice(("none", "cut", "flap", "flap", "unnoticed", "unnoticed", "break off"))
+            self._break_polls(agent, for_s)
+        if is_cut_off := random.random() < 0.6:
+            self._lose_messages(agent, for_s)
+        troubles = (
+            ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
+        )
+        trouble = random.choice(troubles)
         self._world.say(agent.name, f"trouble of its lock: {trouble}")
         match trouble:
             case "cut":
