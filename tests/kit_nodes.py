@@ -22,11 +22,17 @@ from tools.source_path import source_path
 ROOT = Path(__file__).parent.parent
 SPEED = 4.0
 """Factor by which the times of a test's processes are shorter than the defaults."""
+UNSCALED = {
+    "reconnect_grace_s": LeaderSettings().reconnect_grace_s,
+    "lock_confirm_interval_s": BorrowerSettings().lock_confirm_interval_s,
+    "lock_valid_s": BorrowerSettings().lock_valid_s,
+}
+"""A busy machine may take longer than a fourth of these for a look at a lock: consumers would wait with each call."""
 
 
 def environment(speed: float = SPEED, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment of a test's processes: all times divided by `speed`."""
-    times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))}
+    """Return the environment of a test's processes: the times divided by `speed`, except those of `UNSCALED`."""
+    times = {**asdict(LeaderSettings().scaled(speed)), **asdict(BorrowerSettings().scaled(speed))} | UNSCALED
     settings = {f"SUBLET_{name.upper()}": f"{value:.6f}" for name, value in times.items()}
     return {**os.environ, "PYTHONPATH": source_path(ROOT), **settings, **(extra or {})}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
+from sublet_storage.db.advisory_lock import LockTimes
 
 _RULES = (
     CrossSettingRule(
@@ -14,7 +15,17 @@ _RULES = (
         "a single lost ping must not cost the leader",
         "Raise ping_timeout_s",
     ),
+    CrossSettingRule(
+        ("lock_confirm_interval_s", "lock_valid_s"),
+        "lock_confirm_interval_s must be at most half of lock_valid_s",
+        lambda s: s.lock_confirm_interval_s <= s.lock_valid_s / 2,
+        "one look that takes its time must not keep calls waiting",
+        "Lower lock_confirm_interval_s or raise lock_valid_s",
+    ),
 )
+
+LOCK_TIMEOUT_S = 2.0
+"""How long Postgres may take for a look at the lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +55,16 @@ class BorrowerSettings(SettingsBase):
     """How long a read waits for Postgres while not a byte comes, or for the answer of a node; then it is tried again on
     another connection."""
 
+    lock_confirm_interval_s: float = 0.25
+    """Between two looks of a consumer whether it still holds its lock in the database."""
+    lock_valid_s: float = 0.7
+    """How long after such a look it begins calls: leaders grant its streams to others soon after its lock is free."""
+
     max_poll_interval_s: float = 1800.0
     """How long a session may take between two requests for a batch; after that it gives its streams up."""
+
+    @property
+    def lock_times(self) -> LockTimes:
+        """Return the times of the connection that holds the consumer's lock."""
+        interval_s, timeout_s = self.lock_confirm_interval_s, LOCK_TIMEOUT_S
+        return LockTimes(interval_s, interval_s, 4 * interval_s, timeout_s, timeout_s, 2 * timeout_s)

@@ -20,7 +20,6 @@ import grpc.aio
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
 from sublet_leader.jobs.access_reader import AccessReader
-from sublet_leader.jobs.leader_lock import LeaderLockKeeper
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
@@ -29,6 +28,7 @@ from sublet_leader.node.caller_authorizer import CallerAuthorizer
 from sublet_leader.node.database_worker import DatabaseWorker
 from sublet_leader.node.events import (
     AgentMessageReceived,
+    AgentPollChanged,
     GroupOpenCompleted,
     LeaderLookupRequested,
     NodeDesiredStateRead,
@@ -62,9 +62,10 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_pub
 from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import make_server_credentials
+from sublet_storage.db.advisory_lock import LockKeeper
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
-from sublet_storage.groups.model.records import MAINTENANCE, LeaderLock
+from sublet_storage.groups.model.records import MAINTENANCE
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.changes import NotifySettings, group_change
 from sublet_storage.notify.drivers import registry
@@ -144,6 +145,7 @@ class NodeServer:
             on_expired=self._on_expired,
             on_interest=self._on_interest,
             check_subscribe=self._callers.check_subscribe,
+            on_poll=self._on_poll,
             principal=lambda: self._gate.get_caller().principal,
             clock=boottime_clock,
         )
@@ -154,7 +156,7 @@ class NodeServer:
         if self._http is not None:
             self._http.start()
         self._machine = Node(ref, self.settings)
-        self._rivals: frozenset[int] = frozenset()
+        self._lock_keys: frozenset[int] = frozenset()
         if self._driver.capabilities.is_push:
             notify_settings = NotifySettings.from_env()
             self._hub = NotificationHub(
@@ -191,11 +193,11 @@ class NodeServer:
             store, ref, self.settings, self._make_answer_callback(loop), observers, on_failure
         )
         self._worker.start()
-        self._lock = LeaderLockKeeper(
+        self._lock = LockKeeper(
             self._url,
-            LeaderLock.of(ref.incarnation).key,
-            self.settings,
-            self._machine.election.rival_keys,
+            ref.incarnation,
+            self.settings.lock_times,
+            self._machine.lock_keys,
             self._make_event_callback(loop),
             boottime_clock,
             on_failure,
@@ -313,10 +315,10 @@ class NodeServer:
             self._worker.submit(request)
         for agent, message in outcome.sends:
             self._send(agent, message)
-        rivals = frozenset(self._machine.election.rival_keys())
-        if rivals - self._rivals:
+        lock_keys = frozenset(self._machine.lock_keys())
+        if lock_keys - self._lock_keys:
             self._lock.ring()
-        self._rivals = rivals
+        self._lock_keys = lock_keys
         self._watched.publish(outcome.history)
         if self._http is not None:
             self._http.counted.record_history(outcome.history, len(outcome.invariant_violations))
@@ -378,6 +380,9 @@ class NodeServer:
         subscriber_id = self._subscribers.get(agent)
         if subscriber_id is not None:
             self._sessions.send(subscriber_id, Channel.BORROWER, message.borrower_id, message)
+
+    def _on_poll(self, agent: str, is_held: bool) -> None:
+        self._handle(AgentPollChanged(agent, is_held))
 
     def _on_expired(self, subscriber_ids: object) -> None:
         expired_ids = set(subscriber_ids)  # type: ignore[call-overload]

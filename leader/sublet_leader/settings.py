@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
+from sublet_storage.db.advisory_lock import LockTimes
 
 _SLACK = 1 + 1e-9
 """Scaling may change an exact equality in the last bit."""
@@ -67,6 +68,13 @@ _RULES = (
         lambda s: s.lock_watch_age_s < s.lease_duration_s,
         "only who has looked for eight of them may act on a free lock, and the lease would be over by then",
         "Lower lock_check_interval_s or raise lease_duration_s",
+    ),
+    CrossSettingRule(
+        ("reconnect_grace_s", "eviction_timeout_s"),
+        "reconnect_grace_s must be less than eviction_timeout_s",
+        lambda s: s.reconnect_grace_s < s.eviction_timeout_s,
+        "a consumer that is silent so long has lost its streams anyway",
+        "Lower reconnect_grace_s or raise eviction_timeout_s",
     ),
     CrossSettingRule(
         ("eviction_timeout_s", "ping_timeout_s", "resend_interval_s"),
@@ -147,6 +155,9 @@ class LeaderSettings(SettingsBase):
     lock_recheck_delay_s: float = 0.15
     """Least time between two looks that find a leader's lock free, after which its group is claimed though its lease
     runs. A leader whose connection was cut has to have its lock back sooner."""
+    reconnect_grace_s: float = 1.0
+    """How long a consumer may hold no poll while its lock is free before its streams are granted to others. Where it is
+    not a fifth longer than the consumer's `lock_valid_s`, the eviction time counts."""
     statement_timeout_s: float = 0.8
     """After which Postgres cancels a statement of a leader."""
     tcp_timeout_s: float = 0.8
@@ -194,6 +205,18 @@ class LeaderSettings(SettingsBase):
         return (self.statement_timeout_s + self.lease_margin_s) / 2
 
     @property
+    def lock_times(self) -> LockTimes:
+        """Return the times of the connection that holds this node's lock."""
+        return LockTimes(
+            self.lock_check_interval_s,
+            self.lock_recheck_delay_s,
+            self.lock_grace_s,
+            self.statement_timeout_s,
+            self.tcp_timeout_s,
+            self.silence_s,
+        )
+
+    @property
     def lock_grace_s(self) -> float:
         """Return how long a leader may be without its lock before it stops sending."""
         return 4 * self.lock_check_interval_s
@@ -203,6 +226,12 @@ class LeaderSettings(SettingsBase):
         """Return the minimum age of a connection for a lock that it finds free to count: after a restart of the
         database all are free, and leaders need a moment to reacquire theirs."""
         return 8 * self.lock_check_interval_s
+
+    @property
+    def max_lock_valid_s(self) -> float:
+        """Return how long after it last saw its lock held an agent may begin calls, by its clock, to be gone after the
+        reconnect grace."""
+        return CLOCKS_APART * self.reconnect_grace_s
 
     @property
     def promise_s(self) -> float:

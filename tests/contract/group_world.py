@@ -14,11 +14,11 @@ from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
+from sublet_storage.db.advisory_lock import acquire_lock
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_targets import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
-from sublet_storage.groups.coordinator.leadership import acquire_lock
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.records import (

@@ -9,11 +9,10 @@ from queue import SimpleQueue
 import pytest
 
 from sublet_leader.election import LockAcquired, LockLost, LocksChecked
-from sublet_leader.jobs.leader_lock import LeaderLockKeeper
 from sublet_leader.settings import LeaderSettings
+from sublet_storage.db.advisory_lock import LockKeeper, acquire_lock, find_free_locks
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
-from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import LeaderLock
 from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World
@@ -82,27 +81,27 @@ def test_a_lock_is_free_when_its_connection_ends(postgres: PostgresWorld) -> Non
     keys = (FIRST.key, SECOND.key)
     with connect(postgres.url) as holder:
         assert is_direct(holder)
-        assert leadership.acquire_lock(holder, FIRST.key)
-        assert leadership.find_free_locks(postgres.connection, keys) == {SECOND.key}
-        assert not leadership.acquire_lock(postgres.connection, FIRST.key)
-    eventually(lambda: leadership.find_free_locks(postgres.connection, keys) == set(keys), WAIT_S)
+        assert acquire_lock(holder, FIRST.key)
+        assert find_free_locks(postgres.connection, keys) == {SECOND.key}
+        assert not acquire_lock(postgres.connection, FIRST.key)
+    eventually(lambda: find_free_locks(postgres.connection, keys) == set(keys), WAIT_S)
     with connect(postgres.url) as holder:
-        assert leadership.acquire_lock(holder, FIRST.key)
+        assert acquire_lock(holder, FIRST.key)
 
 
 def test_a_claim_by_lock_is_for_a_moment(postgres: PostgresWorld) -> None:
     """The lock of the leader before is free again, for that one to take."""
     postgres.store.claim(1, ONE, LEASE_S, FIRST.key)
     postgres.store.claim(1, TWO, LEASE_S, SECOND.key, FIRST)
-    assert leadership.acquire_lock(postgres.connection, FIRST.key)
+    assert acquire_lock(postgres.connection, FIRST.key)
 
 
 def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
     """Not only when the next check is due."""
     rivals: list[int] = []
     events: SimpleQueue[LockAcquired | LockLost | LocksChecked] = SimpleQueue()
-    settings = replace(LeaderSettings(), lock_check_interval_s=3600.0)
-    keeper = LeaderLockKeeper(postgres.url, FIRST.key, settings, lambda: rivals, events.put, time.monotonic)
+    times = replace(LeaderSettings(), lock_check_interval_s=3600.0).lock_times
+    keeper = LockKeeper(postgres.url, ONE.incarnation, times, lambda: rivals, events.put, time.monotonic)
     keeper.start()
     try:
         assert events.get(timeout=WAIT_S) == LockAcquired(FIRST.key)

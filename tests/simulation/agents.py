@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.agent import (
@@ -30,6 +31,7 @@ from sublet_protocol.messages.borrower_leader import (
 )
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
+from tests.simulation.locks import AgentLock
 from tests.simulation.process import Process
 from tests.simulation.queries import Checkpoint, Query
 from tests.simulation.sessions import CountedWork, Session
@@ -66,7 +68,8 @@ class SimulatedAgent(Process):
         super().__init__(simulation.world, agent_id, drift)
         self.simulation, self.checkpoint = simulation, checkpoint
         self.session = session if checkpoint is None else checkpoint.name
-        self.machine = Agent(agent_id, settings)
+        self.lock = AgentLock(self, settings.lock_times, simulation.locks, Random(f"{agent_id}, {simulation.seed}"))
+        self.machine = Agent(agent_id, settings, awaits_lock=self.lock.is_used)
         self.weight = simulation.world.random.choice((1.0, 1.0, 1.0, 2.0, 0.5))
         self.alive = True
         self.slow_until = 0.0
@@ -75,6 +78,7 @@ class SimulatedAgent(Process):
         self.epochs: dict[Subscription, list[int]] = {}
         self._leaving: dict[int, Wish] = {}
         self._handles = 0
+        self.lock.begin_life()
 
     def subscribe(self, subscription: Subscription) -> None:
         self._handles += 1
@@ -106,6 +110,8 @@ class SimulatedAgent(Process):
             self.alive = False
             self.wishes.clear()
             self.world.say(self.name, "CRASHES")
+            self.lock.end_life(killed=True)
+            self.simulation.lock_troubles.agent_gone(self)
 
     def may_read(self, grant_id: int) -> bool:
         """Return whether a reader of the grant may read from the connected database."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from sublet_leader.node.events import (
     AgentMessageReceived,
+    AgentPollChanged,
     ForcedRevokeRequested,
     NodeDesiredStateRead,
     NodeEvent,
@@ -21,7 +22,7 @@ from sublet_protocol.messages.borrower_leader import ToLeader
 from sublet_protocol.tick import Tick
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.database import Way
-from tests.simulation.leader_locks import NodeLock
+from tests.simulation.locks import NodeLock
 from tests.simulation.process import Process
 
 if TYPE_CHECKING:
@@ -91,6 +92,11 @@ class SimulatedNode(Process):
     def learn_of_desired_state(self, group_id: int) -> None:
         """Deliver a notification that a group's desired state has changed."""
         self._in_this_life(lambda: self.handle(StreamsChanged(group_id=group_id)))
+
+    def learn_of_poll(self, changed: AgentPollChanged) -> None:
+        """Report that an agent's poll is missing, or back."""
+        if self.alive:
+            self._in_this_life(lambda: self.handle(changed))
 
     def receive(self, agent: str, message: ToLeader) -> None:
         self._in_this_life(lambda: self.handle(AgentMessageReceived(agent, message)))

@@ -15,7 +15,7 @@ from tests.simulation.database import WatchedGroups
 from tests.simulation.failover import Failover
 from tests.simulation.groups import Groups
 from tests.simulation.journal import Journal
-from tests.simulation.leader_locks import AdvisoryLocks, LockTroubles
+from tests.simulation.locks import AdvisoryLocks, LockTroubles
 from tests.simulation.lowered_heads import LoweredHeads
 from tests.simulation.maintenance import Maintenance
 from tests.simulation.network import Network

@@ -38,6 +38,11 @@ def test_a_single_lost_ping_must_not_cost_the_leader(timeout_s: float) -> None:
     replace(settings, ping_timeout_s=3.1).check()
 
 
+def test_a_look_at_the_lock_may_take_its_time() -> None:
+    with pytest.raises(InvalidSetting, match=r"lock_confirm_interval_s is 0\.4 and lock_valid_s is 0\.7: "):
+        BorrowerSettings(lock_confirm_interval_s=0.4).check()
+
+
 def test_scaling_keeps_the_proportions() -> None:
     scaled = asdict(BorrowerSettings().scaled(4.0).check())
     assert scaled == {name: value / 4.0 for name, value in asdict(BorrowerSettings()).items()}
@@ -45,8 +50,8 @@ def test_scaling_keeps_the_proportions() -> None:
 
 def test_each_can_be_set_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert BorrowerSettings.from_env() == BorrowerSettings()
-    for number, name in enumerate(NAMES):
-        value = 3.5 + number / 10
+    for name in NAMES:
+        value = getattr(BorrowerSettings(), name) * 1.25
         with monkeypatch.context() as environment:
             environment.setenv(f"SUBLET_{name.upper()}", str(value))
             assert BorrowerSettings.from_env() == replace(BorrowerSettings(), **{name: value})

@@ -43,7 +43,7 @@ def look(at: float, free: frozenset[int] = FREE, connected_at: float = 0.0) -> L
 
 def watched(*looks: LocksChecked) -> list[bool]:
     """For each of the looks, whether the rival counts as gone by then."""
-    watch = LockWatch(SETTINGS)
+    watch = LockWatch(SETTINGS, SETTINGS.lock_recheck_delay_s)
     return [RIVAL.key in watch.check(each) for each in looks]
 
 

@@ -26,7 +26,8 @@ from sublet_leader.node.events import (
     ShutdownRequested,
     WritesCommitFailed,
 )
-from sublet_leader.node.machine import MAX_QUERIES_OF_CALLER, Node
+from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
+from sublet_leader.node.machine import Node
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (

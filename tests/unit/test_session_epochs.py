@@ -6,8 +6,7 @@ import pytest
 
 from sublet_leader.node import session_epochs
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
-from sublet_leader.node.group_event_publisher import MAX_QUERIES
-from sublet_leader.node.machine import MAX_QUERIES_OF_CALLER
+from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,

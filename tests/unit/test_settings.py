@@ -26,6 +26,7 @@ BREAKS: dict[str, dict[str, float]] = {
     "lease_renew_interval_s must be at most a third of lease_duration_s": {"lease_renew_interval_s": 3.4},
     "lock_recheck_delay_s must be at most lock_check_interval_s": {"lock_recheck_delay_s": 0.3},
     "lock_check_interval_s must be less than an eighth of lease_duration_s": {"lock_check_interval_s": 1.25},
+    "reconnect_grace_s must be less than eviction_timeout_s": {"reconnect_grace_s": 10.0},
     "eviction_timeout_s must be more than ping_timeout_s + resend_interval_s": {"eviction_timeout_s": 7.0},
     "reclaim_grace_s must be more than ping_timeout_s + resend_interval_s": {"reclaim_grace_s": 7.0},
     "ping_interval_s must be at most half of ping_timeout_s": {"ping_interval_s": 3.1},

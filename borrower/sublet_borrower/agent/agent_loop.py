@@ -18,6 +18,7 @@ from sublet_borrower.machine.agent import (
     AgentEvent,
     AgentOutcome,
     CloseSubscription,
+    LockAbsent,
     NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
@@ -41,6 +42,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
+from sublet_storage.db.advisory_lock import LockKeeper, LockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
@@ -54,15 +56,21 @@ REFUSAL_S = 10.0
 
 class AgentLoop:
     """The agent of one session, or of several that share it. `find_nodes` returns the addresses of live nodes; it may
-    block and raise.
+    block and raise. `lock_url`: of the database where it holds a lock as long as its process lives; None: it has none.
     """
 
-    def __init__(self, find_nodes: Callable[[], Sequence[str]], settings: BorrowerSettings | None = None) -> None:
+    def __init__(
+        self,
+        find_nodes: Callable[[], Sequence[str]],
+        settings: BorrowerSettings | None = None,
+        lock_url: str | None = None,
+    ) -> None:
         self._key = new_agent_key()
         self.agent_id = self._key.agent_id
         self._token = load_access_token()
         self._find_nodes = find_nodes
-        self._machine = Agent(self.agent_id, (settings or BorrowerSettings()).check())
+        settings = (settings or BorrowerSettings()).check()
+        self._machine = Agent(self.agent_id, settings, awaits_lock=lock_url is not None)
         self._loop = network_loop()
         self._connections: dict[str, NodeConnection] = {}
         self._refusals: dict[str, tuple[float, str]] = {}
@@ -74,6 +82,27 @@ class AgentLoop:
         self._is_looking_up = False
         self._looked_up_at = float("-inf")
         self._is_closed = False
+        self._lock = None if lock_url is None else self._make_lock_keeper(lock_url, settings)
+
+    def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LockKeeper:
+        def on_failure(error: Exception) -> None:
+            log.error("internal error, agent goes on without its lock: please report this", exc_info=error)
+            self._post(LockLost(boottime_clock()))
+            self._post(LockAbsent())
+
+        keeper = LockKeeper(
+            url,
+            self.agent_id,
+            settings.lock_times,
+            tuple,
+            self._post,
+            boottime_clock,
+            on_failure,
+            always_checks=True,
+            on_absent=lambda: self._post(LockAbsent()),
+        )
+        keeper.start()
+        return keeper
 
     # --- for sessions, from any thread ------------------------------------------------------------------------------
 
@@ -137,11 +166,14 @@ class AgentLoop:
             closing = asyncio.run_coroutine_threadsafe(self._close(timeout_s), self._loop)
             with contextlib.suppress(concurrent.futures.TimeoutError):
                 closing.result(timeout_s + 1.0)
+            if self._lock is not None:
+                self._lock.stop()
 
     # --- the loop ---------------------------------------------------------------------------------------------------
 
     def _post(self, event: AgentEvent) -> None:
-        self._loop.call_soon_threadsafe(self._handle, event)
+        with contextlib.suppress(RuntimeError):  # the interpreter is at its end
+            self._loop.call_soon_threadsafe(self._handle, event)
 
     def _handle(self, event: AgentEvent) -> None:
         """Decide, then carry out the actions. An error here leaves the state incomplete, and ends all subscriptions:

@@ -78,7 +78,7 @@ class GroupMembership(Generic[A]):
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
             self.reader, self.url = transport.reader, transport.url
-            self.agent = AgentLoop(transport.discover_nodes, settings)
+            self.agent = AgentLoop(transport.discover_nodes, settings, transport.url)
             opened.callback(self.agent.close)
             is_newest = name is not None and is_name_stable
             self.session_epoch = transport.next_session_epoch(group, name or "") if is_newest else 0

@@ -2,6 +2,11 @@
 
 Borrowers are not identified by their subscription: after a quick unsubscribe and subscribe one may be leaving while
 another connects, to the same leader, for the same group. The caller's `handle` names one subscription's whole life.
+
+An agent with a database of its own holds a lock there. Its borrowers declare that, and it begins their user calls only
+for a moment after it last saw that lock held: leaders grant their streams to others soon after the lock is free. When
+the lock is lost, or acquired, every borrower is replaced: what the former ones held counts again once a leader has
+written the reclaim.
 """
 
 from __future__ import annotations
@@ -9,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 from sublet_borrower.machine import events as borrower_events
 from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
@@ -18,12 +24,14 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
+    Invalidate,
     LeaderConnectResponse,
     Ping,
     ToBorrower,
     ToLeader,
 )
 from sublet_protocol.tick import Tick
+from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -81,6 +89,11 @@ class SubscriptionProgressed:
     progress: ProgressReported
 
 
+@dataclass(frozen=True, slots=True)
+class LockAbsent:
+    """The agent has no lock, and will not have it soon: subscriptions do not wait for it."""
+
+
 AgentEvent = (
     OpenSubscription
     | CloseSubscription
@@ -88,6 +101,8 @@ AgentEvent = (
     | NodeLost
     | NodesDiscovered
     | SubscriptionProgressed
+    | LockEvent
+    | LockAbsent
     | Tick
 )
 
@@ -131,10 +146,10 @@ class _OutcomeBuilder:
 
 class Agent:
     """The pure machine of an agent; `agent_id` is unique for this life of the process and prefixes every borrower's
-    id.
+    id. `awaits_lock`: the first subscriptions wait until its lock is acquired, or `LockAbsent`.
     """
 
-    def __init__(self, agent_id: str, settings: BorrowerSettings) -> None:
+    def __init__(self, agent_id: str, settings: BorrowerSettings, *, awaits_lock: bool = False) -> None:
         self.agent_id, self.settings = agent_id, settings
         self.borrowers: dict[int, Borrower] = {}
         self._handles: dict[str, int] = {}
@@ -143,6 +158,9 @@ class Agent:
         self._failed_at: dict[str, float] = {}
         self._queried_nodes: dict[str, str] = {}
         self._borrower_count = 0
+        self._waiting: dict[int, SubscriptionRequest] | None = {} if awaits_lock else None
+        self._holds_lock = False
+        self._lock_seen_at = float("-inf")
         self._out = _OutcomeBuilder()
 
     def decide(self, event: AgentEvent, now: float) -> AgentOutcome:
@@ -152,9 +170,9 @@ class Agent:
             case OpenSubscription():
                 e = event
                 request = SubscriptionRequest(e.subscription, e.weight, e.session, e.starting_position, e.session_epoch)
-                self._make(event.handle, request, None, now)
+                self._open(event.handle, request, now)
             case CloseSubscription():
-                self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
+                self._close(event, now)
             case NodeMessageReceived():
                 self._receive(event.node, event.message, now)
             case NodeLost():
@@ -164,6 +182,8 @@ class Agent:
                 self._learn(event.nodes, now)
             case SubscriptionProgressed():
                 self._pass(event.handle, event.progress, now)
+            case LockAcquired() | LockLost() | LocksChecked() | LockAbsent():
+                self._take_lock_event(event, now)
             case Tick():
                 due = [h for h, at in self._wake.items() if at <= now]
                 for handle in due:
@@ -183,12 +203,59 @@ class Agent:
     def may_start_call(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether a user call on this stream may begin now; see `Borrower.may_start_call`."""
         borrower = self.borrowers.get(handle)
-        return borrower is not None and borrower.may_start_call(stream_id, grant_id, now)
+        return self._has_lock(borrower, now) and borrower.may_start_call(stream_id, grant_id, now)
 
     def may_continue(self, handle: int, stream_id: int, grant_id: int, now: float) -> bool:
         """Return whether another user call may begin on messages given out already; see `Borrower.may_continue`."""
         borrower = self.borrowers.get(handle)
-        return borrower is not None and borrower.may_continue(stream_id, grant_id, now)
+        return self._has_lock(borrower, now) and borrower.may_continue(stream_id, grant_id, now)
+
+    def _has_lock(self, borrower: Borrower | None, now: float) -> TypeGuard[Borrower]:
+        """Return whether there is that borrower, and its agent has just seen its lock held if it declared one."""
+        return borrower is not None and (not borrower.holds_lock or now < self._lock_valid_until)
+
+    @property
+    def _lock_valid_until(self) -> float:
+        return self._lock_seen_at + self.settings.lock_valid_s
+
+    # --- the lock -----------------------------------------------------------------------------------------------------
+
+    def _take_lock_event(self, event: LockEvent | LockAbsent, now: float) -> None:
+        match event:
+            case LockAcquired():
+                self._holds_lock = True
+                self._replace_all("its agent has its lock now", now)
+            case LockLost():
+                for borrower in self.borrowers.values():
+                    borrower.streams.limit(self._lock_valid_until)
+                self._holds_lock = False
+                self._replace_all("its agent has lost its lock", now)
+            case LocksChecked():
+                self._lock_seen_at = event.sent_at if self._holds_lock else self._lock_seen_at
+            case LockAbsent():
+                pass
+        if isinstance(event, LockAcquired | LockAbsent) and self._waiting is not None:
+            waiting, self._waiting = self._waiting, None
+            for handle, request in waiting.items():
+                self._make(handle, request, None, now)
+
+    def _replace_all(self, reason: str, now: float) -> None:
+        for handle, borrower in tuple(self.borrowers.items()):
+            over = Invalidate(borrower.borrower_id, 0, BorrowerEndReason.RETRY, reason)
+            self._pass(handle, borrower_events.LeaderMessageReceived("", over), now)
+
+    def _open(self, handle: int, request: SubscriptionRequest, now: float) -> None:
+        if self._waiting is None:
+            self._make(handle, request, None, now)
+        else:
+            self._waiting[handle] = request
+            self._out.nodes_wanted = True
+
+    def _close(self, event: CloseSubscription, now: float) -> None:
+        if self._waiting is not None and self._waiting.pop(event.handle, None) is not None:
+            self._out.updates.append(SubscriptionClosed(event.handle, BorrowerEndReason.DONE, "left before it began"))
+        else:
+            self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
 
     def _outcome(self, now: float) -> AgentOutcome:
         for node, ids in self._out.pings.items():
@@ -212,7 +279,12 @@ class Agent:
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
         self._borrower_count += 1
         borrower = Borrower(
-            f"{self.agent_id}/{self._borrower_count}", request, self.settings, inheritance, self._borrower_count
+            f"{self.agent_id}/{self._borrower_count}",
+            request,
+            self.settings,
+            inheritance,
+            self._borrower_count,
+            self._holds_lock,
         )
         self.borrowers[handle] = borrower
         self._handles[borrower.borrower_id] = handle

@@ -107,6 +107,11 @@ class BorrowedStreams:
     def __iter__(self) -> Iterator[BorrowedStream]:
         return iter(self._held.values())
 
+    def limit(self, until: float) -> None:
+        """Let no user call begin on any of them after that time."""
+        for stream in self:
+            stream.inherited_until, stream.ends_at = min(stream.inherited_until, until), min(stream.ends_at, until)
+
     def find(self, stream_id: int, grant_id: int) -> BorrowedStream | None:
         """Return the stream, if it is held under exactly this grant."""
         stream = self._held.get(stream_id)

@@ -111,9 +111,11 @@ class Borrower:
         settings: BorrowerSettings,
         successor_state: InheritedState | None = None,
         number: int = 0,
+        holds_lock: bool = False,
     ) -> None:
         inherited = successor_state or InheritedState()
         self.borrower_id, self.request, self.settings, self.number = borrower_id, request, settings, number
+        self.holds_lock = holds_lock
         self.status = BorrowerStatus.NEW
         self.group_id = inherited.group_id
         self.term = 0
@@ -231,6 +233,7 @@ class Borrower:
         *parts, last = tuple(split_into_parts(self.streams.held())) or ((),)
         fields = (self.borrower_id, w.subscription, self.group_id, w.weight, w.session, leaving, last)
         request = LeaderWanted(*fields, w.starting_position, self._predecessor, w.session_epoch, self.number)
+        request = replace(request, lock_valid_s=self.settings.lock_valid_s * self.holds_lock)
         for message in (*(replace(request, reclaim=part, more=True) for part in parts), request):
             self._send(message)
         self._ask_at = now + self.settings.leader_lookup_interval_s

@@ -23,9 +23,6 @@ from sublet_leader.election.events import (
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
-    LockAcquired,
-    LockEvent,
-    LockLost,
     Notice,
     ReleaseCompleted,
     RenewCompleted,
@@ -33,9 +30,9 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import LocksChecked
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
+from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 
 __all__ = [
     "TRANSITIONS",

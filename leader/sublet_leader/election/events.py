@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sublet_leader.election.lock_watch import LocksChecked
 from sublet_protocol.tick import Tick
+from sublet_storage.db.advisory_lock import LockEvent
 from sublet_storage.groups.model.records import LeaderLock, Leadership
 
 
@@ -57,22 +57,6 @@ class ReleaseCompleted:
     terms: Mapping[int, int]
     is_done: bool
 
-
-@dataclass(frozen=True, slots=True)
-class LockAcquired:
-    """This node holds its own lock, and declares it from now on."""
-
-    lock_key: int
-
-
-@dataclass(frozen=True, slots=True)
-class LockLost:
-    """The connection that held this node's own lock has ended: at that time it was last seen open."""
-
-    at: float
-
-
-LockEvent = LockAcquired | LockLost | LocksChecked
 
 Event = StartCampaign | Resign | ResignAll | ClaimCompleted | RenewCompleted | ReleaseCompleted | LockEvent | Tick
 

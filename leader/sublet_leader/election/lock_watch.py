@@ -1,32 +1,25 @@
-"""Finds leaders' locks that were free in two checks, as a pure machine.
+"""Finds locks that were free in two checks, as a pure machine.
 
-A lock is free for a moment where its leader's connection was cut, and all are after a restart of the database. So one
+A lock is free for a moment where its holder's connection was cut, and all are after a restart of the database. So one
 check is not enough: two must find it free, some time apart, over one connection that is itself old enough.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sublet_leader.settings import LeaderSettings
-
-
-@dataclass(frozen=True, slots=True)
-class LocksChecked:
-    """One check of leaders' locks, over a connection that was opened at `connected_at`: which were `free` at some time
-    between `sent_at` and `answered_at`."""
-
-    connected_at: float
-    sent_at: float
-    answered_at: float
-    free: frozenset[int]
+from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
+from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
+from sublet_storage.db.advisory_lock import LocksChecked, compute_lock_key
 
 
 class LockWatch:
-    """Tracks the locks that were free in the last check of this connection."""
+    """Tracks the locks that were free in the last check of this connection. `delay_s`: from the answer to the first to
+    the start of the last of the checks."""
 
-    def __init__(self, settings: LeaderSettings) -> None:
-        self._settings = settings
+    def __init__(self, settings: LeaderSettings, delay_s: float) -> None:
+        self._settings, self._delay_s = settings, delay_s
         self._connected_at = float("-inf")
         self._free_since: dict[int, float] = {}
 
@@ -38,7 +31,90 @@ class LockWatch:
         if look.sent_at < look.connected_at + self._settings.lock_watch_age_s:
             return frozenset()
         free_since = {key: self._free_since.get(key, look.answered_at) for key in look.free}
-        delay_s = self._settings.lock_recheck_delay_s
+        delay_s = self._delay_s
         twice = frozenset(key for key, at in free_since.items() if look.sent_at >= at + delay_s)
         self._free_since = {key: at for key, at in free_since.items() if key not in twice}
         return twice
+
+    def forget(self, key: int) -> None:
+        """Drop what was found of this lock."""
+        self._free_since.pop(key, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _MissingAgent:
+    """An agent that holds no poll. `since`: when that, or its last message, was noticed."""
+
+    agent: str
+    began_at: float
+    since: float
+
+
+class AgentWatch:
+    """Finds the agents whose process has ended: no poll of theirs is held, nothing comes from them, and for
+    `reconnect_grace_s` every check has found their locks free.
+
+    That is enough, whatever happened to connections: an agent with a lock begins calls for a shorter time than that
+    after it last saw its lock held, and one that has lost its lock needs a leader's answer before it goes on. A lock
+    counts only if this very connection has seen it held: the agent's database may be another, or a standby.
+    """
+
+    def __init__(self, settings: LeaderSettings) -> None:
+        self._settings = settings
+        self._lock_watch = LockWatch(settings, settings.reconnect_grace_s)
+        self._connected_at = float("-inf")
+        self._missing: dict[int, _MissingAgent] = {}
+        self._declared: dict[int, float] = {}  # {key of a lock that is still to be seen held: since when}
+        self._seen: dict[int, None] = {}  # keys of locks that were seen held
+
+    def keys(self) -> tuple[int, ...]:
+        """Return the keys of the locks to check. Thread-safe."""
+        return (*tuple(self._missing), *tuple(self._declared))
+
+    def note_message(self, agent: str, message: ToLeader, now: float) -> None:
+        """Begin anew, as what was found before the message does not count; see whether the lock it declares is held."""
+        declares_lock = isinstance(message, LeaderWanted) and message.lock_valid_s > 0.0
+        if not (self._missing or declares_lock):
+            return
+        key = compute_lock_key(agent)
+        if (missing := self._missing.get(key)) is not None:
+            self._missing[key] = replace(missing, since=now)
+            self._lock_watch.forget(key)
+        if declares_lock and key not in self._seen:
+            self._declared[key] = now
+
+    def note_poll(self, agent: str, is_held: bool, now: float) -> None:
+        """Begin to watch the agent, or stop, as it polls."""
+        key = compute_lock_key(agent)
+        if is_held:
+            self._missing.pop(key, None)
+            self._lock_watch.forget(key)
+        elif key in self._seen:
+            self._missing.setdefault(key, _MissingAgent(agent, now, now))
+
+    def expire(self, now: float) -> None:
+        """Stop watching what an eviction for its silence has ended by now, agents that are elsewhere, and locks that
+        were never seen held."""
+        since = now - self._settings.eviction_timeout_s
+        if self._missing or self._declared:
+            self._missing = {key: each for key, each in self._missing.items() if each.began_at > since}
+            self._declared = {key: at for key, at in self._declared.items() if at > since}
+
+    def check(self, look: LocksChecked) -> frozenset[str]:
+        """Return the agents that are gone, each once."""
+        if look.connected_at != self._connected_at:
+            self._connected_at = look.connected_at
+            self._declared |= dict.fromkeys(self._seen, look.answered_at)
+            self._seen = {}
+        for key in self._declared.keys() & look.held:
+            del self._declared[key]
+            self._seen[key] = None
+            if len(self._seen) > MAX_SUBSCRIBERS:
+                del self._seen[next(iter(self._seen))]
+        free = frozenset(
+            key
+            for key in look.free
+            if key in self._seen and key in self._missing and look.sent_at >= self._missing[key].since
+        )
+        gone_keys = self._lock_watch.check(replace(look, free=free))
+        return frozenset(self._missing.pop(key).agent for key in gone_keys)

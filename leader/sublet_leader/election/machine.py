@@ -15,9 +15,6 @@ from sublet_leader.election.events import (
     LeadershipAcquired,
     LeadershipHeldElsewhere,
     LeadershipLost,
-    LockAcquired,
-    LockEvent,
-    LockLost,
     Notice,
     ReleaseCompleted,
     RenewCompleted,
@@ -25,10 +22,11 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import LocksChecked, LockWatch
+from sublet_leader.election.lock_watch import LockWatch
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
 from sublet_protocol.tick import Tick
+from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 from sublet_storage.groups.model.records import LeaderLock
 
 
@@ -63,7 +61,7 @@ class Election:
         self._claims: list[int] = []
         self._claims_by_lock: dict[int, LeaderLock] = {}
         self._rivals: dict[int, set[int]] = {}  # {key of a leader's lock: what it leads}
-        self._lock_watch = LockWatch(settings)
+        self._lock_watch = LockWatch(settings, settings.lock_recheck_delay_s)
         self._lock_gone_at: dict[int, float] = {}  # {key of a leader's lock that was found free twice: when}
         self._silent_from = math.inf
         self.lock_key: int | None = None

@@ -13,6 +13,7 @@ from sublet_leader.group.stream_table import (
     StreamAssignment,
     StreamEntry,
     StreamTable,
+    give_back,
 )
 from sublet_leader.group.transitions import TRANSITIONS, AssignmentEventKind, GrantStatus
 from sublet_leader.settings import LeaderSettings
@@ -26,6 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     StreamProgress,
     ToBorrower,
 )
+from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (
     READABLE,
     UNREADABLE,
@@ -166,6 +168,14 @@ class AssignmentManager:
                 self.force_release(entry, reason, now, keep_s)
         self._members.mark_replaced(member.borrower_id, now)
 
+    def void_promises(self, member: Member) -> None:
+        """Void what a member whose process has ended was promised. Of a former timeline, the holder may be another."""
+        member.promised_at = float("-inf")
+        for stream_id in member.streams:
+            entry = self._streams.get(stream_id)
+            if entry is not None and not is_of_former_timeline(entry.lending.grant_id, self._term):
+                entry.promised_until = float("-inf")
+
     def confirm_fenced(self, agent: str, borrower_id: str) -> None:
         """Write the pending releases of a fenced borrower at once, as it has confirmed."""
         for entry in self._find_pending_releases():
@@ -260,7 +270,7 @@ class AssignmentManager:
         if assignment is None or assignment.borrower_id != change.borrower_id:
             # Otherwise a successor has reclaimed it meanwhile.
             if applied and assignment is None and entry.pending_release is None:
-                self._streams.enqueue(_give_back(entry, change, self._compute_reserved_s(entry)))
+                self._streams.enqueue(give_back(entry, change, self._compute_reserved_s(entry)))
             return
         if not applied:
             self.apply_event(
@@ -488,12 +498,3 @@ class AssignmentManager:
     def _break_off(self, assignment: StreamAssignment, reason: str, keep_s: float) -> None:
         assignment.is_final_queued = assignment.is_aborted = True
         self._streams.enqueue(ForceRelease(assignment.stream_id, assignment.grant_id, reason, keep_s))
-
-
-def _give_back(entry: StreamEntry, change: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
-    """Return the change that ends a grant whose borrower was lost while it was written. A new one was never sent: its
-    position is exact."""
-    row = entry.lending
-    if isinstance(change, GrantStream):
-        return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
-    return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)

@@ -48,6 +48,13 @@ class MemberRightRevoked:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentsGone:
+    """The processes of these agents have ended, as far as their locks show."""
+
+    agents: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
 class StreamsChanged:
     """Streams were opened or closed, epochs completed, or the desired state changed; unverified."""
 
@@ -58,6 +65,7 @@ Event = (
     | WritesNotCommitted
     | ForcedRevokeRequested
     | MemberRightRevoked
+    | AgentsGone
     | StreamsChanged
     | Tick
 )

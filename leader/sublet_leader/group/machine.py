@@ -9,6 +9,7 @@ from typing import assert_never
 
 from sublet_leader.group.assignments import AssignmentManager
 from sublet_leader.group.events import (
+    AgentsGone,
     BorrowerMessageReceived,
     Event,
     ForcedRevokeRequested,
@@ -120,6 +121,8 @@ class GroupLeader:
                 self._assignments.revoke(event.stream_ids, event.reason, now, now + self.settings.revoke_deadline_s)
             case MemberRightRevoked():
                 self._deny(event, now)
+            case AgentsGone():
+                self._end_holders(event.agents, now)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
             case Tick():
@@ -217,10 +220,9 @@ class GroupLeader:
             return
         if member is None:
             w = request
-            epoch, number = w.session_epoch, w.borrower_number
-            member = Member(
-                w.borrower_id, agent, w.weight, w.session, now, w.leaving, session_epoch=epoch, borrower_number=number
-            )
+            member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
+            member.session_epoch, member.borrower_number = w.session_epoch, w.borrower_number
+            member.holds_lock = 0.0 < w.lock_valid_s <= self.settings.max_lock_valid_s
             member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
@@ -461,6 +463,13 @@ class GroupLeader:
         self._send(member.agent, Invalidate(member.borrower_id, self.term, end, reason))
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
+
+    def _end_holders(self, agents: frozenset[str], now: float) -> None:
+        """Evict members whose process has ended: what they were promised is void."""
+        for member in self.members:
+            if member.agent in agents and member.holds_lock:
+                self._assignments.void_promises(member)
+                self._evict(member, BorrowerEndReason.RETRY, "evicted: its process has ended", now)
 
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:
         """Evict a member without the right to be one; nothing is reserved for its session."""

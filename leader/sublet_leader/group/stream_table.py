@@ -21,6 +21,7 @@ from sublet_storage.groups.model.records import (
     LendingChangeResult,
     LendingOutcome,
     LendingStatus,
+    ReclaimStream,
     ReleaseStream,
 )
 
@@ -302,3 +303,12 @@ class StreamTable:
         self._forget_name(entry.lending.session or "", entry.lending.stream_id)
         self._ready.discard(entry.lending.stream_id)
         return True
+
+
+def give_back(entry: StreamEntry, change: GrantStream | ReclaimStream, keep_s: float) -> ReleaseStream | ForceRelease:
+    """Return the change that ends a grant whose borrower was lost while it was written. A new one was never sent: its
+    position is exact."""
+    row = entry.lending
+    if isinstance(change, GrantStream):
+        return ReleaseStream(row.stream_id, row.grant_id, row.position, "its borrower left before the grant", keep_s)
+    return ForceRelease(row.stream_id, row.grant_id, "its borrower was lost while it reclaimed", keep_s)

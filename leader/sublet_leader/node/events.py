@@ -135,6 +135,15 @@ class AgentMessageReceived:
 
 
 @dataclass(frozen=True, slots=True)
+class AgentPollChanged:
+    """No poll of that agent is held: its last one was broken, or no next one has come; or, `is_held`, it polls
+    again."""
+
+    agent: str
+    is_held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class MemberRightRevoked:
     """A member of a group that may be led here has lost the right to be one."""
 
@@ -310,6 +319,7 @@ DatabaseAnswer = (
 NodeEvent = (
     NodeStarted
     | AgentMessageReceived
+    | AgentPollChanged
     | LeaderLookupRequested
     | ForcedRevokeRequested
     | MemberRightRevoked

@@ -24,6 +24,8 @@ MAX_MEMBERS = 1_000
 """Maximum number of members listed of a group; of more, these."""
 MAX_QUERIES = 1_000
 """Maximum number of subscriptions looked up at a time; further queries are repeated."""
+MAX_QUERIES_OF_CALLER = 50
+"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from sublet_leader import election as el
 from sublet_leader.election.leadership_restrictions import LeadershipRestrictions
+from sublet_leader.election.lock_watch import AgentWatch
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
 from sublet_leader.node.caller_counts import CallerCounts
 from sublet_leader.node.events import (
     AgentMessageReceived,
+    AgentPollChanged,
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
@@ -48,9 +49,10 @@ from sublet_leader.node.events import (
     WritesCommitFailed,
     WritesCommitted,
 )
-from sublet_leader.node.group_event_publisher import MAX_QUERIES, LeaderLookups
+from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
 from sublet_leader.node.group_registry import GroupRegistry
 from sublet_leader.node.message_reassembler import MessageReassembler
+from sublet_leader.node.pending_changes import PendingWrites
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
@@ -74,23 +76,11 @@ from sublet_storage.groups.model.records import (
     Group,
     GroupWrites,
     HistoryRecord,
-    LendingChange,
     StartingPosition,
 )
 from sublet_storage.node_directory import NodeRef
 
 _NEVER = float("inf")
-MAX_QUERIES_OF_CALLER = 50
-"""Most groups and names of sessions queried at a time for one principal, or agent of none; `MAX_QUERIES` for all."""
-
-
-@dataclass(slots=True)
-class _PendingWrites:
-    """Changes of one group for the next commit."""
-
-    term: int
-    changes: list[LendingChange] = field(default_factory=list)
-    needs_sync: bool = False
 
 
 class Node:
@@ -104,7 +94,8 @@ class Node:
         self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._pending_writes: dict[int, _PendingWrites] = {}
+        self._agent_watch = AgentWatch(settings)
+        self._pending_writes: dict[int, PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
         self._releasing_all = False
@@ -124,12 +115,14 @@ class Node:
             case NodeStarted():
                 self._elect(el.StartCampaign(MAINTENANCE), now)
             case AgentMessageReceived():
+                self._agent_watch.note_message(event.agent, event.message, now)
                 self._receive(event, now)
+            case AgentPollChanged():
+                self._agent_watch.note_poll(event.agent, event.is_held, now)
             case LeaderLookupRequested():
                 self._on_leader_query(event)
             case ForcedRevokeRequested() | MemberRightRevoked():
-                if (leader := self.leaders.get(event.group_id)) is not None:
-                    self._run_leader(leader, event.for_leader, now)
+                self._run_led((event.group_id,), event.for_leader, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():
@@ -147,7 +140,7 @@ class Node:
     def _on_database_answer(self, event: DatabaseAnswer | el.LockEvent, now: float) -> None:
         match event:
             case el.LockAcquired() | el.LockLost() | el.LocksChecked():
-                self._elect(event, now)
+                self._take_lock_event(event, now)
             case GroupOpenCompleted():
                 self._on_group_opened(event, now)
             case LeadershipClaimCompleted() | LeadershipRenewalCompleted() | LeadershipReleaseCompleted():
@@ -166,9 +159,17 @@ class Node:
             case _:
                 assert_never(event)
 
+    def lock_keys(self) -> tuple[int, ...]:
+        """Return the keys of the locks to check: of rivals, and of agents that may be gone. Thread-safe."""
+        return (*self.election.rival_keys(), *self._agent_watch.keys())
+
+    def _take_lock_event(self, event: el.LockEvent, now: float) -> None:
+        self._elect(event, now)
+        if isinstance(event, el.LocksChecked) and (gone := self._agent_watch.check(event)):
+            self._run_led(tuple(self.leaders), group_events.AgentsGone(gone), now)
+
     def _wake_at(self) -> float:
-        stop = _NEVER if self._stop_by is None else self._stop_by
-        stop += self.settings.lease_margin_s if self._releasing_all else 0.0
+        stop = (_NEVER if self._stop_by is None else self._stop_by) + self.settings.lease_margin_s * self._releasing_all
         return min([self._election_wake, stop, self.registry.wake_at(), *self._wake.values()])
 
     def _send(self, agent: str, message: ToBorrower) -> None:
@@ -200,18 +201,14 @@ class Node:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     def _receive(self, received: AgentMessageReceived, now: float) -> None:
+        admitted = self._parts.admit(received, now)
+        if isinstance(admitted, Invalidate):
+            self._send(received.agent, admitted)
+        elif admitted is not None:
+            self._take_entire(admitted, now)
+
+    def _take_entire(self, received: AgentMessageReceived, now: float) -> None:
         message = received.message
-        if isinstance(message, LeaderWanted | Disconnect):
-            if not is_borrower_of(received.agent, message.borrower_id):
-                problem = f"borrower id {message.borrower_id!r}: it begins with the id of its agent, {received.agent}/"
-                self._send(received.agent, Invalidate(message.borrower_id, 0, BorrowerEndReason.DENIED, problem))
-                return
-            entire = self._parts.merge(received.agent, message, now)
-            if isinstance(entire, Invalidate):
-                self._send(received.agent, entire)
-            if entire is None or isinstance(entire, Invalidate):
-                return
-            message, received = entire, replace(received, message=entire)
         if isinstance(message, LeaderWanted):
             self._handle_leader_wanted(received, message, now)
         elif isinstance(message, Ping):
@@ -311,8 +308,7 @@ class Node:
         """Pass the waiting requests to the group's leader, except those not repeated in time: their borrowers may be
         dead."""
         leader = self.leaders[group.group_id]
-        since = now - self.settings.ping_timeout_s
-        for received, borrower_id in self.registry.take_waiters(group.subscription, since):
+        for received, borrower_id in self.registry.take_waiters(group.subscription, now - self.settings.ping_timeout_s):
             request = received.message
             assert isinstance(request, LeaderWanted)
             if request.group_id is not None and request.group_id > group.group_id:
@@ -379,7 +375,7 @@ class Node:
             self._elect(el.StartCampaign(MAINTENANCE), now)
 
     def _on_group_loaded(self, answer: GroupLoadCompleted, now: float) -> None:
-        group, term = answer.request.group, answer.request.term
+        request, group, term = answer.request, answer.request.group, answer.request.term
         if self.election.trusted_term(group.group_id, now) != term:
             return
         if answer.rows is None:
@@ -388,8 +384,7 @@ class Node:
                 problem = f"group {group.group_id} is deleted, or a failover has lost it"
                 self._refuse(self.registry.remove_group(group), group.group_id, BorrowerEndReason.DELETED, problem, now)
             return
-        deposed_until = answer.request.deposed_until
-        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, deposed_until)
+        leader = GroupLeader(answer.group or group, term, answer.rows, self.settings, now, request.deposed_until)
         self.leaders[group.group_id] = leader
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._run_leader(leader, Tick(), now)
@@ -406,6 +401,10 @@ class Node:
             self.registry.unbind_group(group_id)
 
     # --- running leaders ----------------------------------------------------------------------------------------------
+
+    def _run_led(self, group_ids: Iterable[int], event: group_events.Event, now: float) -> None:
+        for leader in [self.leaders[group_id] for group_id in group_ids if group_id in self.leaders]:
+            self._run_leader(leader, event, now)
 
     def _run_leader(self, leader: GroupLeader, event: group_events.Event, now: float) -> None:
         group_id = leader.group.group_id
@@ -426,7 +425,7 @@ class Node:
         self._notify(group_id, outcome.history)
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:
-            pending_writes = self._pending_writes.setdefault(group_id, _PendingWrites(leader.term))
+            pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
             pending_writes.changes.extend(outcome.changes)
             pending_writes.needs_sync = pending_writes.needs_sync or outcome.sync_streams
         if outcome.stop_reason is not None:
@@ -477,6 +476,7 @@ class Node:
 
     def _pass_time(self, now: float) -> None:
         self._elect(Tick(), now)
+        self._agent_watch.expire(now)
         for group_id in [g for g, at in self._wake.items() if at <= now]:
             leader = self.leaders.get(group_id)
             if leader is not None:

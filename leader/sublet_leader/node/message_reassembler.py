@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sublet_leader.node.caller_counts import CallerCounts
+from sublet_leader.node.events import AgentMessageReceived
+from sublet_protocol.messages.agent_key import is_borrower_of
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -45,6 +47,18 @@ class MessageReassembler:
         self._waiting: dict[_Key, _PartialMessage] = {}
         """The one whose last part came the longest time ago is the first."""
         self._counts = CallerCounts(MAX_STREAMS_OF_AGENT, MAX_STREAMS_OF_NODE)
+
+    def admit(self, received: AgentMessageReceived, now: float) -> AgentMessageReceived | Invalidate | None:
+        """Return the message once it is entire, else None; or the rejection if it names another agent's borrower, or
+        too many streams wait."""
+        agent, message = received.agent, received.message
+        if not isinstance(message, LeaderWanted | Disconnect):
+            return received
+        if not is_borrower_of(agent, message.borrower_id):
+            problem = f"borrower id {message.borrower_id!r}: it begins with the id of its agent, {agent}/"
+            return Invalidate(message.borrower_id, 0, BorrowerEndReason.DENIED, problem)
+        entire = self.merge(agent, message, now)
+        return entire if entire is None or isinstance(entire, Invalidate) else replace(received, message=entire)
 
     def merge(self, agent: str, message: Splittable, now: float) -> Splittable | Invalidate | None:
         """Return the message with the streams of all its parts if this is the last, else None; or the rejection if too

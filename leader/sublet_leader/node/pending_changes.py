@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sublet_protocol.messages.field_checks import MAX_INT64
+from sublet_storage.groups.model.records import LendingChange
 from sublet_storage.notify.changes import EPOCHS, GROUP, SPACE, ObjectChange
 
 MAX_HEADS = 10_000
@@ -23,6 +24,15 @@ class GroupChanges:
     group_ids: frozenset[int] = frozenset()
     is_of_spaces: bool = False
     is_of_epochs: bool = False
+
+
+@dataclass(slots=True)
+class PendingWrites:
+    """Changes of one group for the next commit, under that term."""
+
+    term: int
+    changes: list[LendingChange] = field(default_factory=list)
+    needs_sync: bool = False
 
 
 class PendingChanges:

@@ -92,7 +92,9 @@ class LeaderWanted:
     `starting_position` applies only if this very message creates the group. `session_epoch` comes with a `session`
     name: of two processes under one name the one with the higher epoch stays. `borrower_number` counts the borrowers of
     its agent: what a later one has reclaimed no longer belongs to an earlier one, however late that one's message
-    comes. `more`: the same follows again, with more to `reclaim`, and counts once the last has come.
+    comes. `more`: the same follows again, with more to `reclaim`, and counts once the last has come. `lock_valid_s`:
+    its agent holds a lock of its own in the database, and begins no user call later than that after it last saw that it
+    does; 0: it has none.
     """
 
     borrower_id: str
@@ -107,6 +109,7 @@ class LeaderWanted:
     session_epoch: int = 0
     borrower_number: int = 0
     more: bool = False
+    lock_valid_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

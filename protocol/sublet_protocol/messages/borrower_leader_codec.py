@@ -155,6 +155,7 @@ def _encode_leader_wanted(message: LeaderWanted) -> Any:
         session_epoch=message.session_epoch,
         borrower_number=message.borrower_number,
         more=message.more,
+        lock_valid_s=message.lock_valid_s,
     )
 
 
@@ -206,6 +207,7 @@ def _decode_leader_wanted(wire: Any) -> LeaderWanted:
         session_epoch=check_natural("session_epoch", wire.session_epoch),
         borrower_number=check_count_number("borrower_number", wire.borrower_number),
         more=wire.more,
+        lock_valid_s=check_range("lock_valid_s", wire.lock_valid_s, 0.0, MAX_HOLD_S),
     )
 
 

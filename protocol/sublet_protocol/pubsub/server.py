@@ -7,11 +7,13 @@ loop, and so do the callers of `publish` and `send`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from typing import Any, NoReturn
 
 import grpc
@@ -27,6 +29,7 @@ from sublet_protocol.domain.limits import (
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
     SLICE_ITEMS,
 )
+from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
 from sublet_protocol.messages.field_checks import MalformedMessage
@@ -70,6 +73,9 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 RETRY_AFTER_MS = 1_000
 """The time after which a subscriber for which there is no room may retry."""
 
+MISSING_S = 0.25
+"""An agent whose poll was answered polls again sooner."""
+
 NOT_THE_AGENT = (
     "the agent key is not that of the subscriber id. An agent's id ends in the hash of its key: only the process that "
     "has drawn the key can send and receive for it."
@@ -78,6 +84,7 @@ NOT_THE_AGENT = (
 
 OnMessage = Callable[[str, Any], Awaitable[None] | None]
 OnExpired = Callable[[Sequence[str]], None]
+OnPoll = Callable[[str, bool], None]
 OnInterest = Callable[[str, str | None, bool], None]
 CheckSubscribe = Callable[[str, str, str | None], None]
 Principal = Callable[[], str | None]
@@ -100,7 +107,8 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     `on_interest(channel, key or None for all, is_subscribed)` is called when its first subscriber has come, or the last
     has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
     not subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the
-    publisher.
+    publisher. `on_poll(agent, is_held)` is called when no poll of an agent is held: at once where one was broken,
+    else when no next one has come for a moment; and when that agent polls again.
     """
 
     def __init__(
@@ -111,6 +119,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_expired: OnExpired = lambda subscriber_ids: None,
         on_interest: OnInterest = lambda channel, key, is_subscribed: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
+        on_poll: OnPoll = lambda agent, is_held: None,
         principal: Principal = lambda: None,
         channels: ChannelCatalog = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
@@ -121,6 +130,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._on_interest = on_interest
         self._check_subscribe = check_subscribe
         self._principal = principal
+        self._presence = _PollPresence(on_poll, clock)
         self._channels = channels
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
@@ -128,20 +138,21 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._unknown: set[str] = set()
         self._of_connection: dict[str, set[str]] = {}
         self._of_principal: dict[str, set[str]] = {}
-        self._sweeper: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         publisher.on_ready = self._end_hold
         publisher.on_interest = self._notify_interest
 
     def register(self, server: Any) -> None:
         """Add the service to a `grpc.aio.server` (made with `SERVER_OPTIONS`) and begin to sweep."""
         sublet_pb2_grpc.add_SessionServicer_to_server(self, server)
-        self._sweeper = asyncio.get_running_loop().create_task(self._expire_subscribers())
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._expire_subscribers()), loop.create_task(self._presence.run())]
 
     async def close(self) -> None:
         """Release all held polls and stop sweeping. The caller stops the gRPC server."""
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         for subscriber_id in tuple(self._held):
             self._end_hold(subscriber_id)
 
@@ -194,6 +205,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
         subscriber_id = await _check_request(request, context)
         await self._admit(subscriber_id, context)
+        with self._presence.polling(parse_agent_id(subscriber_id)):
+            return await self._answer_poll(subscriber_id, request, context)
+
+    # --- inside ---
+
+    async def _answer_poll(self, subscriber_id: str, request: Any, context: Any) -> Any:
         self._end_hold(subscriber_id, superseded=True)
         now, hold_s = self._clock(), request.hold_ms / 1000
         answer = self.publisher.poll(subscriber_id, request.acknowledged, request.incarnation, now, hold_s)
@@ -209,8 +226,6 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
-
-    # --- inside ---
 
     async def _admit(self, subscriber_id: str, context: Any) -> None:
         """Refuse one more subscriber on a connection, or of a principal, that has as many as it may."""
@@ -333,6 +348,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             await asyncio.sleep(max(wait, 0.01))
             silent = self.publisher.expire(self._clock())
             self._forget_absent()
+            self._presence.forget_absent({parse_agent_id(each) for each in self.publisher.subscriber_ids})
             gone = {*silent, *(each for each in self._unknown if not self.publisher.has_subscriber(each))}
             self._unknown.clear()
             if gone:
@@ -349,6 +365,63 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
             self._on_interest(channel, key, is_subscribed)
         except Exception:
             log.exception("interest handler failed")
+
+
+class _PollPresence:
+    """Counts the polls of each agent, and reports those that have none any more, and those of them that poll again."""
+
+    def __init__(self, on_poll: OnPoll, clock: Callable[[], float]) -> None:
+        self._on_poll, self._clock = on_poll, clock
+        self._polls: Counter[str] = Counter()
+        self._ended_at: dict[str, float] = {}
+        self._missing: set[str] = set()
+
+    @contextlib.contextmanager
+    def polling(self, agent: str) -> Iterator[None]:
+        """Count a poll of that agent while it is answered."""
+        self._polls[agent] += 1
+        self._ended_at.pop(agent, None)
+        if agent in self._missing:
+            self._missing.discard(agent)
+            self._notify(agent, True)
+        is_broken = True
+        try:
+            yield
+            is_broken = False
+        finally:
+            self._polls[agent] -= 1
+            if not self._polls[agent]:
+                del self._polls[agent]
+                self._end(agent, is_broken)
+
+    def _end(self, agent: str, is_broken: bool) -> None:
+        if is_broken:
+            self._miss(agent)
+        else:
+            self._ended_at[agent] = self._clock()
+
+    async def run(self) -> None:
+        """Look for agents that have not polled again, until cancelled."""
+        while True:
+            await asyncio.sleep(MISSING_S)
+            since = self._clock() - MISSING_S
+            for agent in [agent for agent, at in self._ended_at.items() if at <= since]:
+                del self._ended_at[agent]
+                self._miss(agent)
+
+    def forget_absent(self, present: Set[str]) -> None:
+        """Forget agents that are no subscribers any more."""
+        self._missing &= present
+
+    def _miss(self, agent: str) -> None:
+        self._missing.add(agent)
+        self._notify(agent, False)
+
+    def _notify(self, agent: str, is_held: bool) -> None:
+        try:
+            self._on_poll(agent, is_held)
+        except Exception:
+            log.exception("poll handler failed")
 
 
 class _LoopSlice:

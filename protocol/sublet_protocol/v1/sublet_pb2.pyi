@@ -256,7 +256,7 @@ class StreamProgress(_message.Message):
     def __init__(self, stream_id: _Optional[int] = ..., grant_id: _Optional[int] = ..., position: _Optional[int] = ..., final: bool = ..., size: _Optional[int] = ..., lag: _Optional[int] = ..., delivered_end: _Optional[int] = ..., consumed: _Optional[_Union[ConsumedFrontier, _Mapping]] = ..., in_doubt: _Optional[_Union[InDoubt, _Mapping]] = ..., read_error: _Optional[str] = ..., poison: _Optional[int] = ..., beyond_head: bool = ...) -> None: ...
 
 class LeaderWanted(_message.Message):
-    __slots__ = ("borrower_id", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number", "more")
+    __slots__ = ("borrower_id", "subscription", "group_id", "weight", "session", "leaving", "reclaim", "starting_position", "predecessor", "session_epoch", "borrower_number", "more", "lock_valid_s")
     BORROWER_ID_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     GROUP_ID_FIELD_NUMBER: _ClassVar[int]
@@ -269,6 +269,7 @@ class LeaderWanted(_message.Message):
     SESSION_EPOCH_FIELD_NUMBER: _ClassVar[int]
     BORROWER_NUMBER_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
+    LOCK_VALID_S_FIELD_NUMBER: _ClassVar[int]
     borrower_id: str
     subscription: str
     group_id: int
@@ -281,7 +282,8 @@ class LeaderWanted(_message.Message):
     session_epoch: int
     borrower_number: int
     more: bool
-    def __init__(self, borrower_id: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[HeldGrant, _Mapping]]] = ..., starting_position: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., borrower_number: _Optional[int] = ..., more: bool = ...) -> None: ...
+    lock_valid_s: float
+    def __init__(self, borrower_id: _Optional[str] = ..., subscription: _Optional[str] = ..., group_id: _Optional[int] = ..., weight: _Optional[float] = ..., session: _Optional[str] = ..., leaving: bool = ..., reclaim: _Optional[_Iterable[_Union[HeldGrant, _Mapping]]] = ..., starting_position: _Optional[str] = ..., predecessor: _Optional[str] = ..., session_epoch: _Optional[int] = ..., borrower_number: _Optional[int] = ..., more: bool = ..., lock_valid_s: _Optional[float] = ...) -> None: ...
 
 class Ping(_message.Message):
     __slots__ = ("borrower_ids", "sent_at")

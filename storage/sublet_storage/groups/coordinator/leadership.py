@@ -14,22 +14,19 @@ last, grants among it, may be missing. A leader discards all that it has in memo
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import psycopg
 
 from sublet_protocol.domain.errors import StaleTerm
+from sublet_storage.db.advisory_lock import LOCK_CLASS
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLock, Leadership, OnDataLoss
 from sublet_storage.node_directory import NodeRef
-
-LOCK_CLASS: Final = zlib.crc32(b"sublet leader locks") & 0x7FFFFFFF
-"""The first half of the keys of leaders' advisory locks; the second is that of an incarnation."""
 
 _SAME_TIMELINE = "coalesce(timeline = (select timeline_now()), true)"
 IS_ALIVE = f"expires_at > {NOW} and {_SAME_TIMELINE}"
@@ -85,11 +82,6 @@ update leadership set expires_at = {NOW} + %(lease_us)s * interval '1 microsecon
 # Not only at this moment: a clock that is set back must not bring back to life what was ended.
 _EXPIRE = "update leadership set expires_at = timestamptz 'epoch' where leadership_id = any(%(ids)s::bigint[])"
 
-
-_FREE_LOCKS = f"""
-select key from unnest(%s::integer[]) key where pg_try_advisory_xact_lock_shared({LOCK_CLASS}, key)"""
-
-_ACQUIRE_LOCK = f"select pg_try_advisory_lock({LOCK_CLASS}, %s::integer)"
 
 _FIRST_HERE = """
 select l.timeline <> coalesce(l.previous_timeline, g.created_timeline)
@@ -150,18 +142,6 @@ def is_first_here(connection: Connection, leadership_id: int) -> bool:
     """Return whether the previous leader was elected on another timeline; or, without one, the group was created on
     another: then it may have had a leader there that is unknown here."""
     return connection.execute(_FIRST_HERE, {"id": leadership_id}).fetchall() == [(True,)]
-
-
-def find_free_locks(connection: psycopg.Connection[Any], keys: Sequence[int]) -> frozenset[int]:
-    """Return those of the keys whose locks are free at this moment."""
-    return frozenset(key for (key,) in connection.execute(_FREE_LOCKS, (list(keys),)).fetchall())
-
-
-def acquire_lock(connection: psycopg.Connection[Any], key: int) -> bool:
-    """Acquire the lock until this connection closes; return False if another session holds it. Call it once per
-    connection, since the server counts."""
-    ((is_held,),) = connection.execute(_ACQUIRE_LOCK, (key,)).fetchall()
-    return bool(is_held)
 
 
 def read_older_grants(connection: Connection, leadership_id: int) -> list[tuple[int, int]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -11,6 +10,7 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.advisory_lock import compute_lock_key
 from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
 from sublet_storage.groups.model.desired_state import GroupDesiredState as GroupDesiredState
 from sublet_storage.groups.model.options import DEFAULTS
@@ -89,8 +89,7 @@ class LeaderLock:
     @classmethod
     def of(cls, incarnation: str) -> LeaderLock:
         """Return the lock of that incarnation."""
-        digest = hashlib.sha256(incarnation.encode()).digest()
-        return cls(incarnation, int.from_bytes(digest[:4], signed=True))
+        return cls(incarnation, compute_lock_key(incarnation))
 
 
 @dataclass(frozen=True, slots=True)

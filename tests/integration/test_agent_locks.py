@@ -1,0 +1,112 @@
+"""A consumer that is killed, frozen, or cut from its lock; and nodes that restart under it.
+
+Times are such that a machine that is busy misses none: the eviction time, and with it the pings' validity, is minutes.
+"""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
+from tests.integration.sharing_kit import WAIT_S, Stage, last
+from tests.kit import eventually
+
+LONG = {
+    "SUBLET_EVICTION_TIMEOUT_S": "600",
+    "SUBLET_RECLAIM_GRACE_S": "600",
+    "SUBLET_REVOKE_DEADLINE_S": "600",
+    "SUBLET_LEADER_IDLE_TIMEOUT_S": "1200",
+}
+
+
+@pytest.fixture
+def stage_settings() -> dict[str, str]:
+    return LONG
+
+
+def agents(stage: Stage) -> set[str]:
+    return {agent for _, status, _, agent in stage.scene.rows() if status == "held" and agent is not None}
+
+
+def holder(stage: Stage, agent: str) -> int | None:
+    """The server's process that holds the agent's lock."""
+    asked = "select pid from pg_locks where locktype = 'advisory' and granted and classid = %s and objid = %s"
+    rows = stage.scene.ask(asked, (LOCK_CLASS, compute_lock_key(agent) % 2**32))
+    return rows[0][0] if rows else None
+
+
+def locked(stage: Stage, count: int) -> set[str]:
+    """So many agents, each of which holds streams and its lock."""
+    return eventually(
+        lambda: found if len(found := {a for a in agents(stage) if holder(stage, a)}) == count else None,
+        WAIT_S,
+        stage.said,
+    )
+
+
+@pytest.mark.conforms("E7")
+def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
+    """Long before its eviction time is over; nothing is lost."""
+    stage.serve("n1")
+    stage.share("a", "b")
+    locked(stage, 2)
+    with stage.scene.load():
+        stage.more()
+        stage.fleet.consumers["a"].kill()
+        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
+        stage.more(of="b")
+    stage.verdict()
+    assert any(line.reason == "evicted: its process has ended" for line in stage.scene.history())
+
+
+@pytest.mark.conforms("E7")
+def test_a_frozen_consumer_keeps_its_streams(stage: Stage) -> None:
+    """Until its eviction time is over: it closes nothing."""
+    stage.serve("n1")
+    stage.share("a", "b")
+    locked(stage, 2)
+    granted = stage.scene.grants()
+    frozen = stage.fleet.consumers["a"]
+    frozen.signal(signal.SIGSTOP)
+    last(4.0)
+    assert stage.scene.grants() == granted
+    frozen.signal(signal.SIGCONT)
+    with stage.scene.load():
+        stage.more(of="a")
+    assert stage.verdict().explained == []
+
+
+@pytest.mark.conforms("E7")
+def test_a_consumer_whose_lock_is_cut_goes_on(stage: Stage) -> None:
+    """It takes it again, and keeps its streams."""
+    stage.serve("n1")
+    stage.share("a", "b")
+    pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
+    granted = stage.scene.grants()
+    with stage.scene.load():
+        for agent, pid in pids.items():
+            stage.scene.ask("select pg_terminate_backend(%s)", (pid,))
+            eventually(lambda a=agent, p=pid: holder(stage, a) not in (None, p), WAIT_S, stage.said)  # type: ignore[misc]
+        stage.more(of="a")
+        stage.more(of="b")
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == granted
+
+
+@pytest.mark.conforms("E16")
+def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
+    """Consumers go on while there is no node at all: they see their locks held."""
+    stage.serve("n1")
+    stage.share("a", "b")
+    locked(stage, 2)
+    granted = stage.scene.grants()
+    stage.fleet.nodes["n1"].kill()
+    last(1.5)
+    with stage.scene.load():
+        stage.more(4, of="a")
+        stage.more(4, of="b")
+    stage.serve("n2")
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == granted

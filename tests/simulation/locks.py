@@ -1,0 +1,359 @@
+"""Advisory locks of nodes and agents in the simulated database, and each process's connection for them.
+
+A connection holds one lock and checks others, as in `sublet_storage.db.advisory_lock`: that of a process that dies is
+closed, mostly at once and now and then late; that of a running process is cut, or dead only for the node, which opens
+another; a restart of the database closes all. It has its own random generator, and is part of most runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from random import Random
+from typing import TYPE_CHECKING
+
+from sublet_borrower.machine.agent import LockAbsent
+from sublet_leader.node.events import AgentPollChanged
+from sublet_storage.db.advisory_lock import (
+    LockAcquired,
+    LockEvent,
+    LockLost,
+    LocksChecked,
+    LockTimes,
+    compute_lock_key,
+)
+from tests.simulation.network import BOTH_DIRECTIONS
+
+if TYPE_CHECKING:
+    from tests.simulation.agents import SimulatedAgent
+    from tests.simulation.nodes import SimulatedNode
+    from tests.simulation.simulation import Simulation
+
+_TROUBLE_EVERY_S = 6.0
+_AGENT_TROUBLE_EVERY_S = 3.0
+_NEAR = ("none", "cut", "flap", "unnoticed", "break off")
+_CUT_OFF = ("flap", "unnoticed", "unnoticed")
+_RETRY_S = 0.02
+_NO_ANSWER_S = 0.9
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One connection, as the server has it. `opened_at`: by the node's clock."""
+
+    opened_at: float
+    is_open: bool = True
+    key: int | None = None
+    is_mute: bool = False
+
+
+@dataclass(slots=True)
+class AdvisoryLocks:
+    """The server: the holder of each key, and the time at which each was first free after it was taken."""
+
+    held: set[int]
+    first_freed_at: dict[int, float] = field(default_factory=dict)
+    sessions: list[Session] = field(default_factory=list)
+    restarted_at: float = float("-inf")
+
+    def acquire(self, session: Session, key: int) -> bool:
+        if not session.is_open or key in self.held:
+            return False
+        self.held.add(key)
+        session.key = key
+        return True
+
+    def close(self, session: Session, now: float) -> None:
+        """Close a session, once the server has noticed that its client is gone."""
+        if session.is_open and session.key is not None:
+            self.held.discard(session.key)
+            self.first_freed_at.setdefault(session.key, now)
+        session.is_open = False
+        if session in self.sessions:
+            self.sessions.remove(session)
+
+    def restart(self, now: float) -> None:
+        self.restarted_at = now
+        for session in tuple(self.sessions):
+            self.close(session, now)
+
+
+class ProcessLock:
+    """A process's thread with its connection, in each of its incarnations; it does nothing if a pooler is between."""
+
+    def __init__(
+        self, process: SimulatedNode | SimulatedAgent, times: LockTimes, locks: AdvisoryLocks, random: Random
+    ) -> None:
+        self._process, self._locks, self._random, self._world = process, locks, random, process.world
+        self._times = times
+        self._is_pooled = random.random() < 0.1
+        self._session: Session | None = None
+        self._turns = itertools.count()
+        self._turn = 0
+        self._is_held = False
+        self._used_at = self._lost_at = float("-inf")
+
+    def begin_life(self) -> None:
+        self._is_held, self._lost_at = False, float("-inf")
+        self._key = compute_lock_key(self._name())
+        if not self._is_pooled:
+            self._after(self._random.uniform(0.002, 0.05), self._connect)
+
+    def end_life(self, *, killed: bool) -> None:
+        """End the process's connection: the server notices at once, or later if the machine is dead."""
+        self._turn = next(self._turns)
+        session, self._session = self._session, None
+        if session is not None:
+            late = killed and self._random.random() < 0.15
+            self._close_after(session, self._random.uniform(1.0, 12.0) if late else self._random.uniform(0.001, 0.02))
+
+    def cut(self) -> None:
+        """Close the connection by the server; the node notices at once, unless it is paused."""
+        if self._session is not None:
+            self._locks.close(self._session, self._world.now)
+            self._lose(self._random.uniform(0.0005, 0.01))
+
+    def cut_unnoticed(self) -> None:
+        """Close the connection by the server; the process learns nothing, and gets no answers, for a while."""
+        if self._session is not None:
+            self._locks.close(self._session, self._world.now)
+            self._session.is_mute = True
+
+    def break_off(self) -> None:
+        """Break the connection for the node only; the server does not notice yet."""
+        if self._session is not None:
+            self._close_after(self._session, self._random.uniform(1.0, 8.0))
+            self._lose(self._random.uniform(0.0005, 0.01))
+
+    def _close_after(self, session: Session, delay_s: float) -> None:
+        self._world.after(delay_s, lambda: self._locks.close(session, self._world.now))
+
+    def _lose(self, delay_s: float) -> None:
+        session, self._session = self._session, None
+        self._after(delay_s, lambda: self._lost(session))
+
+    def _lost(self, session: Session | None) -> None:
+        was_held, self._is_held = self._is_held, False
+        if was_held:
+            self._lost_at = self._used_at
+            self._say(LockLost(self._used_at))
+        self._after(self._random.uniform(0.003, 0.12) if was_held else self._pause_s(frozenset()), self._connect)
+
+    def _connect(self) -> None:
+        self._used_at = self._process.now
+        if not self._is_reachable():
+            self._after(self._times.check_interval_s, self._connect)
+            return
+        self._session = Session(self._process.now)
+        self._locks.sessions.append(self._session)
+        self._use(frozenset())
+
+    def _use(self, before: frozenset[int]) -> None:
+        """Run one turn of the loop: acquire the lock, check those of others, wait."""
+        session = self._session
+        if session is None:
+            return
+        if not session.is_open or not self._is_reachable():
+            self._close_after(session, self._random.choice((0.01, 0.01, 5.0)))
+            self._lose(_NO_ANSWER_S if session.is_open or session.is_mute else 0.001)
+            return
+        self._used_at = self._process.now
+        if not self._is_held and self._locks.acquire(session, self._key):
+            self._is_held = True
+            self._say(LockAcquired(self._key))
+        keys = self._keys()
+        if not (keys or before or self._always_checks):
+            self._after(self._pause_s(frozenset()), lambda: self._use(frozenset()))
+            return
+        sent_at = self._process.now
+        self._after(self._random.uniform(0.0005, 0.003), lambda: self._look(session, sent_at, keys))
+
+    def _look(self, session: Session, sent_at: float, keys: tuple[int, ...]) -> None:
+        if session.is_mute:
+            self._lose(self._random.uniform(0.5, 4.0))
+            return
+        free = frozenset(key for key in keys if key not in self._locks.held)
+        held = frozenset(keys) - free
+        self._after(self._random.uniform(0.0005, 0.003), lambda: self._looked(session, sent_at, free, held))
+
+    def _looked(self, session: Session, sent_at: float, free: frozenset[int], held: frozenset[int]) -> None:
+        if session is not self._session:
+            return
+        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held))
+        self._after(self._pause_s(free), lambda: self._use(free))
+
+    def _pause_s(self, free: frozenset[int]) -> float:
+        times = self._times
+        if not self._is_held and self._process.now < self._lost_at + times.retry_grace_s:
+            return _RETRY_S
+        if free:
+            return times.recheck_delay_s
+        interval_s = times.check_interval_s
+        # A new rival is checked at once.
+        return self._random.choice((interval_s, self._random.uniform(0.0, interval_s)))
+
+    _always_checks = False
+
+    def _name(self) -> str:
+        raise NotImplementedError
+
+    def _keys(self) -> tuple[int, ...]:
+        return ()
+
+    def _is_reachable(self) -> bool:
+        raise NotImplementedError
+
+    def _say(self, event: LockEvent) -> None:
+        self._process.handle(event)
+
+    def _after(self, delay_s: float, happening: object) -> None:
+        """Call it after a delay by the node's clock, unless the process has ended or something else was scheduled
+        since."""
+        self._turn = turn = next(self._turns)
+
+        def if_due() -> None:
+            if self._turn == turn and self._process.alive:
+                happening()  # type: ignore[operator]
+
+        self._world.after(delay_s / self._process.rate, lambda: self._process.awake(if_due))
+
+
+class NodeLock(ProcessLock):
+    """That of a node."""
+
+    def __init__(self, node: SimulatedNode, locks: AdvisoryLocks, random: Random) -> None:
+        super().__init__(node, node.settings.lock_times, locks, random)
+        self._node = node
+
+    def _name(self) -> str:
+        return self._node.machine.ref.incarnation
+
+    def _keys(self) -> tuple[int, ...]:
+        return self._node.machine.lock_keys()
+
+    def _is_reachable(self) -> bool:
+        return self._node.way.is_open()
+
+
+class AgentLock(ProcessLock):
+    """That of an agent. Some have none; the database of some is another than that of the nodes, who cannot see it."""
+
+    _always_checks = True
+
+    def __init__(self, agent: SimulatedAgent, times: LockTimes, locks: AdvisoryLocks, random: Random) -> None:
+        self.is_used = random.random() < 0.85
+        super().__init__(agent, times, locks if random.random() < 0.9 else AdvisoryLocks(set()), random)
+        self._agent = agent
+
+    def begin_life(self) -> None:
+        if self.is_used:
+            super().begin_life()
+            if self._is_pooled:
+                self._world.after(0.01, lambda: self._agent.awake(lambda: self._agent.handle(LockAbsent())))
+
+    def _name(self) -> str:
+        return self._agent.name
+
+    def _is_reachable(self) -> bool:
+        return self._world.now >= self._agent.simulation.lock_troubles.down_until
+
+
+class LockTroubles:
+    """Faults of these connections, and of agents' polls, during the safety phase."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation, self._world = simulation, simulation.world
+        self._random = Random(f"the locks of {simulation.seed}")
+        self._of_agents = Random(f"the agents' locks of {simulation.seed}")
+        self.down_until = float("-inf")
+
+    def begin(self, until: float) -> None:
+        self._until = until
+        if self._random.random() < 0.8:
+            self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+        if self._of_agents.random() < 0.8:
+            self._world.after(self._of_agents.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+
+    def restart(self) -> None:
+        """Close all connections, as a restart of the database does."""
+        self._simulation.locks.restart(self._world.now)
+        for node in self._simulation.nodes:
+            node.lock.cut()
+        for agent in self._simulation.living():
+            agent.lock.cut()
+
+    def agent_gone(self, agent: SimulatedAgent) -> None:
+        """End a dead agent's polls: nodes mostly notice at once."""
+        late_s = self._of_agents.uniform(1.0, 12.0) if self._of_agents.random() < 0.15 else 0.0
+        for node in self._simulation.nodes:
+            self._report_poll(node, agent, late_s + self._of_agents.uniform(0.001, 0.01), is_held=False)
+
+    def _report_poll(self, node: SimulatedNode, agent: SimulatedAgent, delay_s: float, *, is_held: bool) -> None:
+        self._world.after(delay_s, lambda: node.learn_of_poll(AgentPollChanged(agent.name, is_held)))
+
+    def _break_polls(self, agent: SimulatedAgent, for_s: float) -> None:
+        """Nodes hold no poll of a living agent; some of them for ever."""
+        self._world.say(agent.name, f"has its polls broken for {for_s:.1f} s")
+        for node in self._simulation.nodes:
+            self._report_poll(node, agent, self._of_agents.uniform(0.0, 0.01), is_held=False)
+            if self._of_agents.random() < 0.8:
+                self._report_poll(node, agent, for_s, is_held=True)
+
+    def _lose_messages(self, agent: SimulatedAgent, for_s: float) -> None:
+        """Lose what a living agent sends, as a gateway does that has forgotten its connections, and mostly the rest."""
+        paths = BOTH_DIRECTIONS if self._of_agents.random() < 0.7 else ("there",)
+        for node in self._simulation.nodes:
+            self._simulation.network.part(agent.name, node.address, paths, for_s)
+
+    def _befall_agent(self) -> None:
+        if self._world.now >= self._until:
+            return
+        random = self._of_agents
+        self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+        if not (agents := self._simulation.living()):
+            return
+        agent = random.choice(agents)
+        for_s = random.uniform(0.05, 6.0)
+        if random.random() < 0.8:
+            self._break_polls(agent, for_s)
+        if is_cut_off := random.random() < 0.6:
+            self._lose_messages(agent, for_s)
+        troubles = (
+            ("flap", "unnoticed", "unnoticed") if is_cut_off else ("none", "cut", "flap", "unnoticed", "break off")
+        )
+        trouble = random.choice(troubles)
+        self._world.say(agent.name, f"trouble of its lock: {trouble}")
+        match trouble:
+            case "cut":
+                agent.lock.cut()
+            case "flap":
+                for turn in range(random.randint(3, 40)):
+                    self._world.after(turn * random.uniform(0.02, 0.15), agent.lock.cut)
+            case "unnoticed":
+                agent.lock.cut_unnoticed()
+            case "break off":
+                agent.lock.break_off()
+
+    def _befall(self) -> None:
+        if self._world.now >= self._until:
+            return
+        self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
+        node = self._random.choice(self._simulation.nodes)
+        match self._random.choice(("cut", "cut", "cut", "flap", "break off", "restart")):
+            case "cut":
+                self._world.say(node.name, "has the connection of its lock cut")
+                node.lock.cut()
+            case "flap":
+                self._world.say(node.name, "has the connection of its lock cut again and again")
+                for turn in range(self._random.randint(3, 20)):
+                    self._world.after(turn * self._random.uniform(0.02, 0.15), node.lock.cut)
+            case "break off":
+                self._world.say(node.name, "has lost the connection of its lock, which the database does not know")
+                node.lock.break_off()
+            case "restart":
+                down_s = self._random.uniform(0.05, 3.0)
+                self._world.say("database", f"restarts, for {down_s:.1f} s")
+                self.down_until = self._world.now + down_s
+                for each in self._simulation.nodes:
+                    each.way.down(down_s)
+                self.restart()

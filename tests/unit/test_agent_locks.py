@@ -1,0 +1,235 @@
+"""Locks of agents: when a consumer whose lock is free is gone, and what an agent does without its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from sublet_borrower.machine.agent import (
+    Agent,
+    CloseSubscription,
+    LockAbsent,
+    NodeMessageReceived,
+    NodesDiscovered,
+    OpenSubscription,
+    SubscriptionClosed,
+)
+from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.election.lock_watch import AgentWatch
+from sublet_leader.group.events import AgentsGone
+from sublet_leader.settings import LeaderSettings
+from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, Ping, PingResponse
+from sublet_storage.db.advisory_lock import LockAcquired, LockLost, LocksChecked, compute_lock_key
+from tests.unit.leader_bench import Bench
+from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
+
+SETTINGS, BORROWER = LeaderSettings(), BorrowerSettings()
+KEY = compute_lock_key("a")
+WANTED = LeaderWanted("a/1", SUBSCRIPTION, lock_valid_s=BORROWER.lock_valid_s)
+GRACE_S = SETTINGS.reconnect_grace_s
+
+
+# --- the leader's look ------------------------------------------------------------------------------------------------
+
+
+def look(at: float, *, is_free: bool = True, connected_at: float = 0.0) -> LocksChecked:
+    """It takes 10 ms."""
+    key = frozenset({KEY})
+    free, held = (key, frozenset[int]()) if is_free else (frozenset[int](), key)
+    return LocksChecked(connected_at, at, at + 0.01, free, held)
+
+
+def watching(missing_at: float = 10.0) -> AgentWatch:
+    """A node that has seen the agent's lock held, and whose poll is missing now."""
+    watch = AgentWatch(SETTINGS)
+    watch.note_message("a", WANTED, 9.0)
+    watch.check(look(9.1, is_free=False))
+    watch.note_poll("a", False, missing_at)
+    return watch
+
+
+def gone(watch: AgentWatch, *looks: LocksChecked) -> list[bool]:
+    """For each of the looks, whether the agent counts as gone by then."""
+    return ["a" in watch.check(each) for each in looks]
+
+
+def test_a_lock_is_free_for_the_whole_grace() -> None:
+    assert gone(watching(), look(10.1), look(10.5), look(11.1), look(11.2)) == [False, False, False, True]
+
+
+def test_a_lock_taken_again_begins_the_grace_anew() -> None:
+    assert gone(watching(), look(10.1), look(10.5, is_free=False), look(10.7), look(11.2)) == [False] * 4
+
+
+def test_an_agent_that_polls_is_not_gone() -> None:
+    watch = watching()
+    gone(watch, look(10.1))
+    watch.note_poll("a", True, 10.5)
+    assert gone(watch, look(11.2), look(13.0)) == [False, False]
+    assert watch.keys() == ()
+
+
+def test_a_message_begins_the_grace_anew() -> None:
+    """Also for a look that was under way by then."""
+    watch = watching()
+    gone(watch, look(10.1))
+    watch.note_message("a", Ping(("a/1",), 0.0), 10.9)
+    assert gone(watch, look(10.85), look(11.5), look(11.9), look(12.6)) == [False, False, False, True]
+
+
+def test_a_lock_never_seen_held_means_nothing() -> None:
+    """The agent's database may be another one, or a standby."""
+    watch = AgentWatch(SETTINGS)
+    watch.note_message("a", WANTED, 9.0)
+    watch.note_poll("a", False, 10.0)
+    assert gone(watch, look(10.1), look(11.2), look(12.4)) == [False] * 3
+
+
+def test_each_connection_sees_a_lock_held_itself() -> None:
+    """After a failover the database may be another."""
+    watch = watching()
+    later = [look(at, connected_at=11.0) for at in (13.1, 14.2, 15.4)]
+    assert gone(watch, look(10.1), *later) == [False] * 4
+
+
+def test_a_young_connection_finds_nobody_gone() -> None:
+    watch = watching()
+    watch.check(look(10.1, is_free=False, connected_at=10.0))
+    later = [look(at, connected_at=10.0) for at in (10.3, 11.4, 12.1, 13.2)]
+    assert gone(watch, *later) == [False, False, False, True]
+
+
+def test_a_watch_ends_with_the_eviction_time() -> None:
+    watch = watching()
+    watch.expire(10.0 + SETTINGS.eviction_timeout_s)
+    assert watch.keys() == ()
+
+
+# --- the leader of a group --------------------------------------------------------------------------------------------
+
+
+def lent(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
+    """A stream lent to a/1, whose ping was just answered, and b/1 waits."""
+    bench = Bench()
+    bench.join("a/1", lock_valid_s=lock_valid_s)
+    bench.pass_time(1.0, "a/1")
+    bench.confirm()
+    bench.join("b/1")
+    bench.receive(Ping(("a/1",), 0.0), "a")
+    assert bench.holders() == {1: "a/1"}
+    return bench
+
+
+@pytest.mark.conforms("E7")
+def test_streams_of_a_gone_agent_move_at_once() -> None:
+    """What the agent was promised counts no more; the move is a forced one."""
+    bench = lent()
+    bench.give(AgentsGone(frozenset({"a"})))
+    bench.pass_time(0.3, "b/1")
+    assert bench.holders() == {1: "b/1"}
+    [moved] = bench.forced()
+    assert moved.reason == "evicted: its process has ended"
+    [over] = bench.received(Invalidate, "a")
+    assert (over.borrower_id, over.reason) == ("a/1", BorrowerEndReason.RETRY)
+
+
+@pytest.mark.parametrize("lock_valid_s", [0.0, 0.9])
+def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
+    """It has declared no lock, or goes on for longer than the grace lasts by any clock."""
+    bench = lent(lock_valid_s)
+    bench.give(AgentsGone(frozenset({"a"})))
+    bench.pass_time(0.3, "b/1")
+    assert bench.holders() == {1: "a/1"}
+
+
+# --- the agent --------------------------------------------------------------------------------------------------------
+
+
+class LockPlay(Play):
+    """An agent that awaits its lock."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self.machine = Agent("a", BORROWER, awaits_lock=True)
+        self.do(NodesDiscovered(NODES))
+
+    def see_lock(self, at: float) -> None:
+        self.do(LocksChecked(0.0, at, at + 0.01), at + 0.01)
+
+    def may(self, at: float) -> bool:
+        return self.machine.may_start_call(1, 5, 50, at)
+
+
+def holding() -> LockPlay:
+    """Its lock was seen at 1.0; it has stream 5 under grant 50, and a ping answered then."""
+    play = LockPlay()
+    play.do(LockAcquired(KEY), 0.5)
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.connect(1, 1.0)
+    play.grant(1, 5)
+    play.see_lock(1.0)
+    return play
+
+
+def test_the_first_subscription_waits_for_the_lock() -> None:
+    """And declares it; meanwhile nodes are looked up."""
+    play = LockPlay()
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    assert (play.wanted(), play.last.needs_discovery) == ([], True)
+    play.do(LockAcquired(KEY))
+    assert [message.lock_valid_s for _, message in play.wanted()] == [BORROWER.lock_valid_s]
+
+
+def test_without_a_lock_nothing_is_declared() -> None:
+    """Its calls go by its pings alone."""
+    play = LockPlay()
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(LockAbsent(), 1.0)
+    assert [message.lock_valid_s for _, message in play.wanted()] == [0.0]
+    play.connect(1)
+    play.grant(1, 5)
+    assert play.may(8.0)
+
+
+def test_a_subscription_that_waits_can_be_closed() -> None:
+    play = LockPlay()
+    play.do(OpenSubscription(1, SUBSCRIPTION))
+    play.do(CloseSubscription(1))
+    assert play.last.updates == (SubscriptionClosed(1, BorrowerEndReason.DONE, "left before it began"),)
+    play.do(LockAcquired(KEY))
+    assert play.wanted() == []
+
+
+@pytest.mark.conforms("E7")
+def test_calls_begin_only_soon_after_a_look_at_the_lock() -> None:
+    play = holding()
+    assert play.may(1.69)
+    assert not play.may(1.7), "its ping is valid for 8.5 s, its lock is not"
+    play.see_lock(1.8)
+    assert play.may(2.49)
+
+
+@pytest.mark.conforms("E7")
+def test_who_has_lost_its_lock_needs_a_leaders_answer() -> None:
+    """To a new borrower: pings of the former one count no more, though the lock is held again."""
+    play = holding()
+    play.do(LockLost(1.1), 1.2)
+    [(_, undeclared)] = play.wanted()
+    assert (undeclared.lock_valid_s, undeclared.predecessor, len(undeclared.reclaim)) == (0.0, "a/1", 1)
+    assert play.may(1.69)
+    assert not play.may(1.7)
+    play.do(LockAcquired(KEY), 1.75)
+    [(_, declared)] = play.wanted()
+    assert (declared.lock_valid_s, declared.predecessor) == (BORROWER.lock_valid_s, "a/2")
+    play.see_lock(1.8)
+    play.do(NodeMessageReceived("n1:1", PingResponse("a/1", TERM, 1.8, 8.5)))
+    assert not play.may(1.9)
+    play.connect(1, 1.9)
+    play.grant(1, 5)
+    assert play.may(1.95)
+
+
+def test_settings_of_both_sides_fit() -> None:
+    assert BORROWER.lock_valid_s <= SETTINGS.max_lock_valid_s
+    assert replace(SETTINGS, reconnect_grace_s=0.5).max_lock_valid_s < BORROWER.lock_valid_s
