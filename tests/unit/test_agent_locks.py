@@ -54,7 +54,7 @@ def gone(watch: AgentWatch, *looks: LocksChecked) -> list[bool]:
     return ["a" in watch.check(each) for each in looks]
 
 
-def test_a_lock_is_free_for_the_whole_grace() -> None:
+def test_a_lock_is_free_for_all_of_the_grace() -> None:
     assert gone(watching(), look(10.1), look(10.5), look(11.1), look(11.2)) == [False, False, False, True]
 
 
@@ -109,8 +109,8 @@ def test_a_watch_ends_with_the_eviction_time() -> None:
 # --- the leader of a group --------------------------------------------------------------------------------------------
 
 
-def lent(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
-    """A stream lent to a/1, whose ping was just answered, and b/1 waits."""
+def declared(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
+    """A stream granted to a/1, whose ping was just answered, and b/1 waits."""
     bench = Bench()
     bench.join("a/1", lock_valid_s=lock_valid_s)
     bench.pass_time(1.0, "a/1")
@@ -124,7 +124,7 @@ def lent(lock_valid_s: float = BORROWER.lock_valid_s) -> Bench:
 @pytest.mark.conforms("E7")
 def test_streams_of_a_gone_agent_move_at_once() -> None:
     """What the agent was promised counts no more; the move is a forced one."""
-    bench = lent()
+    bench = declared()
     bench.give(AgentsGone(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "b/1"}
@@ -137,7 +137,7 @@ def test_streams_of_a_gone_agent_move_at_once() -> None:
 @pytest.mark.parametrize("lock_valid_s", [0.0, 0.9])
 def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
     """It has declared no lock, or goes on for longer than the grace lasts by any clock."""
-    bench = lent(lock_valid_s)
+    bench = declared(lock_valid_s)
     bench.give(AgentsGone(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "a/1"}
@@ -202,7 +202,7 @@ def test_a_subscription_that_waits_can_be_closed() -> None:
 
 
 @pytest.mark.conforms("E7")
-def test_calls_begin_only_soon_after_a_look_at_the_lock() -> None:
+def test_calls_begin_only_soon_after_a_lock_check() -> None:
     play = holding()
     assert play.may(1.69)
     assert not play.may(1.7), "its ping is valid for 8.5 s, its lock is not"
