@@ -82,6 +82,7 @@ def test_a_lock_never_seen_held_means_nothing() -> None:
     """The agent's database may be another one, or a standby."""
     watch = AgentWatch(SETTINGS)
     watch.note_message("a", WANTED, 9.0)
+    watch.check(look(9.1))
     watch.note_poll("a", False, 10.0)
     assert gone(watch, look(10.1), look(11.2), look(12.4)) == [False] * 3
 
