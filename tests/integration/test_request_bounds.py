@@ -139,7 +139,11 @@ def test_a_driver_has_the_bounds_too(driver: str) -> None:
 def test_a_poll_is_by_the_agents_principal(node: grpc.Channel, tokens: dict[str, str]) -> None:
     """Another gets nothing, though it knows the agent's key."""
     mine = commands()
-    name = {"protocol_version": PROTOCOL_VERSION, "subscriber_id": mine.subscriber_id, "agent_key": mine.agent_key}
+    name: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "subscriber_id": mine.subscriber_id,
+        "agent_key": mine.agent_key,
+    }
     poll, batch = pb.PollRequest(**name).SerializeToString(), pb.CommandBatch(**name, number=2).SerializeToString()
     stranger = pb.PollRequest(**session()).SerializeToString()
 
