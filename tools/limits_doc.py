@@ -30,6 +30,8 @@ that nothing is stored that is refused later. What can be split is split by its 
 
 - A call is refused as `INVALID_ARGUMENT`, a single command of a batch by an error of its own, an argument in Python
   by an `InvalidSetting`, `InvalidTopic`, `ValueTooLarge` or another `UsageError`.
+- Each method has a limit for its request as it was sent, which is looked at before the request is parsed
+  (`protocol/sublet_protocol/gate/rpc_rights.py`). Compressed requests are refused, as `UNIMPLEMENTED`.
 - A node that is busy, or serves as many as it can, answers `RESOURCE_EXHAUSTED` with `sublet-retry-after-ms`.
 - Progress beyond the end of its stream changes nothing, and its sender is over, as `denied` with the reason. Under a
   grant id that was never given it is answered by `revoked`. The group goes on.

@@ -146,6 +146,7 @@ class NodeServer:
             on_interest=self._on_interest,
             check_subscribe=self._callers.check_subscribe,
             on_poll=self._on_poll,
+            check_agent=self._callers.check_agent,
             principal=lambda: self._gate.get_caller().principal,
             clock=boottime_clock,
         )

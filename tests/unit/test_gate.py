@@ -198,7 +198,7 @@ def call(gate: AccessGate, method: str, answer: Any, *metadata: tuple[str, str])
 
     async def run() -> Any:
         async def found(details: object) -> Any:
-            return None if answer is None else grpc.unary_unary_rpc_method_handler(answer)
+            return None if answer is None else grpc.unary_unary_rpc_method_handler(answer, bytes)
 
         details = SimpleNamespace(method=method, invocation_metadata=metadata)
         handler = await GateInterceptor(gate).intercept_service(found, details)

@@ -143,11 +143,15 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
 
     async def History(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         """Send the stored messages, page by page."""
-        await self._serve(request, context, FeedReadCall.history)
+        read = _decode_read(request)
+        del request  # it may be large, and the call may last
+        await self._serve(read, context, FeedReadCall.history)
 
     async def Follow(self, request: Any, context: Any) -> None:  # noqa: N802 (the service's own spelling)
         """Send the stored messages, and then new ones."""
-        await self._serve(request, context, FeedReadCall.follow)
+        read = _decode_read(request)
+        del request
+        await self._serve(read, context, FeedReadCall.follow)
 
     async def Read(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Return a page of a granted stream."""
@@ -222,7 +226,12 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         future.add_done_callback(lambda _: self.batches.release(size))
         return future
 
-    async def _serve(self, request: Any, context: Any, operation: Callable[[FeedReadCall], Any]) -> None:
+    async def _serve(
+        self, read: feed.FeedReadRequest | SubletError, context: Any, operation: Callable[[FeedReadCall], Any]
+    ) -> None:
+        if isinstance(read, SubletError):
+            await _refuse(context, read)
+            return
         caller = self._gate.get_caller()
 
         async def write(page: feed.FeedPage) -> None:
@@ -231,7 +240,6 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
             self.pages_written += 1
 
         try:
-            read = feed.decode_read(request)
             caller.check(Right.READ, read.filter)
             self.readers.acquire()
             try:
@@ -241,6 +249,13 @@ class FeedServer(sublet_pb2_grpc.FeedServicer):  # type: ignore[misc]
         except Exception as error:  # noqa: BLE001 - as above
             if not (context.cancelled() or context.done()):  # else the client has gone, and the page with it
                 await _refuse(context, error)
+
+
+def _decode_read(request: Any) -> feed.FeedReadRequest | SubletError:
+    try:
+        return feed.decode_read(request)
+    except SubletError as error:
+        return error.with_traceback(None)  # whose frames have the request
 
 
 def _read_heads(

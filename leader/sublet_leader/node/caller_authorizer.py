@@ -47,6 +47,14 @@ class CallerAuthorizer:
                 subscription = parse_leader_query(message)
                 caller.check(Right.WATCH, subscription.filter, subscription.group)
 
+    def check_agent(self, subscriber_id: str) -> None:
+        """Raise `PermissionDenied` if the subscriber's agent is another principal's. Binds nothing: who only polls has
+        registered nothing."""
+        caller, agent = self._gate.get_caller(), parse_agent_id(subscriber_id)
+        if caller.principal is not None and self._principals.get(agent, caller.principal) != caller.principal:
+            caller.note_refusal(f"agent {agent}")
+            raise _other_agent_error(agent, caller)
+
     def check_subscribe(self, subscriber_id: str, channel: str, key: str | None) -> None:
         """Raise `PermissionDenied` unless the caller may subscribe to the channel and key."""
         caller = self._identify_caller(subscriber_id)
@@ -121,7 +129,7 @@ class CallerAuthorizer:
         caller = self._gate.get_caller()
         agent = parse_agent_id(subscriber_id)
         if caller.principal is not None and self._principals.setdefault(agent, caller.principal) != caller.principal:
-            raise PermissionDenied(f"agent {agent} is not {caller.principal}'s. A new session has another agent.")
+            raise _other_agent_error(agent, caller)
         return caller
 
     def forget(self, subscriber_ids: Collection[str]) -> None:
@@ -129,6 +137,10 @@ class CallerAuthorizer:
         connected_agents = {parse_agent_id(subscriber_id) for subscriber_id in self._publisher.subscriber_ids}
         for agent in {parse_agent_id(subscriber_id) for subscriber_id in subscriber_ids} - connected_agents:
             self._principals.pop(agent, None)
+
+
+def _other_agent_error(agent: str, caller: Caller) -> PermissionDenied:
+    return PermissionDenied(f"agent {agent} is not {caller.principal}'s. A new session has another agent.")
 
 
 def _check_subscribe(caller: Caller, channel: str, key: str | None) -> None:

@@ -9,10 +9,12 @@ from __future__ import annotations
 MAX_PUBLISH_BYTES = 4 << 20
 """Largest request to publish, in bytes."""
 MAX_REQUEST_BYTES = 1 << 20
-"""Largest of all other requests, in bytes."""
+"""Largest request to read, with its bookmark, in bytes. Those of other methods are smaller."""
+MAX_SESSION_REQUEST_BYTES = 768 << 10
+"""Largest batch of commands, in bytes: what is 2 bytes of it may be 100 in the node."""
 ENVELOPE_BYTES = 8 << 10
 """Left in a request for what stands around its content: ids, keys and numbers."""
-MAX_COMMAND_BYTES = MAX_REQUEST_BYTES - ENVELOPE_BYTES
+MAX_COMMAND_BYTES = MAX_SESSION_REQUEST_BYTES - ENVELOPE_BYTES
 """Largest command, and all commands of a batch together, in bytes."""
 
 MAX_TOPIC_BYTES = 4096
@@ -39,6 +41,8 @@ MAX_BORROWERS = 1_000
 """Most borrowers in a ping."""
 MAX_STREAMS = 10_000
 """Most streams in a message; each is in it once."""
+MAX_HEADS_BYTES = 12 * MAX_STREAMS + ENVELOPE_BYTES
+"""Largest request for heads of streams, in bytes."""
 MAX_BOOKMARK_STREAMS = 40_000
 """Most streams in a bookmark: as many as fit into a request."""
 

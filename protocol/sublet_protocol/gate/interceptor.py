@@ -13,6 +13,7 @@ import grpc.aio
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
 from sublet_protocol.gate.open_call_limiter import OpenCallLimiter
+from sublet_protocol.gate.request_parser import parse_request
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
 
 log = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         if handler is None or needed is None:
             return grpc.stream_unary_rpc_method_handler(_refuse_method)
         if needed.is_open:
-            return self._open_calls.limit_handler(handler)
+            return self._open_calls.limit_handler(handler, needed.max_bytes)
         authorization = _find_authorization(handler_call_details.invocation_metadata)
         await self._gate.read_unknown(authorization)
         if not self._gate.is_known(authorization):
@@ -65,9 +66,9 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         }
         inner, make = kinds[streams_in, streams_out]
 
-        async def call(request: Any, context: Any) -> Any:
+        async def call(raw: bytes, context: Any) -> Any:
             caller = await self._admit_call(context, method)
-            answer = inner(request, context)
+            answer = inner(await parse_request(raw, handler.request_deserializer, needed.max_bytes, context), context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
@@ -76,7 +77,7 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _abort_unless_checked(caller, needed, context)
             return reply
 
-        return make(call, handler.request_deserializer, handler.response_serializer)
+        return make(call, None, handler.response_serializer)
 
     async def _admit_call(self, context: Any, method: str) -> Caller:
         authorization = _find_authorization(context.invocation_metadata())

@@ -13,8 +13,9 @@ from urllib.parse import unquote
 
 import grpc
 
-from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, MAX_OPEN_REQUEST_BYTES, OPEN_REQUEST_S
+from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, OPEN_REQUEST_S
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
+from sublet_protocol.gate.request_parser import parse_request
 
 
 class OpenCallLimiter:
@@ -24,8 +25,8 @@ class OpenCallLimiter:
         self._request_s = request_s
         self._counts = ClientAddressCounts()
 
-    def limit_handler(self, handler: Any) -> Any:
-        """Return the handler within the bounds; its method has one request."""
+    def limit_handler(self, handler: Any, max_bytes: int) -> Any:
+        """Return the handler within the bounds; its method has one request, of `max_bytes` at most."""
         inner = handler.unary_stream if handler.response_streaming else handler.unary_unary
         kind: Callable[..., Any] = (
             grpc.stream_stream_rpc_method_handler
@@ -40,26 +41,25 @@ class OpenCallLimiter:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             self._counts.add(host)
             try:
-                return await inner(await self._read(requests, context), context)
+                raw = await self._read(requests, context)
+                request = await parse_request(raw, handler.request_deserializer, max_bytes, context)
+                return await inner(request, context)
             finally:
                 self._counts.remove(host)
 
-        return kind(call, handler.request_deserializer, handler.response_serializer)
+        return kind(call, None, handler.response_serializer)
 
-    async def _read(self, requests: Any, context: Any) -> Any:
+    async def _read(self, requests: Any, context: Any) -> bytes:
         try:
             async with asyncio.timeout(self._request_s):
-                request = await anext(aiter(requests), None)
+                raw: bytes | None = await anext(aiter(requests), None)
         except TimeoutError:
-            request = None
-        if request is None:
+            raw = None
+        if raw is None:
             text = f"the request did not come within {self._request_s:g} s"
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
             raise AssertionError("abort raises")
-        if request.ByteSize() > MAX_OPEN_REQUEST_BYTES:
-            text = f"a request of {request.ByteSize()} bytes: the limit is {MAX_OPEN_REQUEST_BYTES}"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-        return request
+        return raw
 
 
 def parse_host(peer: str) -> str:

@@ -18,6 +18,7 @@ from sublet_protocol.domain.limits import (
     MAX_DIMENSIONS,
     MAX_EXPLANATION_CHARACTERS,
     MAX_HOLD_S,
+    MAX_ITEMS,
     MAX_START_BYTES,
     MAX_SUBSCRIPTION_BYTES,
     MAX_TOPIC_BYTES,
@@ -88,25 +89,25 @@ def count_items(wire: Any) -> int:
     """Return for how many items a `ToLeader` counts: for each borrower, stream and epoch; for 1 without any."""
     kind = wire.WhichOneof("message")
     message: Any = getattr(wire, kind) if kind else None
-    items = 1
     match kind:
         case "leader_wanted":
-            items = len(message.reclaim) + sum(map(_count_more_epochs, message.reclaim))
+            items = _count_streams(message.reclaim)
         case "ping":
             items = len(message.borrower_ids)
         case "update_progress" | "disconnect":
             doubts = (stream.in_doubt for stream in message.streams if stream.HasField("in_doubt"))
-            items = (
-                len(message.streams)
-                + sum(map(_count_more_epochs, message.streams))
-                + sum(map(_count_more_epochs, doubts))
-            )
+            items = _count_streams(message.streams, doubts)
+        case _:
+            return 1
     return max(items, 1)
 
 
-def _count_more_epochs(wire: Any) -> int:
-    """Return how many epochs its frontier has beyond one, which counts with its stream."""
-    return max(len(wire.consumed.lower.least) - 1, 0) if wire.HasField("consumed") else 0
+def _count_streams(streams: Sequence[Any], doubts: Iterable[Any] = ()) -> int:
+    """Return how many streams these are, and epochs beyond one of each, which counts with its stream."""
+    if len(streams) > MAX_ITEMS:
+        return len(streams)  # too many already, perhaps hundreds of thousands: none is looked at
+    frontiers = (each.consumed.lower.least for each in (*streams, *doubts) if each.HasField("consumed"))
+    return len(streams) + sum(max(len(least) - 1, 0) for least in frontiers)
 
 
 # --- to the leader --------------------------------------------------------------------------------------------------

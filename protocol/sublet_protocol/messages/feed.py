@@ -15,7 +15,6 @@ from sublet_protocol.domain.limits import (
     ENVELOPE_BYTES,
     MAX_BOOKMARK_STREAMS,
     MAX_PUBLISH_BYTES,
-    MAX_REQUEST_BYTES,
     MAX_START_BYTES,
 )
 from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition
@@ -124,7 +123,7 @@ def encode_publish(batch: FeedPublishRequest) -> Any:
 
 def decode_publish(wire: Any) -> FeedPublishRequest:
     """Return a batch. Raise `MalformedMessage`, and `ProtocolMismatch` for another version."""
-    check_request(wire, MAX_PUBLISH_BYTES)
+    check_request(wire)
     if not wire.messages or len(wire.messages) > MAX_BATCH_BYTES:
         raise MalformedMessage(
             f"messages of {len(wire.messages)} bytes: a batch has 1 to {MAX_BATCH_BYTES}. Send several, or none."
@@ -242,10 +241,8 @@ def _decode_bookmark(wire: Any) -> Bookmark:
     return Bookmark(wire.known, {each.stream_id: each.offset for each in wire.positions}, timeline)
 
 
-def check_request(wire: Any, limit_bytes: int = MAX_REQUEST_BYTES) -> None:
-    """Raise `MalformedMessage` for a request that is too large, `ProtocolMismatch` for a client of another version."""
-    if (size := wire.ByteSize()) > limit_bytes:
-        raise MalformedMessage(f"a request of {size} bytes, and the limit is {limit_bytes}. Send several.")
+def check_request(wire: Any) -> None:
+    """Raise `ProtocolMismatch` for a client of another version."""
     if (version := wire.protocol_version) != PROTOCOL_VERSION:
         raise ProtocolMismatch(
             f"protocol version {version}: this node speaks {PROTOCOL_VERSION}, the client {version}. Bring both to the "

@@ -59,6 +59,7 @@ log = logging.getLogger(__name__)
 SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_receive_message_length", MAX_PUBLISH_BYTES + ENVELOPE_BYTES),
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
+    ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression.value),
     ("grpc.so_reuseport", 0),
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
@@ -87,6 +88,7 @@ OnExpired = Callable[[Sequence[str]], None]
 OnPoll = Callable[[str, bool], None]
 OnInterest = Callable[[str, str | None, bool], None]
 CheckSubscribe = Callable[[str, str, str | None], None]
+CheckAgent = Callable[[str], None]
 Principal = Callable[[], str | None]
 
 
@@ -106,9 +108,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     silent or broke a rule, and with those that were refused after `check_subscribe` may have been called for them.
     `on_interest(channel, key or None for all, is_subscribed)` is called when its first subscriber has come, or the last
     has gone. `check_subscribe(subscriber id, channel, key or None for all)` raises a `SubletError` where the caller may
-    not subscribe to it. `principal()` returns the caller's principal; None: unknown. `channels` are those of the
-    publisher. `on_poll(agent, is_held)` is called when no poll of an agent is held: at once where one was broken,
-    else when no next one has come for a moment; and when that agent polls again.
+    not subscribe to it, `check_agent(subscriber id)` where the agent is another principal's. `principal()` returns the
+    caller's principal; None: unknown. `channels` are those of the publisher. `on_poll(agent,
+    is_held)` is called when no poll of an agent is held: at once where one was broken, else when no next one has come
+    for a moment; and when that agent polls again.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         on_interest: OnInterest = lambda channel, key, is_subscribed: None,
         check_subscribe: CheckSubscribe = lambda subscriber_id, channel, key: None,
         on_poll: OnPoll = lambda agent, is_held: None,
+        check_agent: CheckAgent = lambda subscriber_id: None,
         principal: Principal = lambda: None,
         channels: ChannelCatalog = CHANNELS,
         clock: Callable[[], float] = time.monotonic,
@@ -129,6 +133,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._on_expired = on_expired
         self._on_interest = on_interest
         self._check_subscribe = check_subscribe
+        self._check_agent = check_agent
         self._principal = principal
         self._presence = _PollPresence(on_poll, clock)
         self._channels = channels
@@ -190,11 +195,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
 
     async def Commands(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Execute a batch of commands, once."""
+        if (excess := _find_excess(request)) is not None:
+            del request  # it may be large, and the refusal waits for the network
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, excess)
         subscriber_id = await _check_request(request, context)
-        try:
-            wire.check_batch(request)
-        except MalformedMessage as error:
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
         reply = await asyncio.shield(self._begin_in_turn(subscriber_id, request))
         if isinstance(reply, SubscriberRefused):
@@ -204,6 +209,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
     async def Poll(self, request: Any, context: Any) -> Any:  # noqa: N802 (the service's own spelling)
         """Answer with what waits; with nothing waiting, hold the call until something does, or the hold is over."""
         subscriber_id = await _check_request(request, context)
+        await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
         with self._presence.polling(parse_agent_id(subscriber_id)):
             return await self._answer_poll(subscriber_id, request, context)
@@ -226,6 +232,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
+
+    async def _check_owner(self, subscriber_id: str, context: Any) -> None:
+        try:
+            self._check_agent(subscriber_id)
+        except SubletError as error:
+            await _abort(context, grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def _admit(self, subscriber_id: str, context: Any) -> None:
         """Refuse one more subscriber on a connection, or of a principal, that has as many as it may."""
@@ -435,6 +447,15 @@ class _LoopSlice:
         if self._items >= SLICE_ITEMS:
             self._items = 0
             await asyncio.sleep(0)
+
+
+def _find_excess(request: Any) -> str | None:
+    """Return what a batch has too much of; None: nothing."""
+    try:
+        wire.check_batch(request)
+    except MalformedMessage as error:
+        return str(error)
+    return None
 
 
 async def _check_request(request: Any, context: Any) -> str:

@@ -1,0 +1,22 @@
+"""Parses requests within the bound of their method: a few bytes of a request may become a hundred times as many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+NO_REQUEST = "the request is not one of this method: it cannot be parsed"
+
+
+async def parse_request(raw: bytes, parse: Callable[[bytes], Any], max_bytes: int, context: Any) -> Any:
+    """Return the request. Abort the call if it is larger than `max_bytes`, before it is parsed, or cannot be."""
+    if len(raw) > max_bytes:
+        text = f"a request of {len(raw)} bytes: the limit of this method is {max_bytes}"
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
+    try:
+        return parse(raw)
+    except DecodeError:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_REQUEST)

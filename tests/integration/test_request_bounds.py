@@ -1,0 +1,159 @@
+"""No request costs a server much before it is refused: each method has a bound, and nobody may compress."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import psycopg
+import pytest
+from grpc_health.v1 import health_pb2
+
+from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
+from sublet_protocol.domain.access.rights import Right
+from sublet_protocol.domain.limits import MAX_COMMANDS, MAX_ITEMS, MAX_OPEN_REQUEST_BYTES, MAX_SESSION_REQUEST_BYTES
+from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
+from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
+from sublet_protocol.v1 import sublet_pb2 as pb
+from tests.integration.access_kit import allow, bearer, rule, serve_asking, token_of
+from tests.integration.test_gate_rpcs import commands, session
+from tests.kit_nodes import Fleet
+
+pytestmark = pytest.mark.conforms("X4")
+
+WAIT_S = 30.0
+METHODS = [
+    f"/{service.full_name}/{method.name}"
+    for file in (pb.DESCRIPTOR, health_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+]
+EMPTY_STREAMS = b"\x1a\x00" * 300_000
+"""The streams of a progress, with nothing in them."""
+
+
+@pytest.fixture
+def tokens(conn: psycopg.Connection[Any]) -> dict[str, str]:
+    allow(conn, rule("user:member", Right.JOIN, "orders/#"))
+    return {name: token_of(conn, f"user:{name}") for name in ("member", "nobody")}
+
+
+@pytest.fixture
+def address(empty_fleet: Fleet, conn: psycopg.Connection[Any], tokens: dict[str, str]) -> str:
+    """Of a node that asks who calls."""
+    return serve_asking(empty_fleet, conn)
+
+
+@pytest.fixture
+def node(address: str) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(address) as channel:
+        yield channel
+
+
+@pytest.fixture
+def driver() -> Iterator[str]:
+    """The address of a Spark driver's endpoint."""
+    endpoint = DriverEndpoint("127.0.0.1", "127.0.0.1", lambda: None)
+    yield endpoint.address
+    endpoint.close()
+
+
+def refusal(channel: grpc.Channel, method: str, raw: bytes, token: str | None = None) -> tuple[grpc.StatusCode, str]:
+    """What a client with neither proto nor library of ours is told."""
+    call = channel.unary_stream(method)(raw, timeout=WAIT_S, metadata=bearer(token))
+    with pytest.raises(grpc.RpcError) as refused:
+        next(iter(call))
+    return refused.value.code(), str(refused.value.details())
+
+
+def progress(streams: bytes) -> bytes:
+    """A command."""
+    return _field(3, _field(3, streams))
+
+
+def _field(number: int, content: bytes) -> bytes:
+    length, size = bytearray(), len(content)
+    while size > 127:
+        length.append(size & 127 | 128)
+        size >>= 7
+    return bytes([number << 3 | 2, *length, size]) + content
+
+
+def of_commands(*contents: bytes) -> bytes:
+    return pb.CommandBatch(protocol_version=PROTOCOL_VERSION).SerializeToString() + b"".join(
+        _field(4, content) for content in contents
+    )
+
+
+def test_each_method_has_a_bound(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """One byte more is refused unparsed; what is as large as that, and no request at all, after it was parsed."""
+    assert set(METHODS) == set(RPC_RIGHTS)
+    for method in METHODS:
+        limit = RPC_RIGHTS[method].max_bytes
+        code, text = refusal(node, method, bytes(limit + 1), tokens["nobody"])
+        assert (code, f"limit of this method is {limit}" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), method
+        code, text = refusal(node, method, b"\xff" * limit, tokens["nobody"])
+        assert (code, "cannot be parsed" in text) == (grpc.StatusCode.INVALID_ARGUMENT, True), method
+
+
+def test_a_strangers_empty_fields_are_not_parsed(node: grpc.Channel) -> None:
+    """Parsed, they are a request of 0 bytes."""
+    for method in ("Check", "List", "Watch"):
+        code, text = refusal(node, f"/grpc.health.v1.Health/{method}", b"\x0a\x00" * MAX_OPEN_REQUEST_BYTES)
+        assert code is grpc.StatusCode.INVALID_ARGUMENT
+        assert f"a request of {2 * MAX_OPEN_REQUEST_BYTES} bytes" in text
+
+
+@pytest.mark.parametrize(
+    ("raw", "story"),
+    [
+        (of_commands(progress(EMPTY_STREAMS)), "300000 items"),
+        (of_commands(*[progress(b"\x1a\x00" * (MAX_ITEMS + 1))] * 30), f"{MAX_ITEMS + 1} items"),
+        (of_commands(*[b""] * 300_000), "300000 commands"),
+        (of_commands(*[progress(b"")] * (MAX_COMMANDS + 1)), "1001 commands"),
+    ],
+)  # fmt: skip
+def test_many_empty_items_are_refused(node: grpc.Channel, tokens: dict[str, str], raw: bytes, story: str) -> None:
+    """By their number, and none is looked at after those that are too many."""
+    assert len(raw) < MAX_SESSION_REQUEST_BYTES
+    code, text = refusal(node, "/sublet.v1.Session/Commands", raw, tokens["nobody"])
+    assert (code, text.startswith(story)) == (grpc.StatusCode.INVALID_ARGUMENT, True), text
+
+
+def test_no_server_takes_compressed_requests(address: str, driver: str, tokens: dict[str, str]) -> None:
+    for server in (address, driver):
+        with grpc.insecure_channel(server, compression=grpc.Compression.Gzip) as channel:
+            for method in ("/sublet.v1.Session/Commands", "/grpc.health.v1.Health/Check"):
+                code, text = refusal(channel, method, bytes(1_000), tokens["nobody"])
+                assert (code, "ompression" in text) == (grpc.StatusCode.UNIMPLEMENTED, True), (method, code, text)
+
+
+def test_a_driver_has_the_bounds_too(driver: str) -> None:
+    with grpc.insecure_channel(driver) as channel:
+        for streams, story in ((EMPTY_STREAMS * 2, "limit of this method is"), (EMPTY_STREAMS, "300000 items")):
+            assert story in refusal(channel, "/sublet.v1.Session/Commands", of_commands(progress(streams)))[1]
+
+
+@pytest.mark.conforms("X5")
+def test_a_poll_is_by_the_agents_principal(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """Another gets nothing, though it knows the agent's key."""
+    mine = commands()
+    name: dict[str, Any] = {
+        "protocol_version": PROTOCOL_VERSION,
+        "subscriber_id": mine.subscriber_id,
+        "agent_key": mine.agent_key,
+    }
+    poll, batch = pb.PollRequest(**name).SerializeToString(), pb.CommandBatch(**name, number=2).SerializeToString()
+    stranger = pb.PollRequest(**session()).SerializeToString()
+
+    def call(method: str, raw: bytes, token: str) -> bytes:
+        answer: bytes = node.unary_unary(f"/sublet.v1.Session/{method}")(raw, timeout=WAIT_S, metadata=bearer(token))
+        return answer
+
+    call("Commands", mine.SerializeToString(), tokens["member"])
+    for method, raw in (("Poll", poll), ("Commands", batch)):
+        code, text = refusal(node, f"/sublet.v1.Session/{method}", raw, tokens["nobody"])
+        assert (code, "is not user:nobody's" in text) == (grpc.StatusCode.PERMISSION_DENIED, True), text
+    assert pb.PollReply.FromString(call("Poll", poll, tokens["member"])).incarnation
+    assert call("Poll", stranger, tokens["nobody"]), "who has registered no agent is no other's"
