@@ -397,6 +397,30 @@ def test_each_batch_not_committed_is_refused_once(place: Place, asks_on: bool) -
     assert place.progress() == 2
 
 
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("of_one_batch", [False, True])
+def test_what_another_outcome_kept_is_not_passed_over(place: Place, of_one_batch: bool) -> None:
+    """A transaction whose block did not run, as the outcome of the one before could not be found out."""
+    with Publisher(place.url) as publisher:
+        for key in "aabb":
+            publisher.publish("t", key, key=key)
+    with PostgresProxy(place.url) as cutter, place.session(cutter.url, auto_ack=False) as session:
+        batch = first(session)
+        done, left = (batch.slice(0, 1), batch.slice(1, 1)) if of_one_batch else (batch, first(session))
+        cutter.cut_commit(resume=False)
+        with pytest.raises(UnknownOutcome), done.transaction():
+            pass
+        cutter.go_away()
+        with pytest.raises(UnknownOutcome), left.transaction():
+            raise AssertionError("the block does not run")
+        cutter.resume()
+        with pytest.raises(UsageError, match="acknowledge it once more"):
+            (batch if of_one_batch else left).ack()
+        with left.transaction() as connection:
+            write(connection, left)
+    assert (place.output(), place.progress()) == (left.table.column("value").to_pylist(), 2 if of_one_batch else 4)
+
+
 @pytest.mark.conforms("E37")
 def test_a_part_of_a_committed_batch_is_acknowledged(place: Place) -> None:
     """The transaction got no answer, and had all of it."""

@@ -96,7 +96,8 @@ class ProgressTransactions:
         self._open = False
         self._doubt: _Doubt | None = None
         self._not_committed: set[tuple[int, int, int]] = set()
-        """(stream, grant, ticket) of what was in doubt and turned out not to be committed, until its user knows."""
+        """(stream, grant, ticket) of what raised `UnknownOutcome` and was not committed, or not begun, until its user
+        knows."""
         self._tried_at = -math.inf
 
     @contextlib.contextmanager
@@ -114,7 +115,12 @@ class ProgressTransactions:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         for batch in batches:
             batch.begin_transaction()
-        self.find_out()
+        not_begun = {_get_key(batch) for batch in batches if not self._is_of_doubt(batch)}
+        try:
+            self.find_out()
+        except UnknownOutcome:
+            self._not_committed |= not_begun  # their block does not run
+            raise
         for batch in batches:
             self.forget_refusal(batch)
         if committed := [batch for batch in batches if batch.is_recovered]:
@@ -250,6 +256,13 @@ class ProgressTransactions:
             application_name="sublet transaction",
             idle_in_transaction_timeout_s=self._idle_s,
             own_search_path=False,
+        )
+
+    def _is_of_doubt(self, batch: CommittableBatch) -> bool:
+        """Return whether the transaction in doubt has all of that batch, or of that part of one."""
+        return self._doubt is not None and any(
+            _get_key(other) == _get_key(batch) and other.next_offset >= batch.next_offset
+            for other in self._doubt.batches
         )
 
     def _notify(self, *, recovered: bool) -> bool:
