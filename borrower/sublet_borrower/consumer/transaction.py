@@ -300,27 +300,27 @@ class ProgressTransactions:
             ) from error
 
     def _is_all_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
-        try:
-            return all(self._is_durable(connection, batch) for batch in furthest)
-        except UnknownOutcome:
-            self._doubt = None  # for good; a repetition is rejected, as the grant is over
-            raise
-
-    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
-        group_id, frontier = self._group_id(), batch.consumed_frontier
-        grant = (batch.stream_id, batch.grant_id, batch.grant_key)
-        if frontier is not None:
-            consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
-            if consumed is not None:
-                return consumed.max_of(frontier) == consumed
-        else:
-            position = consumer_progress.read_position(connection, group_id, *grant)
-            if position is not None:
-                return position >= batch.next_offset
+        """Return whether the progress of all of them is durable, by those of which it can be known: they were committed
+        together, so that one answer holds for all. Raise `UnknownOutcome` where it can be known of none.
+        """
+        answers = [self._is_durable(connection, batch) for batch in furthest]
+        if known := [answer for answer in answers if answer is not None]:
+            return all(known)
+        self._doubt = None  # for good; a repetition is rejected, as all their grants are over
         raise UnknownOutcome(
             "the connection to Postgres was lost during the commit, and the stream was granted anew since, so that its "
             "outcome is unknown. Look at the tables; what was not committed is its new holder's."
         )
+
+    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool | None:
+        """Return whether its progress is durable; None where its grant is over and what came of it is not stored."""
+        group_id, frontier = self._group_id(), batch.consumed_frontier
+        grant = (batch.stream_id, batch.grant_id, batch.grant_key)
+        if frontier is not None:
+            consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
+            return None if consumed is None else consumed.max_of(frontier) == consumed
+        position = consumer_progress.read_position(connection, group_id, *grant)
+        return None if position is None else position >= batch.next_offset
 
 
 def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:
