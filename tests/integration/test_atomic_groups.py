@@ -200,6 +200,32 @@ def test_a_commit_under_a_past_grant_stays_unknown(
         reader.session.close()
 
 
+@pytest.mark.conforms("E13", "E35")
+def test_a_valid_grant_shows_what_was_committed(database: str, fleet: Fleet) -> None:
+    """Of two streams in a transaction without an answer, one is granted anew before it is found out."""
+    declare(database, "earliest")
+    with Publisher(database, space="default") as publisher:
+        publish(publisher, 1, 20)
+        publisher.advance(2)
+    with PostgresProxy(database) as proxy, connect(database) as connection:
+        connection.execute("create table public.seen (number text)")
+        reader = Reader(proxy.url, auto_ack=False)
+        reader.until(
+            lambda: len({batch.stream_id for batch in reader.batches}) > 1 and sum(reader.given().values()) == 20
+        )
+        batches = reader.batches
+        proxy.cut_commit(resume=False)
+        with pytest.raises(UnknownOutcome), reader.session.transaction(*batches) as output:
+            output.execute("insert into public.seen values ('once')")
+        connection.execute("update lending set grant_id = grant_id + 1 where stream_id = %s", (batches[0].stream_id,))
+        proxy.resume()
+        with reader.session.transaction(*batches) as output:
+            output.execute("insert into public.seen values ('twice')")
+        assert all(batch.committed for batch in batches)
+        assert connection.execute("select number from public.seen").fetchall() == [("once",)]
+        reader.session.close()
+
+
 def _values(batch: Batch) -> list[bytes]:
     return [value for value in batch.table.column("value").to_pylist() if isinstance(value, bytes)]
 

@@ -96,7 +96,8 @@ class ProgressTransactions:
         self._open = False
         self._doubt: _Doubt | None = None
         self._not_committed: set[tuple[int, int, int]] = set()
-        """(stream, grant, ticket) of what was in doubt and turned out not to be committed, until its user knows."""
+        """(stream, grant, ticket) of what raised `UnknownOutcome` and was not committed, or not begun, until its user
+        knows."""
         self._tried_at = -math.inf
 
     @contextlib.contextmanager
@@ -114,7 +115,12 @@ class ProgressTransactions:
             raise UsageError("a transaction without a batch has no progress to commit: name the batches it is for.")
         for batch in batches:
             batch.begin_transaction()
-        self.find_out()
+        not_begun = {_get_key(batch) for batch in batches if not self._is_of_doubt(batch)}
+        try:
+            self.find_out()
+        except UnknownOutcome:
+            self._not_committed |= not_begun  # their block does not run
+            raise
         for batch in batches:
             self.forget_refusal(batch)
         if committed := [batch for batch in batches if batch.is_recovered]:
@@ -252,6 +258,13 @@ class ProgressTransactions:
             own_search_path=False,
         )
 
+    def _is_of_doubt(self, batch: CommittableBatch) -> bool:
+        """Return whether the transaction in doubt has all of that batch, or of that part of one."""
+        return self._doubt is not None and any(
+            _get_key(other) == _get_key(batch) and other.next_offset >= batch.next_offset
+            for other in self._doubt.batches
+        )
+
     def _notify(self, *, recovered: bool) -> bool:
         doubt = self._doubt
         assert doubt is not None
@@ -287,27 +300,27 @@ class ProgressTransactions:
             ) from error
 
     def _is_all_durable(self, connection: Connection, furthest: Sequence[CommittableBatch]) -> bool:
-        try:
-            return all(self._is_durable(connection, batch) for batch in furthest)
-        except UnknownOutcome:
-            self._doubt = None  # for good; a repetition is rejected, as the grant is over
-            raise
-
-    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool:
-        group_id, frontier = self._group_id(), batch.consumed_frontier
-        grant = (batch.stream_id, batch.grant_id, batch.grant_key)
-        if frontier is not None:
-            consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
-            if consumed is not None:
-                return consumed.max_of(frontier) == consumed
-        else:
-            position = consumer_progress.read_position(connection, group_id, *grant)
-            if position is not None:
-                return position >= batch.next_offset
+        """Return whether the progress of all of them is durable, by those of which it can be known: they were committed
+        together, so that one answer holds for all. Raise `UnknownOutcome` where it can be known of none.
+        """
+        answers = [self._is_durable(connection, batch) for batch in furthest]
+        if known := [answer for answer in answers if answer is not None]:
+            return all(known)
+        self._doubt = None  # for good; a repetition is rejected, as all their grants are over
         raise UnknownOutcome(
             "the connection to Postgres was lost during the commit, and the stream was granted anew since, so that its "
             "outcome is unknown. Look at the tables; what was not committed is its new holder's."
         )
+
+    def _is_durable(self, connection: Connection, batch: CommittableBatch) -> bool | None:
+        """Return whether its progress is durable; None where its grant is over and what came of it is not stored."""
+        group_id, frontier = self._group_id(), batch.consumed_frontier
+        grant = (batch.stream_id, batch.grant_id, batch.grant_key)
+        if frontier is not None:
+            consumed = consumer_progress.read_consumed_frontier(connection, group_id, *grant)
+            return None if consumed is None else consumed.max_of(frontier) == consumed
+        position = consumer_progress.read_position(connection, group_id, *grant)
+        return None if position is None else position >= batch.next_offset
 
 
 def _check_all_committed(committed: Sequence[Batch], batches: Sequence[Batch]) -> None:

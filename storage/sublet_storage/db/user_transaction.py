@@ -28,19 +28,38 @@ def user_transaction(connection: psycopg.Connection[Any], settle: Callable[[], N
 
     Raises `UsageError` if the block has ended the transaction, or was left by `psycopg.Rollback`, which raises nothing,
     and before the block if the connection was given another isolation level than read committed.
+
+    An exception out of the begin, or one of a signal handler out of the end, closes the connection: psycopg's count of
+    its open transactions may be wrong then, and it would refuse all later ones.
     """
-    mark, settled = secrets.token_hex(8), False
-    with connection.transaction():
-        set_up = "select set_config('sublet.transaction', %s, true), current_setting('transaction_isolation')"
-        ((_, level),) = connection.execute(set_up, (mark,)).fetchall()
-        if level in _STRICT:
-            raise UsageError(_LEVEL.format(level=level))
-        yield
-        _check_same(connection, mark)
-        settle()
-        settled = True
+    mark, is_begun, settled = secrets.token_hex(8), False, False
+    inner: BaseException | None = None
+    try:
+        with connection.transaction():
+            is_begun = True
+            try:
+                _set_up(connection, mark)
+                yield
+                _check_same(connection, mark)
+                settle()
+                settled = True
+            except BaseException as error:
+                inner = error
+                raise
+    except BaseException as error:
+        is_answer = is_begun and isinstance(error, psycopg.Error) and error.sqlstate is not None
+        if error is not inner and not is_answer:
+            connection.close()
+        raise
     if not settled:
         raise UsageError(_ENDED.format(by="psycopg.Rollback"))
+
+
+def _set_up(connection: psycopg.Connection[Any], mark: str) -> None:
+    set_up = "select set_config('sublet.transaction', %s, true), current_setting('transaction_isolation')"
+    ((_, level),) = connection.execute(set_up, (mark,)).fetchall()
+    if level in _STRICT:
+        raise UsageError(_LEVEL.format(level=level))
 
 
 def _check_same(connection: psycopg.Connection[Any], mark: str) -> None:
