@@ -404,7 +404,7 @@ def test_each_batch_not_committed_is_refused_once(place: Place, asks_on: bool) -
 
 @pytest.mark.conforms("E35", "E37")
 @pytest.mark.parametrize("of_one_batch", [False, True])
-def test_what_another_outcome_held_is_not_passed_over(place: Place, of_one_batch: bool) -> None:
+def test_a_batch_whose_block_did_not_run_is_refused(place: Place, of_one_batch: bool) -> None:
     """A transaction whose block did not run, as the outcome of the one before could not be found out."""
     with Publisher(place.url) as publisher:
         for key in "aabb":
