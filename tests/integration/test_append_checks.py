@@ -20,6 +20,7 @@ select outcome from append_block(null, null, null, %(stream)s::bigint, %(count)s
   %(last)s::timestamptz, %(topics)s::text[], %(codec)s::smallint, %(payload)s::bytea, null)"""
 
 APPEND_AS = APPEND.replace("null, null, null", "%(name)s, 1, 1", 1)
+APPEND_OF = APPEND.replace("null, null, null", "'etl', %(incarnation)s, 1", 1)
 
 
 @pytest.fixture
@@ -90,9 +91,16 @@ def test_a_row_at_its_limits_is_appended(
 
 
 @pytest.mark.parametrize("incarnation", [2**63 - 1, 2**63 - 2**51, 0, -1])
-def test_no_incarnation_leaves_none_to_be_drawn(conn: psycopg.Connection[Any], incarnation: int) -> None:
-    register = "select register_producer('etl', %(incarnation)s)"
-    assert "it is one that was drawn" in refused(conn, {"incarnation": incarnation}, register)
+def test_no_incarnation_leaves_none_to_be_drawn(
+    conn: psycopg.Connection[Any], good: dict[str, Any], incarnation: int
+) -> None:
+    """Neither one that is registered, nor that of a block."""
+    register, wrong = "select register_producer('etl', %(incarnation)s)", {**good, "incarnation": incarnation}
+    assert "it is one that was drawn" in refused(conn, wrong, register)
+    assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
+    assert conn.execute(APPEND_OF, {**good, "incarnation": 1}).fetchone() == ("appended",)
+    if incarnation > 0:
+        assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
     last_timeline = (2047 << 52) + register_producer(conn, "other")
     conn.execute(register, {"incarnation": last_timeline})
     assert register_producer(conn, "etl") == last_timeline + 1

@@ -83,6 +83,7 @@ is_printable()            -       -      -       -       x
 append_block()            -       x      -       -       x
 check_block()             -       -      -       -       x
 check_producer()          -       -      -       -       x
+check_incarnation()       -       -      -       -       x
 check_lease()             -       -      -       -       x
 register_producer()       -       x      -       -       x
 record_rejection()        -       -      -       -       x
