@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sublet_protocol.domain.errors import DatabaseUnreachable, EmbeddedDirectoryUnusable
-from sublet_storage.bootstrap.embedded import EmbeddedPostgres
+from sublet_storage.bootstrap.embedded import EmbeddedPostgres, find_usable_data_dir
 from sublet_storage.bootstrap.embedded.binaries import find_binaries
 from sublet_storage.bootstrap.embedded.location import find_server_user
 from sublet_storage.bootstrap.embedded.trusted_path import give_to, make_private_directory, open_directory, open_file
@@ -54,6 +54,28 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
         os.chown(shared, -1, pwd.getpwnam("daemon").pw_gid)
         with pytest.raises(EmbeddedDirectoryUnusable, match=f"{shared} can be written by other users"):
             find_server_user(shared)
+
+
+@for_root
+@pytest.mark.parametrize("is_link", [False, True], ids=["directory", "link"])
+def test_what_others_put_in_the_way_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
+    """Where anybody may create the default directory; one that is named is meant."""
+    home.chmod(0o1777)
+    monkeypatch.chdir(home)
+    monkeypatch.delenv("SUBLET_DATA_DIR", raising=False)
+    assert find_usable_data_dir() == home / ".sublet"
+    planted = home / ".sublet"
+    if is_link:
+        (home / "elsewhere").mkdir()
+        planted.symlink_to("elsewhere")
+    else:
+        planted.mkdir()
+    assert find_usable_data_dir() == planted.resolve()
+    os.chown(planted, STRANGER, -1, follow_symlinks=False)
+    with pytest.raises(EmbeddedDirectoryUnusable, match=f"has put it into {home}, where everybody may. Name it"):
+        find_usable_data_dir()
+    monkeypatch.setenv("SUBLET_DATA_DIR", str(planted))
+    assert find_usable_data_dir() == planted.resolve()
 
 
 @for_root

@@ -25,6 +25,8 @@ from sublet_storage.bootstrap.embedded.trusted_path import (
 DEFAULT_DATA_DIR = Path(".sublet")
 SYSTEM_DATA_DIR = Path("/var/lib/sublet")
 PORT = 5432
+_SERVER_ACCOUNTS = ("postgres", "nobody")
+"""As one of which root starts a server in a directory of its own."""
 SOCKET_PATH_LIMIT = 104
 """Bytes of a Unix socket's address, final zero included, on the systems we run on (Linux allows 108)."""
 
@@ -61,8 +63,10 @@ def find_usable_data_dir() -> Path:
     announced.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
-    never exchanged.
+    never exchanged. Raises `EmbeddedDirectoryUnusable` where another user has put one, or a link, in everybody's way.
     """
+    if not os.environ.get("SUBLET_DATA_DIR"):
+        _check_not_planted(get_default_data_dir().absolute())
     data_dir = get_default_data_dir().resolve()
     if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
         return data_dir
@@ -73,6 +77,20 @@ def find_usable_data_dir() -> Path:
         _log.warning("data directory unusable, using another: data_dir=%s: %s", system_dir, error)
         return system_dir
     return data_dir
+
+
+def _check_not_planted(data_dir: Path) -> None:
+    """Raise unless it is ours, or lies where its owner alone could put it: nobody has named this directory."""
+    try:
+        owner, parent = data_dir.lstat().st_uid, data_dir.parent.stat()
+    except OSError:
+        return  # there is none, or it is refused by name later
+    ours = {0, os.geteuid(), *(account.pw_uid for account in map(_find_account, _SERVER_ACCOUNTS) if account)}
+    if parent.st_mode & stat.S_IWOTH and owner not in ours:
+        raise EmbeddedDirectoryUnusable(
+            f"data directory {data_dir}: user {find_user_name(owner)} has put it into {data_dir.parent}, where "
+            "everybody may. Name it if it is meant, or choose another directory (--data-dir, SUBLET_DATA_DIR)."
+        )
 
 
 def has_cluster(data_dir: Path) -> bool:
@@ -203,7 +221,7 @@ def _list_candidates(data_dir: Path, cluster_owner: int | None) -> Iterator[Post
         entries = [_find_account(cluster_owner)]
     else:
         nearest = next(path for path in (data_dir, *data_dir.parents) if path.exists())
-        entries = [_find_account(nearest.stat().st_uid), _find_account("postgres"), _find_account("nobody")]
+        entries = [_find_account(nearest.stat().st_uid), *map(_find_account, _SERVER_ACCOUNTS)]
     for entry in entries:
         if entry is not None and entry.pw_uid != 0:
             groups = tuple(os.getgrouplist(entry.pw_name, entry.pw_gid))
