@@ -89,27 +89,20 @@ begin
   end if;
 end $$;
 
--- Reject an incarnation that nobody can have drawn: the next one to be drawn would be below it.
-create function check_incarnation(p_incarnation bigint) returns void language plpgsql as $$
-declare
-  -- What is drawn on the last timeline, by a clock that is an hour ahead.
-  most constant bigint := (2047::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296;
-begin
-  if p_incarnation not between 1 and most then
-    perform reject_message('incarnation ' || p_incarnation, 'it is one that was drawn, from 1 to ' || most,
-      'Leave it out, and one is drawn.');
-  end if;
-end $$;
-
 -- Begin a new incarnation of a named producer and return it; appends of older ones are fenced from now on. With
 -- p_incarnation: register that one, after a failover to another timeline, where its registration may be missing.
 create function register_producer(p_producer text, p_incarnation bigint default null) returns bigint
 language plpgsql security definer set search_path from current as $$
 declare
   drawn bigint;
+  -- What is drawn on the last timeline, by a clock that is an hour ahead.
+  most constant bigint := (2047::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296;
 begin
   perform check_producer(p_producer);
-  perform check_incarnation(p_incarnation);
+  if p_incarnation not between 1 and most then
+    perform reject_message('incarnation ' || p_incarnation, 'it is one that was drawn, from 1 to ' || most,
+      'Leave it out, and one is drawn.');
+  end if;
   perform pg_advisory_xact_lock(producer_lock(p_producer));
   if p_incarnation is null then
     insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
@@ -126,6 +119,20 @@ begin
     drawn := p_incarnation;
   end if;
   return drawn;
+end $$;
+
+-- Reject an incarnation that does not come from `register_producer`: it would fence those that do. Names that are not
+-- registered have what could be drawn by now, by a clock that is an hour ahead.
+create function check_incarnation(p_producer text, p_incarnation bigint) returns void language plpgsql as $$
+declare
+  most constant bigint := coalesce(
+    (select p.incarnation from producer p where p.producer_id = p_producer and p.stream_id = 0),
+    (timeline_number()::bigint << 52) + (extract(epoch from clock_timestamp()) * 1000000)::bigint + 4294967296);
+begin
+  if p_incarnation not between 1 and most then
+    perform reject_message('incarnation ' || p_incarnation || ' of producer ' || quote_literal(p_producer),
+      'it is one that was drawn, from 1 to ' || most, 'Call register_producer, which draws one.');
+  end if;
 end $$;
 
 -- Append one block in one round trip, in the caller's transaction. `outcome` is exactly one of
@@ -167,7 +174,7 @@ begin
      where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
     if not found then
       perform check_producer(p_producer);
-      perform check_incarnation(p_incarnation);
+      perform check_incarnation(p_producer, p_incarnation);
       insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
       values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
       select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
@@ -180,7 +187,7 @@ begin
       return;
     end if;
     if known.incarnation < p_incarnation then
-      perform check_incarnation(p_incarnation);
+      perform check_incarnation(p_producer, p_incarnation);
     end if;
     if known.incarnation = p_incarnation and known.sequence >= p_sequence then
       -- A rejected block may come before one that was stored with it.

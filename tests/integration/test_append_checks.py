@@ -98,12 +98,21 @@ def test_no_incarnation_leaves_none_to_be_drawn(
     register, wrong = "select register_producer('etl', %(incarnation)s)", {**good, "incarnation": incarnation}
     assert "it is one that was drawn" in refused(conn, wrong, register)
     assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
-    assert conn.execute(APPEND_OF, {**good, "incarnation": 1}).fetchone() == ("appended",)
-    if incarnation > 0:
-        assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
     last_timeline = (2047 << 52) + register_producer(conn, "other")
     conn.execute(register, {"incarnation": last_timeline})
     assert register_producer(conn, "etl") == last_timeline + 1
+
+
+@pytest.mark.parametrize("ahead_us", [1, 2047 << 52])
+def test_no_block_fences_what_is_drawn_next(conn: psycopg.Connection[Any], good: dict[str, Any], ahead_us: int) -> None:
+    """Before a producer is registered, its incarnation is one that may be drawn by now."""
+    if ahead_us > 1:
+        wrong = {**good, "incarnation": register_producer(conn, "other") + ahead_us}
+        assert "it is one that was drawn" in refused(conn, wrong, APPEND_OF)
+    for _ in range(2):
+        drawn = register_producer(conn, "etl")
+        assert "it is one that was drawn" in refused(conn, {**good, "incarnation": drawn + ahead_us}, APPEND_OF)
+        assert conn.execute(APPEND_OF, {**good, "incarnation": drawn}).fetchone() == ("appended",)
 
 
 @pytest.mark.parametrize("batch", [2**63 - 1, 2**53 + 1, -1, None])
