@@ -89,7 +89,7 @@ def test_vanished_application_is_evicted(stage: Stage, other: Process, start: St
         eventually(stage.consumed, WAIT_S, lambda: str(stage.lendings()))
     stage.verdict()
     assert len([line for line in stage.history() if line.is_forced]) == 8
-    assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: no ping in time"}
+    assert {line.reason for line in stage.history() if line.is_forced} == {"evicted: its process has ended"}
 
 
 @pytest.mark.long
