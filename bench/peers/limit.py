@@ -52,11 +52,7 @@ class PostgresAlone:
 
     def publish(self, address: str, topic: str, load: Load) -> None:
         """Publish; `topic` is ignored, since messages of other topics have been consumed."""
-        with contextlib.closing(Inserter(address, _INSERT)) as inserter:
-            last = keep_pace(load, inserter.add)
-            inserter.settle()
-            inserter.add(last)
-            inserter.settle()
+        insert_load(address, _INSERT, load)
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
         """LISTEN, then read after every notification."""
@@ -75,7 +71,16 @@ class PostgresAlone:
                     pass
 
 
-class Inserter:
+def insert_load(address: str, statement: str, load: Load) -> None:
+    """Insert the messages of a load, until all are committed; `statement` takes those that wait."""
+    with contextlib.closing(_Inserter(address, statement)) as inserter:
+        last = keep_pace(load, inserter.add)
+        inserter.settle()
+        inserter.add(last)
+        inserter.settle()
+
+
+class _Inserter:
     """Takes messages from the caller's thread, and commits all waiting ones in its own by one statement."""
 
     def __init__(self, address: str, statement: str) -> None:

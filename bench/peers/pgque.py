@@ -16,8 +16,8 @@ from pathlib import Path
 import psycopg
 
 from bench import _postgres as postgres
-from bench.peers.limit import POLL_INTERVAL_S, Inserter
-from bench.peers.load import Load, Recorder, keep_pace
+from bench.peers.limit import POLL_INTERVAL_S, insert_load
+from bench.peers.load import Load, Recorder
 from bench.peers.system import Role
 
 FILE = "PGQUE_SQL"
@@ -72,12 +72,7 @@ class PgQue:
 
     def publish(self, address: str, topic: str, load: Load) -> None:
         """Publish by `send_batch`, as text."""
-        statement = f"select pgque.send_batch('{topic}', 'default', array(select {AS_TEXT}))"
-        with contextlib.closing(Inserter(address, statement)) as inserter:
-            last = keep_pace(load, inserter.add)
-            inserter.settle()
-            inserter.add(last)
-            inserter.settle()
+        insert_load(address, f"select pgque.send_batch('{topic}', 'default', array(select {AS_TEXT}))", load)
 
     def consume(self, address: str, topic: str, recorder: Recorder) -> None:
         """LISTEN, then receive a batch after every tick."""

@@ -58,7 +58,7 @@ def test_a_group_with_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPa
 
 @for_root
 @pytest.mark.parametrize("is_link", [False, True], ids=["directory", "link"])
-def test_what_others_put_in_the_way_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
+def test_a_default_directory_of_others_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, is_link: bool) -> None:
     """Where anybody may create the default directory; one that is named is meant."""
     home.chmod(0o1777)
     monkeypatch.chdir(home)
