@@ -101,12 +101,14 @@ def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
     stage.serve("n1")
     stage.share("a", "b")
     locked(stage, 2)
-    granted = stage.scene.grants()
-    stage.fleet.nodes["n1"].kill()
-    last(1.5)
     with stage.scene.load():
-        stage.more(4, of="a")
-        stage.more(4, of="b")
+        for name in ("a", "b"):  # each has its grants, and a ping answered
+            stage.more(4, of=name)
+        granted = stage.scene.grants()
+        stage.fleet.nodes["n1"].kill()
+        last(1.5)
+        for name in ("a", "b"):
+            stage.more(4, of=name)
     stage.serve("n2")
     assert stage.verdict().explained == []
     assert stage.scene.grants() == granted
