@@ -11,11 +11,14 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 
 import sublet
+from sublet.cli.app import app
 from tools import cli_doc, limits_doc, protocol_doc, settings_doc
 from tools.conformance import marks
 from tools.docs_hooks import PAGES as PAGES_OF_SITE
@@ -171,6 +174,37 @@ def test_programs_of_pages_use_names_that_exist() -> None:
                         assert hasattr(owner, node.attr), f"{page.name}: {node.value.id}.{node.attr}"
                         found += 1
     assert found > 30
+
+
+_SPOKEN = ("sublet import", "sublet direct listener")
+_COMMAND = re.compile(r"(?<![\w./-])sublet +[a-z][^\s`|&;#)<>]*(?: +[^\s`|&;#)<>]+)*")
+
+
+def fault_of(command: str) -> str | None:
+    """What the command line would not take: a name of a command, or an option."""
+    found: Any = typer.main.get_command(app)
+    words = command.split()[1:]
+    while words and words[0].isascii() and words[0][0].isalpha() and hasattr(found, "commands"):
+        if words[0] not in found.commands:
+            return f"{command}: no {words[0]}"
+        found = found.commands[words.pop(0)]
+    known = {name for option in found.params for name in (*option.opts, *option.secondary_opts)} | {"--help"}
+    unknown = {word.split("=")[0] for word in words if re.match("--[a-z]", word)} - known
+    return f"{command}: no {unknown}" if unknown else None
+
+
+def test_commands_on_pages_exist() -> None:
+    """With the options that they are shown with; in the first column of a table also `sublet GROUP A`, `B`, `C`."""
+    faults, count = [], 0
+    for page in PAGES:
+        text = page.read_text().replace("\\\n", " ")
+        for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):
+            commands = [each for each in _COMMAND.findall(code) if not each.startswith(_SPOKEN)]
+            count += len(commands)
+            faults += filter(None, map(fault_of, commands))
+        for group, more in re.findall(r"^\| `sublet (\w+) [\w-]+`,([^|]+)\|", text, re.MULTILINE):
+            faults += filter(None, (fault_of(f"sublet {group} {name}") for name in re.findall(r"`([\w-]+)`", more)))
+    assert (faults, count > 300) == ([], True)
 
 
 def test_every_runtime_dependency_is_on_its_page() -> None:
