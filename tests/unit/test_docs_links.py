@@ -195,7 +195,8 @@ def fault_of(command: str) -> str | None:
 
 def test_commands_on_pages_exist() -> None:
     """With the options that they are shown with; in the first column of a table also `sublet GROUP A`, `B`, `C`."""
-    faults, count = [], 0
+    faults: list[str] = []
+    count = 0
     for page in PAGES:
         text = page.read_text().replace("\\\n", " ")
         for code in re.findall(r"^```.*?^```|`[^`\n]+`", text, re.DOTALL | re.MULTILINE):

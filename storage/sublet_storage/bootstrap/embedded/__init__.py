@@ -24,9 +24,8 @@ database, with one machine's durability. `location` finds the directory, user an
 from sublet_storage.bootstrap.embedded.location import (
     DEFAULT_DATA_DIR,
     find_usable_data_dir,
-    get_default_data_dir,
     has_cluster,
 )
 from sublet_storage.bootstrap.embedded.server import EmbeddedPostgres
 
-__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "find_usable_data_dir", "get_default_data_dir", "has_cluster"]
+__all__ = ["DEFAULT_DATA_DIR", "EmbeddedPostgres", "find_usable_data_dir", "has_cluster"]

@@ -53,22 +53,18 @@ class PostgresOsUser:
         return [sys.executable, "-I", "-S", "-c", code, *command]
 
 
-def get_default_data_dir() -> Path:
-    """Return SUBLET_DATA_DIR, else `.sublet` in the working directory."""
-    return Path(os.environ.get("SUBLET_DATA_DIR") or DEFAULT_DATA_DIR)
-
-
 def find_usable_data_dir() -> Path:
-    """Return the default data directory; where the server's user cannot get there, one of root's under /var/lib,
-    announced.
+    """Return SUBLET_DATA_DIR, else `.sublet` in the working directory; where the server's user cannot get there, one of
+    root's under /var/lib, announced.
 
     Every process of root with the same default gets the same other directory. A directory named in SUBLET_DATA_DIR is
     never exchanged. Raises `EmbeddedDirectoryUnusable` where another user has put one, or a link, in everybody's way.
     """
-    if not os.environ.get("SUBLET_DATA_DIR"):
-        _check_not_planted(get_default_data_dir().absolute())
-    data_dir = get_default_data_dir().resolve()
-    if os.environ.get("SUBLET_DATA_DIR") or os.geteuid() != 0:
+    if named := os.environ.get("SUBLET_DATA_DIR"):
+        return Path(named).resolve()
+    _check_not_planted(DEFAULT_DATA_DIR.absolute())
+    data_dir = DEFAULT_DATA_DIR.resolve()
+    if os.geteuid() != 0:
         return data_dir
     try:
         find_server_user(data_dir)

@@ -25,7 +25,6 @@ from sublet_storage.bootstrap.embedded.location import (
     choose_socket_directory,
     chown_to,
     find_server_user,
-    get_default_data_dir,
     list_other_owners,
     name_directory_in_errors,
 )
@@ -57,8 +56,8 @@ log_checkpoints = off
 class EmbeddedPostgres:
     """The server of one data directory, used by this process from `start` to `stop` (or as a context manager)."""
 
-    def __init__(self, data_dir: Path | str | None = None) -> None:
-        self.data_dir = Path(data_dir if data_dir is not None else get_default_data_dir()).expanduser().resolve()
+    def __init__(self, data_dir: Path | str) -> None:
+        self.data_dir = Path(data_dir).expanduser().resolve()
         self._cluster = self.data_dir / "pg"
         self._users: int | None = None
         self._user: PostgresOsUser | None = None
