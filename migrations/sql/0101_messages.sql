@@ -90,8 +90,9 @@ create view stream_upper_frontier as
 
 -- Return whether it is a block's epochs as readers expect them: two antichains of up to 1000, all of the same
 -- dimensions.
-create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql immutable strict as $$
-  select coalesce(
+create function are_epoch_bounds(p_bounds jsonb) returns boolean language plpgsql immutable strict as $$
+begin
+  return coalesce(
     jsonb_path_match(p_bounds, 'strict $.has_unset.type() == "boolean" && $.least[0].size() >= 1 && $.least[0].size() <= 8
       && $.least.size() <= 1000 && $.greatest.size() >= 1 && $.greatest.size() <= 1000', '{}', true)
     and not jsonb_path_exists(p_bounds,
@@ -99,8 +100,8 @@ create function are_epoch_bounds(p_bounds jsonb) returns boolean language sql im
       '{}', true)
     and not jsonb_path_exists(p_bounds,
       'strict $.keyvalue() ? (@.key == "least" || @.key == "greatest").value[*][*]
-         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false)
-$$;
+         ? (@.type() != "number" || @ > 9223372036854775806 || @ < -9223372036854775808 || @ % 1 != 0)', '{}', true), false);
+end $$;
 
 -- A block covers the offsets [end_offset - count, end_offset). The checks admit only rows as readers expect them. One
 -- partition per generation, made by LIKE + ATTACH.
@@ -108,28 +109,27 @@ create table block (
   generation_id bigint not null,
   stream_id bigint not null,
   end_offset bigint not null,
-  count integer not null check (count between 1 and 100000),
+  count integer not null,
   first_timestamp timestamptz not null,                -- smallest and largest message timestamp in it
   last_timestamp timestamptz not null,
   appended_at timestamptz not null default clock_timestamp(),
   topics text[],                                       -- a skip index; null if there are more than 8
   lower_frontier jsonb,                                -- the space's, before this block
-  epoch_bounds jsonb check (are_epoch_bounds(epoch_bounds)), -- {"least": antichain, "greatest": antichain} of those in it,
+  epoch_bounds jsonb,                                  -- {"least": antichain, "greatest": antichain} of those in it,
                                                        -- and whether it is "has_unset": with messages without an epoch
   codec smallint not null,
   payload bytea,
   uri text,
-  uri_bytes bigint check (uri_bytes <= 34603008),      -- of the remote payload
+  uri_bytes bigint,                                    -- of the remote payload
   -- For a merged block, by which a time window has the same messages for ever: the offsets in it, from its first
   -- message, at which messages begin that were appended later than all before them, and their times. The first offset
   -- is 0, the last messages were appended at the time in the block's row. Null: all have one time.
   piece_starts integer[],
   piece_times timestamptz[],
   primary key (generation_id, stream_id, end_offset),
-  check ((payload is null) <> (uri is null)),
-  check (octet_length(payload) <= 34603008),
-  check (topics is null or (array_ndims(topics) = 1 and cardinality(topics) <= 8 and array_position(topics, null) is null
-                            and octet_length(array_to_string(topics, '')) <= 524288))
+  -- One check, since each insert compiles each anew. Topics are checked where they are given.
+  check (count between 1 and 100000 and (payload is null) <> (uri is null) and cardinality(topics) <= 8
+         and coalesce(octet_length(payload), uri_bytes) <= 34603008 and are_epoch_bounds(epoch_bounds))
 ) partition by list (generation_id);
 alter table block alter payload set storage external;
 

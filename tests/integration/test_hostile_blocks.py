@@ -121,7 +121,7 @@ def test_epochs_no_reader_reckons_with_are_refused(conn: Connection, stream: int
 def test_an_endless_payload_is_not_fetched(conn: Connection, stream: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever owns the table may have put it there."""
     append(conn, [BlockAppend(stream, pack(batch([b"1"])))])
-    conn.execute("alter table block drop constraint block_payload_check")
+    conn.execute("alter table block drop constraint block_check")
     conn.execute("update block set payload = %s", (bytes(2 * MAX_PAYLOAD_BYTES),))
     fetched = list[int]()
 
