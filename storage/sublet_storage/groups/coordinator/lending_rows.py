@@ -8,7 +8,7 @@ were beyond the head.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import psycopg
@@ -26,6 +26,12 @@ from sublet_storage.groups.model.records import AT_REST, AdvancePosition, Histor
 
 Key = tuple[int, int]
 """(group_id, stream_id)"""
+
+PAGE = 2000
+"""Rows of one statement over all rows of a group: a leader's statements are canceled after a short time, however far
+behind the group is."""
+BEHIND_PAGE = f"""
+   and (l.group_id, l.stream_id) > (%(after_group)s, %(after_stream)s) order by l.group_id, l.stream_id limit {PAGE}"""
 
 _ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
@@ -139,7 +145,7 @@ select {NOW}, u.* from
 _UNFINISHED = f"""
 select {ROW}, {FACTS}, {format_microseconds(NOW)}
   from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = %(group)s and l.unfinished order by l.stream_id"""
+ where l.group_id = %(group)s and l.unfinished{BEHIND_PAGE}"""
 
 _HISTORY = f"""
 select {RECORD} from lending_history where group_id = %(group)s order by history_id"""
@@ -197,9 +203,9 @@ def read_history(connection: Connection, group_id: int) -> tuple[HistoryRecord, 
     return tuple(HistoryRecord(*row) for row in connection.execute(_HISTORY, {"group": group_id}).fetchall())
 
 
-def read_rows(cursor: psycopg.Cursor[Any]) -> Iterator[LendingRow]:
+def read_rows(records: Iterable[Any]) -> Iterator[LendingRow]:
     """Return the lending rows of a result that begins with the columns ROW or KEYLESS_ROW."""
-    return (_decode_row(record) for record in cursor.fetchall())
+    return map(_decode_row, records)
 
 
 def read_facts(cursor: psycopg.Cursor[Any]) -> dict[int, StreamFacts]:
@@ -218,19 +224,34 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
 def read_unfinished_ancestors(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
     keys = [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST]
-    return read_ancestors(query_ancestors(connection, keys)) if keys else {}
+    ancestors: dict[Key, tuple[int, ...]] = {}
+    for start in range(0, len(keys), PAGE):
+        ancestors |= read_ancestors(query_ancestors(connection, keys[start : start + PAGE]))
+    return ancestors
 
 
-def read_rows_with_facts(cursor: psycopg.Cursor[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
-    """Yield rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
-    return (_decode_row_and_facts(record) for record in cursor.fetchall())
+def read_rows_with_facts(records: Iterable[Any]) -> Iterator[tuple[LendingRow, StreamFacts]]:
+    """Return rows with the facts of their streams, of a result that begins with the columns ROW, FACTS."""
+    return map(_decode_row_and_facts, records)
+
+
+def read_pages(connection: Connection, statement: str, parameters: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the records of a statement that ends with BEHIND_PAGE, and begins with the columns of ROW, page by page."""
+    after = 0, 0
+    while True:
+        bounds = {"after_group": after[0], "after_stream": after[1]}
+        page = connection.execute(statement, {**parameters, **bounds}).fetchall()
+        yield from page
+        if len(page) < PAGE:
+            return
+        after = page[-1][:2]
 
 
 def read_unfinished(
     connection: Connection, group_id: int, now_us: int | None
 ) -> list[tuple[LendingRow, StreamFacts, int]]:
     """Return a group's unfinished rows by stream, each beside its stream and with the present time."""
-    records = connection.execute(_UNFINISHED, {"group": group_id, "now_us": now_us}).fetchall()
+    records = read_pages(connection, _UNFINISHED, {"group": group_id, "now_us": now_us})
     return [(*_decode_row_and_facts(record), record[-1]) for record in records]
 
 

@@ -18,7 +18,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
-from sublet_storage.groups.coordinator.lending_rows import FACTS, ROW, Key
+from sublet_storage.groups.coordinator.lending_rows import BEHIND_PAGE, FACTS, PAGE, ROW, Key
 from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
@@ -51,22 +51,38 @@ _ADDED = """
 update consumer_group set after_generation = %(newest)s
  where group_id = any(%(groups)s::bigint[]) and after_generation < %(newest)s"""
 
+# A group far behind gets the oldest generations first, and the next ones as it reads on, since each sync reads all its
+# unfinished rows. At least one comes with each sync, so that streams that stand still keep nothing out.
+_NEWEST = f"""
+with behind as (
+  select coalesce(max(streams), 0) as rows
+    from (select count(*) as streams from lending
+           where group_id = any(%(groups)s::bigint[]) and unfinished group by group_id) g
+)
+select min(generation_id) - 1
+  from (select generation_id, sum(streams) over (order by generation_id) - streams as before,
+               row_number() over (order by generation_id) as number
+          from generation n,
+               lateral (select count(*) as streams from stream s where s.generation_id = n.generation_id) s
+         where generation_id > %(oldest)s) n, behind
+ where behind.rows + before >= {PAGE} and number > 1"""
+
 _UNTIDY = f"""
 select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
  where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and l.status in ('free', 'held')
    and (greatest(l.position, (l.consumed ->> 'upto')::bigint, (l.in_doubt ->> 'end')::bigint) > s.head
-        or s.state = 'closed' and (n.state = 'gone' or (l.position = s.head and l.status = 'free')))
- order by l.group_id, l.stream_id for no key update of l skip locked"""
+        or s.state = 'closed' and (n.state = 'gone' or (l.position = s.head and l.status = 'free'))){BEHIND_PAGE}
+   for no key update of l skip locked"""
 
-_REPORT = f"""
+_CLOSED = f"""
 select {ROW}, {FACTS} from lending l join stream s using (stream_id) join generation n using (generation_id)
- where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and s.state = 'closed'
-union all
+ where l.group_id = any(%(groups)s::bigint[]) and l.unfinished and s.state = 'closed'{BEHIND_PAGE}"""
+
+_TOUCHED = f"""
 select {ROW}, {FACTS}
-  from unnest(%(touched_groups)s::bigint[], %(touched_streams)s::bigint[]) as u (group_id, stream_id)
+  from unnest(%(groups)s::bigint[], %(streams)s::bigint[]) as u (group_id, stream_id)
   join lending l using (group_id, stream_id) join stream s using (stream_id) join generation n using (generation_id)
- where l.status = 'finished' or s.state <> 'closed'
- order by 1, 2"""
+ where l.status = 'finished' or s.state <> 'closed'"""
 
 
 SyncResult: TypeAlias = tuple[tuple[Lending, ...], tuple[GroupFrontier, ...], GroupDesiredState | None]
@@ -95,7 +111,8 @@ def sync_streams(
     if atomic:
         oldest = min(group.after_generation for group in groups if group.is_atomic)
         spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
-    touched = _add_streams(connection, groups, buffer.now_us) | _tidy_up(connection, terms, on_data_loss, buffer)
+    added = _add_streams(connection, groups, buffer.now_us, is_whole=bool(atomic))
+    touched = added | _tidy_up(connection, terms, on_data_loss, buffer)
     epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
     lendings = _read_report(connection, terms, touched, buffer.now_us)
     desired = {group.group_id: GroupDesiredState.from_json(group.desired_state) for group in groups}
@@ -107,14 +124,15 @@ def sync_streams(
 def _read_report(
     connection: Connection, terms: Mapping[int, int], touched: set[Key], now_us: int
 ) -> dict[int, tuple[Lending, ...]]:
-    parameters = {
-        "groups": list(terms),
-        "touched_groups": [group for group, _ in touched],
-        "touched_streams": [stream for _, stream in touched],
-    }
-    report: dict[int, list[Lending]] = {}
-    rows = list(lending_rows.read_rows_with_facts(connection.execute(_REPORT, parameters)))
+    records: list[Any] = []
+    if touched:
+        keys = {"groups": [group for group, _ in touched], "streams": [stream for _, stream in touched]}
+        records = connection.execute(_TOUCHED, keys).fetchall()
+    records += lending_rows.read_pages(connection, _CLOSED, {"groups": list(terms)})
+    latest = {record[:2]: record for record in records}  # one that was closed meanwhile is in both
+    rows = list(lending_rows.read_rows_with_facts(latest[key] for key in sorted(latest)))
     ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _ in rows))
+    report: dict[int, list[Lending]] = {}
     for row, stream in rows:
         parents = ancestors.get((row.group_id, row.stream_id), ())
         report.setdefault(row.group_id, []).append(to_lending(row, stream, now_us, parents))
@@ -123,18 +141,25 @@ def _read_report(
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
     """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
-    return _add_streams(connection, _read_groups(connection, group_ids), now_us)
+    return _add_streams(connection, _read_groups(connection, group_ids), now_us, is_whole=True)
 
 
 def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_SyncedGroup]:
     return [_SyncedGroup(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
 
 
-def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int) -> set[Key]:
+def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int, *, is_whole: bool) -> set[Key]:
+    """Insert missing rows: of some streams, oldest first, or of all (`is_whole`). An atomic group has all, as an epoch
+    may have messages in any."""
     generations = read_generation_filters(connection)
     groups = [group for group in groups if group.after_generation < generations.newest_generation_id]
     if not groups:
         return set()
+    oldest, newest = min(group.after_generation for group in groups), generations.newest_generation_id
+    if not is_whole:
+        behind = {"groups": [group.group_id for group in groups], "oldest": oldest}
+        ((full,),) = connection.execute(_NEWEST, behind).fetchall()
+        newest = min(newest, full or newest)
     pairs = [
         (group.group_id, *pair) for group in groups for pair in generations.matching(TopicFilter(group.filter)).items()
     ]
@@ -142,14 +167,12 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
-        "oldest": min(group.after_generation for group in groups),
-        "newest": generations.newest_generation_id,
+        "oldest": oldest,
+        "newest": newest,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
-    connection.execute(
-        _ADDED, {"groups": [group.group_id for group in groups], "newest": generations.newest_generation_id}
-    )
+    connection.execute(_ADDED, {"groups": [group.group_id for group in groups], "newest": newest})
     if added:
         group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)
     atomic = {group.group_id for group in groups if group.is_atomic}
@@ -164,7 +187,7 @@ def _tidy_up(
 ) -> set[Key]:
     """Finish or block rows of streams that are closed, or end before the row's position; return the keys of those that
     changed."""
-    untidy = list(lending_rows.read_rows(connection.execute(_UNTIDY, {"groups": list(terms)})))
+    untidy = list(lending_rows.read_rows(lending_rows.read_pages(connection, _UNTIDY, {"groups": list(terms)})))
     if not untidy:
         return set()
     facts = lending_rows.read_facts(lending_rows.query_facts(connection, (row.stream_id for row in untidy)))
