@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TROUBLE_EVERY_S = 6.0
 _AGENT_TROUBLE_EVERY_S = 3.0
+_BOTH_EVERY_S = 10.0
 _NEAR = ("none", "cut", "flap", "unnoticed", "break off")
 _CUT_OFF = ("flap", "unnoticed", "unnoticed")
 _RETRY_S = 0.02
@@ -49,12 +50,16 @@ class Session:
 
 @dataclass(slots=True)
 class AdvisoryLocks:
-    """The server: the holder of each key, and the time at which each was first free after it was taken."""
+    """The server: the holder of each key, and the time at which each was first free after it was taken. `successor`: the
+    one that was promoted, to which half of those come that connect anew, and all if this one `is_down`."""
 
     held: set[int]
     first_freed_at: dict[int, float] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     restarted_at: float = float("-inf")
+    timeline: int = 0
+    successor: AdvisoryLocks | None = None
+    is_down: bool = False
 
     def acquire(self, session: Session, key: int) -> bool:
         if not session.is_open or key in self.held:
@@ -113,6 +118,9 @@ class ProcessLock:
             self._locks.close(self._session, self._world.now)
             self._lose(self._random.uniform(0.0005, 0.01))
 
+    def is_connected_to(self, locks: AdvisoryLocks) -> bool:
+        return self._locks is locks
+
     def cut_unnoticed(self) -> None:
         """Close the connection by the server; the process learns nothing, and gets no answers, for a while."""
         if self._session is not None:
@@ -126,7 +134,8 @@ class ProcessLock:
             self._lose(self._random.uniform(0.0005, 0.01))
 
     def _close_after(self, session: Session, delay_s: float) -> None:
-        self._world.after(delay_s, lambda: self._locks.close(session, self._world.now))
+        locks = self._locks
+        self._world.after(delay_s, lambda: locks.close(session, self._world.now))
 
     def _lose(self, delay_s: float) -> None:
         session, self._session = self._session, None
@@ -144,6 +153,9 @@ class ProcessLock:
         if not self._is_reachable():
             self._after(self._times.check_interval_s, self._connect)
             return
+        successor = self._locks.successor
+        if successor is not None and (self._locks.is_down or self._random.random() < 0.5):
+            self._locks = successor
         self._session = Session(self._process.now)
         self._locks.sessions.append(self._session)
         self._use(frozenset())
@@ -179,7 +191,8 @@ class ProcessLock:
     def _looked(self, session: Session, sent_at: float, free: frozenset[int], held: frozenset[int]) -> None:
         if session is not self._session:
             return
-        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held))
+        timeline = self._locks.timeline
+        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held, timeline))
         self._after(self._pause_s(free), lambda: self._use(free))
 
     def _pause_s(self, free: frozenset[int]) -> float:
@@ -265,6 +278,8 @@ class LockTroubles:
         self._simulation, self._world = simulation, simulation.world
         self._random = Random(f"the locks of {simulation.seed}")
         self._of_agents = Random(f"the agents' locks of {simulation.seed}")
+        self._of_failover = Random(f"the locks in the failover of {simulation.seed}")
+        self._of_both = Random(f"leaders and holders of {simulation.seed}")
         self.down_until = float("-inf")
 
     def begin(self, until: float) -> None:
@@ -273,6 +288,8 @@ class LockTroubles:
             self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
         if self._of_agents.random() < 0.8:
             self._world.after(self._of_agents.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+        if self._of_both.random() < 0.6:
+            self._world.after(self._of_both.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
 
     def restart(self) -> None:
         """Close all connections, as a restart of the database does."""
@@ -281,6 +298,28 @@ class LockTroubles:
             node.lock.cut()
         for agent in self._simulation.living():
             agent.lock.cut()
+
+    def fail_over(self) -> None:
+        """Let another server be the database, where nobody holds a lock. The former one goes on for a while in half of
+        the cases, with the connections that some processes have to it."""
+        random, former, now = self._of_failover, self._simulation.locks, self._world.now
+        promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline)
+        former.successor, self._simulation.locks, self._simulation.store.locks = promoted, promoted, promoted.held
+        if random.random() < 0.5:
+            self._end_server(former)
+            return
+        self._world.say("database", "goes on as the former primary, too")
+        for process in (*self._simulation.nodes, *self._simulation.living()):
+            if random.random() < 0.5:
+                process.lock.cut()
+        self._world.after(random.uniform(5.0, 30.0), lambda: self._end_server(former))
+
+    def _end_server(self, former: AdvisoryLocks) -> None:
+        former.is_down = True
+        for process in (*self._simulation.nodes, *self._simulation.living()):
+            if process.lock.is_connected_to(former):
+                process.lock.cut()
+        former.restart(self._world.now)
 
     def agent_gone(self, agent: SimulatedAgent) -> None:
         """End a dead agent's polls: nodes mostly notice at once."""
@@ -310,9 +349,28 @@ class LockTroubles:
             return
         random = self._of_agents
         self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
-        if not (agents := self._simulation.living()):
+        if agents := self._simulation.living():
+            self._trouble_agent(random.choice(agents), random)
+
+    def _befall_both(self) -> None:
+        """Crash a node together with an agent, which mostly holds what it leads; or the agent is only cut off."""
+        if self._world.now >= self._until:
             return
-        agent = random.choice(agents)
+        random, simulation = self._of_both, self._simulation
+        self._world.after(random.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
+        leaders = [node for node in simulation.nodes if node.alive and node.machine.leaders]
+        if not leaders or not (agents := simulation.living()):
+            return
+        node, agent = random.choice(leaders), random.choice(agents)
+        simulation.crashes += 1
+        node.crash()
+        self._world.after(random.uniform(0.5, 12.0), node.start)
+        if random.random() < 0.5:
+            agent.crash()
+        else:
+            self._trouble_agent(agent, random)
+
+    def _trouble_agent(self, agent: SimulatedAgent, random: Random) -> None:
         for_s = random.uniform(0.05, 6.0)
         if random.random() < 0.8:
             self._break_polls(agent, for_s)

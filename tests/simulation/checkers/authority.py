@@ -71,7 +71,7 @@ class Authority:
         apart, and not only since the database was restarted. Until its lease ends that leader may not know."""
         assert before.lock_key is not None
         locks, now = self._simulation.locks, self._simulation.world.now
-        freed_at = locks.first_freed_at.get(before.lock_key, now)
+        freed_at = locks.first_freed_at.get(before.lock_key, locks.restarted_at if locks.timeline else now)
         if now - freed_at < APART_S:
             raise Violation(f"claimed from {before}, whose lock was held {now - freed_at:.3f} s ago")
         if freed_at == locks.restarted_at and now - freed_at < AGE_S:

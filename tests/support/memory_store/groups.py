@@ -482,8 +482,9 @@ class MemoryGroupStore:
 
     def _keep(self, ruling: LendingTransition, term: int, now: int) -> None:
         row, rows = ruling.row, self._lives[ruling.row.group_id].rows
-        is_new_holder = row.borrower_id != rows[row.stream_id].borrower_id
-        if is_new_holder and row.agent is not None and compute_lock_key(row.agent) not in self.locks:
+        before = rows.get(row.stream_id)
+        has_new_holder = before is None or before.borrower_id != row.borrower_id
+        if has_new_holder and row.agent is not None and compute_lock_key(row.agent) not in self.locks:
             row = replace(row, lock_valid_s=0.0)
         rows[row.stream_id] = row
         if ruling.event:
