@@ -50,8 +50,10 @@ class Session:
 
 @dataclass(slots=True)
 class AdvisoryLocks:
-    """The server: the holder of each key, and the time at which each was first free after it was taken. `successor`: the
-    one that was promoted, to which half of those come that connect anew, and all if this one `is_down`."""
+    """The server: the holder of each key, and the time at which each was first free after it was taken.
+
+    `successor`: the one that was promoted, to which half of the new connections lead, and all if this one `is_down`.
+    """
 
     held: set[int]
     first_freed_at: dict[int, float] = field(default_factory=dict)
@@ -294,10 +296,11 @@ class LockTroubles:
     def restart(self) -> None:
         """Close all connections, as a restart of the database does."""
         self._simulation.locks.restart(self._world.now)
-        for node in self._simulation.nodes:
-            node.lock.cut()
-        for agent in self._simulation.living():
-            agent.lock.cut()
+        for lock in self._all_locks():
+            lock.cut()
+
+    def _all_locks(self) -> list[ProcessLock]:
+        return [*(node.lock for node in self._simulation.nodes), *(agent.lock for agent in self._simulation.living())]
 
     def fail_over(self) -> None:
         """Let another server be the database, where nobody holds a lock. The former one goes on for a while in half of
@@ -309,16 +312,16 @@ class LockTroubles:
             self._end_server(former)
             return
         self._world.say("database", "goes on as the former primary, too")
-        for process in (*self._simulation.nodes, *self._simulation.living()):
+        for lock in self._all_locks():
             if random.random() < 0.5:
-                process.lock.cut()
+                lock.cut()
         self._world.after(random.uniform(5.0, 30.0), lambda: self._end_server(former))
 
     def _end_server(self, former: AdvisoryLocks) -> None:
         former.is_down = True
-        for process in (*self._simulation.nodes, *self._simulation.living()):
-            if process.lock.is_connected_to(former):
-                process.lock.cut()
+        for lock in self._all_locks():
+            if lock.is_connected_to(former):
+                lock.cut()
         former.restart(self._world.now)
 
     def agent_gone(self, agent: SimulatedAgent) -> None:
