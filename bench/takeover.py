@@ -304,8 +304,8 @@ def _counted(kills: int, counts: dict[str, int]) -> str:
     return (
         "\n| kills | messages published | lost | delivered twice | 0 and 0 | again, that the dead had in hand |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
-        f"| {kills}, {kills}, {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | {verdict} "
-        f"| {counts['repeated_of_the_dead']:,} |\n"
+        f"| {kills}, {kills}, {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | "
+        f"{verdict} | {counts['repeated_of_the_dead']:,} |\n"
     )
 
 

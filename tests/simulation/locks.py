@@ -52,7 +52,7 @@ class Session:
 class AdvisoryLocks:
     """The server: the holder of each key, and the time at which each was first free after it was taken.
 
-    `successor`: the one that was promoted, to which half of the new connections lead, and all if this one `is_down`.
+    `successor`: the one that was promoted, to which few of the new connections lead, and all if this one `is_down`.
     """
 
     held: set[int]
@@ -120,8 +120,11 @@ class ProcessLock:
             self._locks.close(self._session, self._world.now)
             self._lose(self._random.uniform(0.0005, 0.01))
 
-    def is_connected_to(self, locks: AdvisoryLocks) -> bool:
-        return self._locks is locks
+    def move(self, former: AdvisoryLocks, promoted: AdvisoryLocks) -> None:
+        """Connect to that server instead; one of another database stays there."""
+        if self._locks is former:
+            self.cut()
+            self._locks = promoted
 
     def cut_unnoticed(self) -> None:
         """Close the connection by the server; the process learns nothing, and gets no answers, for a while."""
@@ -156,7 +159,7 @@ class ProcessLock:
             self._after(self._times.check_interval_s, self._connect)
             return
         successor = self._locks.successor
-        if successor is not None and (self._locks.is_down or self._random.random() < 0.5):
+        if successor is not None and (self._locks.is_down or self._random.random() < 0.1):
             self._locks = successor
         self._session = Session(self._process.now)
         self._locks.sessions.append(self._session)
@@ -303,25 +306,26 @@ class LockTroubles:
         return [*(node.lock for node in self._simulation.nodes), *(agent.lock for agent in self._simulation.living())]
 
     def fail_over(self) -> None:
-        """Let another server be the database, where nobody holds a lock. The former one goes on for a while in half of
-        the cases, with the connections that some processes have to it."""
+        """Let another server be the database, where nobody holds a lock. The former one mostly goes on for a while, with
+        the connections of locks that some processes have to it."""
         random, former, now = self._of_failover, self._simulation.locks, self._world.now
         promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline)
         former.successor, self._simulation.locks, self._simulation.store.locks = promoted, promoted, promoted.held
-        if random.random() < 0.5:
+        if random.random() < 0.3:
             self._end_server(former)
             return
         self._world.say("database", "goes on as the former primary, too")
         for lock in self._all_locks():
             if random.random() < 0.5:
-                lock.cut()
-        self._world.after(random.uniform(5.0, 30.0), lambda: self._end_server(former))
+                lock.move(former, promoted)
+        self._world.after(min(random.uniform(10.0, 40.0), self._until - now), lambda: self._end_server(former))
+        for _ in range(3):  # by then streams are granted again
+            self._world.after(random.uniform(20.0, 30.0), self._part_both)
 
     def _end_server(self, former: AdvisoryLocks) -> None:
         former.is_down = True
         for lock in self._all_locks():
-            if lock.is_connected_to(former):
-                lock.cut()
+            lock.move(former, self._simulation.locks)
         former.restart(self._world.now)
 
     def agent_gone(self, agent: SimulatedAgent) -> None:
@@ -356,22 +360,41 @@ class LockTroubles:
             self._trouble_agent(random.choice(agents), random)
 
     def _befall_both(self) -> None:
-        """Crash a node together with an agent, which mostly holds what it leads; or the agent is only cut off."""
+        """Crash a node together with an agent; or the agent has troubles of its lock, or is only cut off."""
         if self._world.now >= self._until:
             return
-        random, simulation = self._of_both, self._simulation
+        random = self._of_both
         self._world.after(random.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
+        kind = random.choice(("crash", "crash", "trouble", "part", "part"))
+        if kind == "part":
+            self._part_both()
+        elif (agent := self._crash_leader()) is not None:
+            if kind == "crash":
+                self._simulation.crashes += 1
+                agent.crash()
+            else:
+                self._trouble_agent(agent, random)
+
+    def _part_both(self) -> None:
+        """Crash a node; meanwhile an agent is cut off, whose lock is where it was."""
+        if self._world.now < self._until and (agent := self._crash_leader()) is not None:
+            self._break_polls(agent, for_s := self._of_both.uniform(1.0, 8.0))
+            self._lose_messages(agent, for_s)
+
+    def _crash_leader(self) -> SimulatedAgent | None:
+        """Crash a node that leads, for a while, and return an agent that holds what it led, if one lives."""
+        random, simulation = self._of_both, self._simulation
         leaders = [node for node in simulation.nodes if node.alive and node.machine.leaders]
-        if not leaders or not (agents := simulation.living()):
-            return
-        node, agent = random.choice(leaders), random.choice(agents)
+        if not leaders:
+            return None
+        node = random.choice(leaders)
+        rows = [row for group_id in node.machine.leaders for row in simulation.store.rows(group_id).values()]
+        holders = {row.agent for row in rows if row.agent is not None}
         simulation.crashes += 1
         node.crash()
         self._world.after(random.uniform(0.5, 12.0), node.start)
-        if random.random() < 0.5:
-            agent.crash()
-        else:
-            self._trouble_agent(agent, random)
+        living = [agent for agent in simulation.living() if agent.name in holders]
+        return random.choice(living) if living else None
 
     def _trouble_agent(self, agent: SimulatedAgent, random: Random) -> None:
         for_s = random.uniform(0.05, 6.0)
