@@ -306,8 +306,8 @@ class LockTroubles:
         return [*(node.lock for node in self._simulation.nodes), *(agent.lock for agent in self._simulation.living())]
 
     def fail_over(self) -> None:
-        """Let another server be the database, where nobody holds a lock. The former one mostly goes on for a while, with
-        the connections of locks that some processes have to it."""
+        """Let another server be the database, where nobody holds a lock. The former one mostly goes on for a while,
+        with the connections of locks that some processes have to it."""
         random, former, now = self._of_failover, self._simulation.locks, self._world.now
         promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline)
         former.successor, self._simulation.locks, self._simulation.store.locks = promoted, promoted, promoted.held
