@@ -61,6 +61,7 @@ class AdvisoryLocks:
     restarted_at: float = float("-inf")
     timeline: int = 0
     successor: AdvisoryLocks | None = None
+    former: AdvisoryLocks | None = None
     is_down: bool = False
 
     def acquire(self, session: Session, key: int) -> bool:
@@ -309,7 +310,7 @@ class LockTroubles:
         """Let another server be the database, where nobody holds a lock. The former one mostly goes on for a while,
         with the connections of locks that some processes have to it."""
         random, former, now = self._of_failover, self._simulation.locks, self._world.now
-        promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline)
+        promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline, former=former)
         former.successor, self._simulation.locks, self._simulation.store.locks = promoted, promoted, promoted.held
         if random.random() < 0.3:
             self._end_server(former)
