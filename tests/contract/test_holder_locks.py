@@ -8,8 +8,15 @@ from dataclasses import replace
 import pytest
 
 from sublet_storage.db.advisory_lock import compute_lock_key
-from sublet_storage.groups.model.records import ForceRelease, GrantStream, Group, Lending, ReclaimStream
-from tests.contract.group_world import PostgresWorld, World, grant
+from sublet_storage.groups.model.records import (
+    ForceRelease,
+    GrantStream,
+    Group,
+    Lending,
+    LendingStatus,
+    ReclaimStream,
+)
+from tests.contract.group_world import LEASE_S, TWO, PostgresWorld, World, grant
 
 KEY = compute_lock_key("a1")
 VALID_S = 0.7
@@ -86,3 +93,16 @@ def test_a_write_takes_no_lock_for_long(postgres: PostgresWorld) -> None:
     postgres.applied(group, term, declared(stream))
     with postgres.leader_lock(KEY):
         pass
+
+
+@pytest.mark.conforms("E7", "E13")
+def test_no_row_has_a_lock_of_a_former_timeline(postgres: PostgresWorld) -> None:
+    """Its holder may see its lock held there; here it is free, as all are."""
+    group, term, (stream,) = postgres.led(session_expiry_s=60.0)
+    with postgres.leader_lock(KEY):
+        postgres.applied(group, term, declared(stream))
+    postgres.connection.execute("update leadership set timeline = 'the former'")
+    postgres.clock.advance(LEASE_S)
+    term = postgres.lead(group, TWO)
+    row = postgres.row(group, term, stream)
+    assert (row.status, row.lock_valid_s) == (LendingStatus.FREE, 0.0)
