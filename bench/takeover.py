@@ -2,8 +2,8 @@
 
 `python -m bench takeover --kills 10`. Two nodes, two consumers and a publisher with default settings. The node that
 leads is killed at a random moment between two renewals, and started again once the other has taken over. Then as many
-consumers join, one after the other, and are killed with the streams that they hold. What was delivered, recorded by the
-consumers, is compared with what was published.
+consumers join, one after the other, and are killed with the streams that they hold; and as many together with the node
+that leads. What was delivered, recorded by the consumers, is compared with what was published.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ PAUSE_S = 0.005
 """Processing time of a consumer per batch, which is one block of at most 50 messages."""
 CONSUMERS = ("a", "b")
 GRACE = "grace + look + debounce"
+BOTH = "two looks + the same"
 PATIENCE = "the same - (good for - ping)"
 """Name of the peer: the last answered ping was sent at most one `ping_interval_s` before the kill."""
 
@@ -56,7 +57,8 @@ each kill in which nobody was given a batch.
 
 The same number of times a third consumer joins, gets its share of the streams, and is killed. Measured is the time
 until all of them are granted to the others, beside the reconnect grace ({grace:g} s), one look and the debounce of
-changes among members. What the dead consumer had in hand is delivered again, as its forced moves say."""
+changes among members. And the same number of times such a consumer and the node that leads are killed at once: two
+looks of the other node come before. What the dead consumer had in hand is delivered again, as its forced moves say."""
 
 
 class Load:
@@ -135,18 +137,24 @@ class Group:
         eventually(lambda: self._is_reclaimed(after), WAIT_S, self._said, 0.05)
         return Kill(at, after.term / 1e6, progressed)
 
-    def kill_consumer(self, name: str) -> float:
-        """Have a consumer join, kill it once it has its share and its lock, and return the seconds until others have
-        all of its streams."""
+    def kill_consumer(self, name: str, *, with_leader: bool = False) -> float:
+        """Have a consumer join, kill it once it has its share and its lock, perhaps at once with the node that leads,
+        and return the seconds until others have all of its streams."""
         others = self._agents()
         consumer = self.fleet.consumer(name, ALL, PAUSE_S)
         agent = eventually(lambda: next(iter(self._agents() - others), None), WAIT_S, self._said, 0.05)
         eventually(lambda: self._count(agent) == STREAMS // (len(CONSUMERS) + 1), WAIT_S, self._said, 0.05)
         time.sleep(random.uniform(0.5, 1.5))
+        leader = self.scene.claim()
         consumer.kill()
+        if with_leader:
+            self.fleet.nodes[leader.node.name].kill()
         at = time.monotonic()
         eventually(lambda: not self._count(agent) and self._held() == STREAMS, WAIT_S, self._said, 0.005)
-        return time.monotonic() - at
+        taken_s = time.monotonic() - at
+        if with_leader:
+            self.serve(leader.node.name)
+        return taken_s
 
     def _agents(self) -> set[str]:
         return {agent for _, status, _, agent in self.scene.rows() if status == "held" and agent is not None}
@@ -197,6 +205,7 @@ def main(arguments: list[str] | None = None) -> None:
     leader, borrower = LeaderSettings().scaled(options.speed), BorrowerSettings().scaled(options.speed)
     kills: list[Kill] = []
     moves: list[float] = []
+    both: list[float] = []
     with postgres.place() as (url, directory), contextlib.closing(Group(url, directory, options.speed)) as group:
         group.begin()
         started = time.time()
@@ -208,10 +217,14 @@ def main(arguments: list[str] | None = None) -> None:
             for number in range(options.kills):
                 moves.append(group.kill_consumer(f"c{number}"))
                 print(f"consumer {number + 1} of {options.kills}: {moves[-1]:.2f} s", flush=True)
+            for number in range(options.kills):
+                time.sleep(leader.lock_watch_age_s + random.uniform(0.0, leader.lease_renew_interval_s))
+                both.append(group.kill_consumer(f"d{number}", with_leader=True))
+                print(f"both {number + 1} of {options.kills}: {both[-1]:.2f} s", flush=True)
         eventually(group.scene.consumed, WAIT_S, lambda: f"{group.scene.rows()}", 0.1)
         seconds, heads, delivered = time.time() - started, group.scene.heads(), group.fleet.delivered()
         verdict = judge(heads, delivered, group.scene.history())
-    figures = _figures(kills, delivered, leader, borrower) + _compare_moves(moves, leader)
+    figures = _figures(kills, delivered, leader, borrower) + _compare_moves(moves, both, leader)
     counts = {
         "published": sum(heads.values()),
         "lost": len(verdict.lost),
@@ -265,11 +278,14 @@ def _figures(
     ]
 
 
-def _compare_moves(moves: Sequence[float], leader: LeaderSettings) -> list[Beside]:
+def _compare_moves(moves: Sequence[float], both: Sequence[float], leader: LeaderSettings) -> list[Beside]:
     bound = leader.reconnect_grace_s + leader.lock_recheck_delay_s + leader.rebalance_debounce_s
+    longer = bound + leader.lock_check_interval_s + leader.lock_recheck_delay_s
     return [
         Beside("consumer killed to its streams with others, median", quantile(moves, 0.5), "s", GRACE, bound),
         Beside("consumer killed to its streams with others, longest", max(moves), "s", GRACE, bound),
+        Beside("consumer and leader killed to its streams with others, median", quantile(both, 0.5), "s", BOTH, longer),
+        Beside("consumer and leader killed to its streams with others, longest", max(both), "s", BOTH, longer),
     ]
 
 
@@ -288,8 +304,8 @@ def _counted(kills: int, counts: dict[str, int]) -> str:
     return (
         "\n| kills | messages published | lost | delivered twice | 0 and 0 | again, that the dead had in hand |\n"
         "| --- | --- | --- | --- | --- | --- |\n"
-        f"| {kills} and {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | {verdict} | "
-        f"{counts['repeated_of_the_dead']:,} |\n"
+        f"| {kills}, {kills}, {kills} | {counts['published']:,} | {counts['lost']:,} | {counts['repeated']:,} | "
+        f"{verdict} | {counts['repeated_of_the_dead']:,} |\n"
     )
 
 

@@ -233,6 +233,10 @@ class LeaderSettings(SettingsBase):
         reconnect grace."""
         return CLOCKS_APART * self.reconnect_grace_s
 
+    def is_lock_short(self, lock_valid_s: float) -> bool:
+        """Return whether an agent that has declared a lock with that time is gone after the reconnect grace."""
+        return 0.0 < lock_valid_s <= self.max_lock_valid_s
+
     @property
     def promise_s(self) -> float:
         """Return how long after a ping was answered no leader may grant its sender's streams to others by force."""

@@ -110,5 +110,6 @@ def test_a_new_rival_is_checked_at_once(postgres: PostgresWorld) -> None:
         check = events.get(timeout=WAIT_S)
         assert isinstance(check, LocksChecked)
         assert check.free == {SECOND.key}
+        assert [(check.timeline,)] == postgres.connection.execute("select timeline_number()").fetchall()
     finally:
         keeper.stop()

@@ -1,4 +1,4 @@
-"""A consumer that is killed, frozen, or cut from its lock; and nodes that restart under it.
+"""A consumer that is killed, also together with its leader, frozen, or cut from its lock; nodes that restart under it.
 
 Times are such that a machine that is busy misses none: the eviction time, and with it the pings' validity, is minutes.
 """
@@ -9,6 +9,7 @@ import signal
 
 import pytest
 
+from sublet_leader.group.watch_events import GONE
 from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
 from tests.integration.sharing_kit import WAIT_S, Stage, last
 from tests.kit import eventually
@@ -58,7 +59,7 @@ def test_streams_of_a_killed_consumer_move_soon(stage: Stage) -> None:
         eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
         stage.more(of="b")
     stage.verdict()
-    assert any(line.reason == "evicted: its process has ended" for line in stage.scene.history())
+    assert any(line.reason == GONE for line in stage.scene.history())
 
 
 @pytest.mark.conforms("E7")
@@ -110,5 +111,51 @@ def test_a_nodes_restart_pauses_nobody(stage: Stage) -> None:
         for name in ("a", "b"):
             stage.more(4, of=name)
     stage.serve("n2")
+    assert stage.verdict().explained == []
+    assert stage.scene.grants() == granted
+
+
+@pytest.mark.conforms("E7", "E16")
+def test_a_leader_and_a_consumer_are_killed_at_once(stage: Stage) -> None:
+    """The next leader takes the streams of the dead one, and those alone, long before its reclaim grace is over."""
+    for node in ("n1", "n2"):
+        stage.serve(node)
+    stage.share("a", "b")
+    locked(stage, 2)
+    with stage.scene.load():
+        for name in ("a", "b"):
+            stage.more(of=name)
+        held = stage.scene.rows()
+        stage.fleet.nodes[stage.scene.claim().node.name].kill()
+        stage.fleet.consumers["a"].kill()
+        eventually(lambda: stage.scene.shares() == [16], WAIT_S, stage.said)
+        stage.more(of="b")
+    stage.verdict()
+    lost = {line.stream_id: line.agent for line in stage.scene.history() if line.reason == GONE}
+    assert len(set(lost.values())) == 1
+    assert lost == {stream: agent for stream, _, _, agent in held if agent in lost.values()}
+
+
+@pytest.mark.conforms("E7", "E16")
+@pytest.mark.parametrize("trouble", ["frozen", "cut"])
+def test_a_new_leader_leaves_the_living_their_streams(stage: Stage, trouble: str) -> None:
+    """A frozen consumer keeps its lock, and so its streams; one whose lock is cut takes it again, and reclaims."""
+    for node in ("n1", "n2"):
+        stage.serve(node)
+    stage.share("a", "b")
+    pids = {agent: holder(stage, agent) for agent in locked(stage, 2)}
+    granted = stage.scene.grants()
+    stage.fleet.nodes[stage.scene.claim().node.name].kill()
+    if trouble == "frozen":
+        stage.fleet.consumers["a"].signal(signal.SIGSTOP)
+        last(5.0)
+        assert stage.scene.grants() == granted
+        stage.fleet.consumers["a"].signal(signal.SIGCONT)
+    else:
+        stage.scene.ask("select pg_terminate_backend(pid) from unnest(%s::integer[]) pid", (list(pids.values()),))
+        eventually(lambda: all(holder(stage, a) not in (None, pid) for a, pid in pids.items()), WAIT_S, stage.said)
+    with stage.scene.load():
+        for name in ("a", "b"):
+            stage.more(of=name)
     assert stage.verdict().explained == []
     assert stage.scene.grants() == granted

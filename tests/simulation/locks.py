@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TROUBLE_EVERY_S = 6.0
 _AGENT_TROUBLE_EVERY_S = 3.0
+_BOTH_EVERY_S = 10.0
 _NEAR = ("none", "cut", "flap", "unnoticed", "break off")
 _CUT_OFF = ("flap", "unnoticed", "unnoticed")
 _RETRY_S = 0.02
@@ -49,12 +50,19 @@ class Session:
 
 @dataclass(slots=True)
 class AdvisoryLocks:
-    """The server: the holder of each key, and the time at which each was first free after it was taken."""
+    """The server: the holder of each key, and the time at which each was first free after it was taken.
+
+    `successor`: the one that was promoted, to which few of the new connections lead, and all if this one `is_down`.
+    """
 
     held: set[int]
     first_freed_at: dict[int, float] = field(default_factory=dict)
     sessions: list[Session] = field(default_factory=list)
     restarted_at: float = float("-inf")
+    timeline: int = 0
+    successor: AdvisoryLocks | None = None
+    former: AdvisoryLocks | None = None
+    is_down: bool = False
 
     def acquire(self, session: Session, key: int) -> bool:
         if not session.is_open or key in self.held:
@@ -113,6 +121,12 @@ class ProcessLock:
             self._locks.close(self._session, self._world.now)
             self._lose(self._random.uniform(0.0005, 0.01))
 
+    def move(self, former: AdvisoryLocks, promoted: AdvisoryLocks) -> None:
+        """Connect to that server instead; one of another database stays there."""
+        if self._locks is former:
+            self.cut()
+            self._locks = promoted
+
     def cut_unnoticed(self) -> None:
         """Close the connection by the server; the process learns nothing, and gets no answers, for a while."""
         if self._session is not None:
@@ -126,7 +140,8 @@ class ProcessLock:
             self._lose(self._random.uniform(0.0005, 0.01))
 
     def _close_after(self, session: Session, delay_s: float) -> None:
-        self._world.after(delay_s, lambda: self._locks.close(session, self._world.now))
+        locks = self._locks
+        self._world.after(delay_s, lambda: locks.close(session, self._world.now))
 
     def _lose(self, delay_s: float) -> None:
         session, self._session = self._session, None
@@ -144,6 +159,9 @@ class ProcessLock:
         if not self._is_reachable():
             self._after(self._times.check_interval_s, self._connect)
             return
+        successor = self._locks.successor
+        if successor is not None and (self._locks.is_down or self._random.random() < 0.1):
+            self._locks = successor
         self._session = Session(self._process.now)
         self._locks.sessions.append(self._session)
         self._use(frozenset())
@@ -179,7 +197,8 @@ class ProcessLock:
     def _looked(self, session: Session, sent_at: float, free: frozenset[int], held: frozenset[int]) -> None:
         if session is not self._session:
             return
-        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held))
+        timeline = self._locks.timeline
+        self._say(LocksChecked(session.opened_at, sent_at, self._process.now, free, held, timeline))
         self._after(self._pause_s(free), lambda: self._use(free))
 
     def _pause_s(self, free: frozenset[int]) -> float:
@@ -265,6 +284,8 @@ class LockTroubles:
         self._simulation, self._world = simulation, simulation.world
         self._random = Random(f"the locks of {simulation.seed}")
         self._of_agents = Random(f"the agents' locks of {simulation.seed}")
+        self._of_failover = Random(f"the locks in the failover of {simulation.seed}")
+        self._of_both = Random(f"leaders and holders of {simulation.seed}")
         self.down_until = float("-inf")
 
     def begin(self, until: float) -> None:
@@ -273,14 +294,40 @@ class LockTroubles:
             self._world.after(self._random.expovariate(1 / _TROUBLE_EVERY_S), self._befall)
         if self._of_agents.random() < 0.8:
             self._world.after(self._of_agents.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
+        if self._of_both.random() < 0.6:
+            self._world.after(self._of_both.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
 
     def restart(self) -> None:
         """Close all connections, as a restart of the database does."""
         self._simulation.locks.restart(self._world.now)
-        for node in self._simulation.nodes:
-            node.lock.cut()
-        for agent in self._simulation.living():
-            agent.lock.cut()
+        for lock in self._all_locks():
+            lock.cut()
+
+    def _all_locks(self) -> list[ProcessLock]:
+        return [*(node.lock for node in self._simulation.nodes), *(agent.lock for agent in self._simulation.living())]
+
+    def fail_over(self) -> None:
+        """Let another server be the database, where nobody holds a lock. The former one mostly goes on for a while,
+        with the connections of locks that some processes have to it."""
+        random, former, now = self._of_failover, self._simulation.locks, self._world.now
+        promoted = AdvisoryLocks(set(), restarted_at=now, timeline=self._simulation.store.timeline, former=former)
+        former.successor, self._simulation.locks, self._simulation.store.locks = promoted, promoted, promoted.held
+        if random.random() < 0.3:
+            self._end_server(former)
+            return
+        self._world.say("database", "goes on as the former primary, too")
+        for lock in self._all_locks():
+            if random.random() < 0.5:
+                lock.move(former, promoted)
+        self._world.after(min(random.uniform(10.0, 40.0), self._until - now), lambda: self._end_server(former))
+        for _ in range(3):  # by then streams are granted again
+            self._world.after(random.uniform(20.0, 30.0), self._part_both)
+
+    def _end_server(self, former: AdvisoryLocks) -> None:
+        former.is_down = True
+        for lock in self._all_locks():
+            lock.move(former, self._simulation.locks)
+        former.restart(self._world.now)
 
     def agent_gone(self, agent: SimulatedAgent) -> None:
         """End a dead agent's polls: nodes mostly notice at once."""
@@ -310,9 +357,47 @@ class LockTroubles:
             return
         random = self._of_agents
         self._world.after(random.expovariate(1 / _AGENT_TROUBLE_EVERY_S), self._befall_agent)
-        if not (agents := self._simulation.living()):
+        if agents := self._simulation.living():
+            self._trouble_agent(random.choice(agents), random)
+
+    def _befall_both(self) -> None:
+        """Crash a node together with an agent; or the agent has troubles of its lock, or is only cut off."""
+        if self._world.now >= self._until:
             return
-        agent = random.choice(agents)
+        random = self._of_both
+        self._world.after(random.expovariate(1 / _BOTH_EVERY_S), self._befall_both)
+        kind = random.choice(("crash", "crash", "trouble", "part", "part"))
+        if kind == "part":
+            self._part_both()
+        elif (agent := self._crash_leader()) is not None:
+            if kind == "crash":
+                self._simulation.crashes += 1
+                agent.crash()
+            else:
+                self._trouble_agent(agent, random)
+
+    def _part_both(self) -> None:
+        """Crash a node; meanwhile an agent is cut off, whose lock is where it was."""
+        if self._world.now < self._until and (agent := self._crash_leader()) is not None:
+            self._break_polls(agent, for_s := self._of_both.uniform(1.0, 8.0))
+            self._lose_messages(agent, for_s)
+
+    def _crash_leader(self) -> SimulatedAgent | None:
+        """Crash a node that leads, for a while, and return an agent that holds what it led, if one lives."""
+        random, simulation = self._of_both, self._simulation
+        leaders = [node for node in simulation.nodes if node.alive and node.machine.leaders]
+        if not leaders:
+            return None
+        node = random.choice(leaders)
+        rows = [row for group_id in node.machine.leaders for row in simulation.store.rows(group_id).values()]
+        holders = {row.agent for row in rows if row.agent is not None}
+        simulation.crashes += 1
+        node.crash()
+        self._world.after(random.uniform(0.5, 12.0), node.start)
+        living = [agent for agent in simulation.living() if agent.name in holders]
+        return random.choice(living) if living else None
+
+    def _trouble_agent(self, agent: SimulatedAgent, random: Random) -> None:
         for_s = random.uniform(0.05, 6.0)
         if random.random() < 0.8:
             self._break_polls(agent, for_s)

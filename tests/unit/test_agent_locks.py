@@ -19,7 +19,14 @@ from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.election.lock_watch import AgentWatch
 from sublet_leader.group.events import AgentsGone
 from sublet_leader.settings import LeaderSettings
-from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, Ping, PingResponse
+from sublet_protocol.messages.borrower_leader import (
+    BorrowerEndReason,
+    HeldGrant,
+    Invalidate,
+    LeaderWanted,
+    Ping,
+    PingResponse,
+)
 from sublet_storage.db.advisory_lock import LockAcquired, LockLost, LocksChecked, compute_lock_key
 from tests.unit.leader_bench import Bench
 from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
@@ -107,6 +114,35 @@ def test_a_watch_ends_with_the_eviction_time() -> None:
     assert watch.keys() == ()
 
 
+def test_a_former_leaders_word_counts() -> None:
+    """That the lock was held when the row was granted, where this connection has never seen it held."""
+    watch = AgentWatch(SETTINGS)
+    watch.watch({"a"}, 10.0)
+    assert gone(watch, look(9.9), look(10.1), look(10.95), look(11.2)) == [False, False, False, True]
+
+
+def test_a_lock_free_before_the_watch_began_is_new() -> None:
+    """Between two looks it may have been held, and the row granted."""
+    watch = watching()
+    gone(watch, look(10.1))
+    watch.watch({"a"}, 10.9)
+    assert gone(watch, look(11.2), look(11.9), look(12.3)) == [False, False, True]
+
+
+@pytest.mark.parametrize("comes", ["message", "poll"])
+def test_who_comes_is_watched_no_longer(comes: str) -> None:
+    """It reclaims: an older look says nothing of what it holds then."""
+    watch = AgentWatch(SETTINGS)
+    watch.watch({"a"}, 10.0)
+    gone(watch, look(10.1))
+    if comes == "message":
+        watch.note_message("a", Ping(("a/1",), 0.0), 10.9)
+    else:
+        watch.note_poll("a", True, 10.9)
+    assert gone(watch, look(11.2), look(12.4)) == [False, False]
+    assert watch.keys() == ()
+
+
 # --- the leader of a group --------------------------------------------------------------------------------------------
 
 
@@ -142,6 +178,79 @@ def test_an_agent_that_may_go_on_is_not_gone(lock_valid_s: float) -> None:
     bench.give(AgentsGone(frozenset({"a"})))
     bench.pass_time(0.3, "b/1")
     assert bench.holders() == {1: "a/1"}
+
+
+TIMELINE = 3
+
+
+def taken_over(lock_valid_s: float = BORROWER.lock_valid_s, *, is_held: bool = True) -> Bench:
+    """A stream granted to a/1, whose lock was held, by a leader whose successor may last have answered its ping up to
+    5 s from now; b/1 waits."""
+    bench = Bench()
+    bench.store.timeline = TIMELINE
+    bench.lead()
+    if is_held:
+        bench.store.locks.add(KEY)
+    bench.join("a/1", lock_valid_s=lock_valid_s)
+    bench.pass_time(1.0, "a/1")
+    bench.confirm()
+    assert bench.holders() == {1: "a/1"}
+    bench.store.locks.clear()
+    bench.lead(deposed_until=bench.now + 5.0)
+    bench.join("b/1")
+    return bench
+
+
+@pytest.mark.conforms("E7", "E16")
+def test_a_new_leader_takes_streams_of_a_gone_agent() -> None:
+    """Long before its reclaim grace ends, whatever the leader before has promised."""
+    bench = taken_over()
+    assert bench.leader.streams.absent_agents() == {"a"}
+    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    bench.pass_time(0.3, "b/1")
+    assert bench.holders() == {1: "b/1"}
+    assert [moved.reason for moved in bench.forced()] == ["evicted: its process has ended"]
+
+
+@pytest.mark.conforms("E7")
+@pytest.mark.parametrize(
+    ("lock_valid_s", "is_held", "timeline"),
+    [
+        (0.0, True, TIMELINE),
+        (0.9, True, TIMELINE),
+        (BORROWER.lock_valid_s, False, TIMELINE),
+        (BORROWER.lock_valid_s, True, TIMELINE - 1),
+        (BORROWER.lock_valid_s, True, None),
+    ],
+    ids=["none declared", "valid for too long", "held elsewhere", "looked at another timeline", "timeline not known"],
+)
+def test_other_holders_have_the_reclaim_grace(lock_valid_s: float, is_held: bool, timeline: int | None) -> None:
+    bench = taken_over(lock_valid_s, is_held=is_held)
+    bench.give(AgentsGone(frozenset({"a"}), timeline))
+    bench.pass_time(9.9, "b/1")
+    assert bench.holders() == {1: "a/1"}
+    bench.pass_time(20.0, "b/1")
+    assert bench.holders() == {1: "b/1"}
+
+
+def test_a_member_of_another_timeline_is_not_gone() -> None:
+    """The lock that was looked at is another server's."""
+    bench = declared()
+    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    assert bench.leader.members.get("a/1") is not None
+
+
+@pytest.mark.conforms("E16")
+def test_what_is_reclaimed_is_not_taken() -> None:
+    """By an undeclared borrower of the agent, as it has lost its lock."""
+    bench = taken_over()
+    held = HeldGrant(1, bench.row(1).grant_id, 0)
+    bench.join("a/2", predecessor="a/1", reclaim=(held,), borrower_number=2)
+    assert bench.leader.streams.absent_agents() == frozenset()
+    bench.give(AgentsGone(frozenset({"a"}), TIMELINE))
+    bench.settle()
+    assert bench.holders() == {1: "a/2"}
+    assert bench.row(1).lock_valid_s == 0.0
 
 
 # --- the agent --------------------------------------------------------------------------------------------------------

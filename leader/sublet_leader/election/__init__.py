@@ -30,6 +30,7 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
+from sublet_leader.election.lock_watch import AgentWatch
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
 from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
@@ -37,6 +38,7 @@ from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, L
 __all__ = [
     "TRANSITIONS",
     "Action",
+    "AgentWatch",
     "ClaimCompleted",
     "Election",
     "ElectionEventKind",

@@ -6,6 +6,7 @@ check is not enough: two must find it free, some time apart, over one connection
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from sublet_leader.settings import LeaderSettings
@@ -43,11 +44,13 @@ class LockWatch:
 
 @dataclass(frozen=True, slots=True)
 class _MissingAgent:
-    """An agent that holds no poll. `since`: when that, or its last message, was noticed."""
+    """An agent that holds no poll. `since`: when that, or its last message, was noticed. `was_held`: its lock was held
+    in this database when a former leader granted it what it has not reclaimed."""
 
     agent: str
     began_at: float
     since: float
+    was_held: bool = False
 
 
 class AgentWatch:
@@ -56,7 +59,8 @@ class AgentWatch:
 
     That is enough, whatever happened to connections: an agent with a lock begins calls for a shorter time than that
     after it last saw its lock held, and one that has lost its lock needs a leader's answer before it goes on. A lock
-    counts only if this very connection has seen it held: the agent's database may be another, or a standby.
+    counts only if this very connection has seen it held: the agent's database may be another, or a standby. Or if the
+    database has, for a former leader: then its new leader compares the timelines.
     """
 
     def __init__(self, settings: LeaderSettings) -> None:
@@ -77,8 +81,9 @@ class AgentWatch:
         if not (self._missing or declares_lock):
             return
         key = compute_lock_key(agent)
-        if (missing := self._missing.get(key)) is not None:
-            self._missing[key] = replace(missing, since=now)
+        if (missing := self._missing.pop(key, None)) is not None:
+            if not missing.was_held:  # else it reclaims, and from now on it is its poll that counts
+                self._missing[key] = replace(missing, since=now)
             self._lock_watch.forget(key)
         if declares_lock and key not in self._seen:
             self._declared[key] = now
@@ -91,6 +96,13 @@ class AgentWatch:
             self._lock_watch.forget(key)
         elif key in self._seen:
             self._missing.setdefault(key, _MissingAgent(agent, now, now))
+
+    def watch(self, agents: Iterable[str], now: float) -> None:
+        """Begin to watch agents that have not reclaimed what they hold, whose locks were held when they got it."""
+        for agent in agents:
+            key = compute_lock_key(agent)
+            self._missing[key] = _MissingAgent(agent, now, now, was_held=True)
+            self._lock_watch.forget(key)
 
     def expire(self, now: float) -> None:
         """Stop watching what an eviction for its silence has ended by now, agents that are elsewhere, and locks that
@@ -114,7 +126,9 @@ class AgentWatch:
         free = frozenset(
             key
             for key in look.free
-            if key in self._seen and key in self._missing and look.sent_at >= self._missing[key].since
+            if (missing := self._missing.get(key)) is not None
+            and look.sent_at >= missing.since
+            and (missing.was_held or key in self._seen)
         )
         gone_keys = self._lock_watch.check(replace(look, free=free))
         return frozenset(self._missing.pop(key).agent for key in gone_keys)

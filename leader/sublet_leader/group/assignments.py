@@ -114,11 +114,8 @@ class AssignmentManager:
         self.detach(entry)
         self.begin_grant(entry, member, now, grant_id=grant.grant_id)
         epoch = member.session_epoch or None
-        self._streams.enqueue(
-            ReclaimStream(
-                grant.stream_id, grant.grant_id, grant.position, member.borrower_id, member.agent, epoch, grant.consumed
-            )
-        )
+        fields = (grant.stream_id, grant.grant_id, grant.position, member.borrower_id, member.agent, epoch)
+        self._streams.enqueue(ReclaimStream(*fields, grant.consumed, member.lock_valid_s))
         if previous is not None and previous.status is GrantStatus.REVOKING:
             self.revoke((grant.stream_id,), previous.reason, now, previous.deadline)
 
@@ -143,7 +140,7 @@ class AssignmentManager:
         `keep_s`: how long to reserve the stream for its holder's session (None: by the group's options).
         """
         row, assignment = entry.lending, entry.assignment
-        unclaimed = row.status is LendingStatus.HELD and entry.is_quiet and entry.pending_release is None
+        unclaimed = entry.is_unclaimed
         borrower_id, agent = (assignment or row).borrower_id, (assignment or row).agent
         entry.promised_until = self._compute_promise_end(entry)
         self.detach(entry)
@@ -346,7 +343,8 @@ class AssignmentManager:
         assert member is not None
         self.begin_grant(entry, member, now)
         epoch = member.session_epoch or None
-        self._streams.enqueue(GrantStream(stream_id, borrower_id, member.agent, member.session, reason, epoch))
+        fields = (stream_id, borrower_id, member.agent, member.session, reason, epoch, member.lock_valid_s)
+        self._streams.enqueue(GrantStream(*fields))
 
     def _unreserve(self, stream_id: int) -> None:
         entry = self._streams.get(stream_id)

@@ -49,9 +49,11 @@ class MemberRightRevoked:
 
 @dataclass(frozen=True, slots=True)
 class AgentsGone:
-    """The processes of these agents have ended, as far as their locks show."""
+    """The processes of these agents have ended, as far as their locks show, on that timeline of the database (None: not
+    known)."""
 
     agents: frozenset[str]
+    timeline: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,9 +24,10 @@ from sublet_leader.group.schedule import GroupTimers
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.group.transitions import AssignmentEventKind
-from sublet_leader.group.watch_events import EVICT, FENCE, JOIN, LEAVE, transient_record
+from sublet_leader.group.watch_events import EVICT, FENCE, GONE, JOIN, LEAVE, transient_record
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier
+from sublet_protocol.domain.grant_keys import timeline_number
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,
@@ -122,7 +123,7 @@ class GroupLeader:
             case MemberRightRevoked():
                 self._deny(event, now)
             case AgentsGone():
-                self._end_holders(event.agents, now)
+                self._end_holders(event, now)
             case StreamsChanged():
                 self.schedule.sync_soon(now)
             case Tick():
@@ -222,7 +223,7 @@ class GroupLeader:
             w = request
             member = Member(w.borrower_id, agent, w.weight, w.session, now, w.leaving)
             member.session_epoch, member.borrower_number = w.session_epoch, w.borrower_number
-            member.holds_lock = 0.0 < w.lock_valid_s <= self.settings.max_lock_valid_s
+            member.lock_valid_s = w.lock_valid_s
             member.promised_at = now if w.reclaim else member.promised_at
             self.members.add(member)
             self._note(JOIN, w.borrower_id, agent, w.session, f"after {w.predecessor}" if w.predecessor else "joined")
@@ -250,18 +251,13 @@ class GroupLeader:
         entry = self.streams.get(grant.stream_id)
         if entry is not None and entry.assignment is not None and entry.assignment.borrower_id == member.borrower_id:
             return
-        if entry is None or entry.lending.grant_id != grant.grant_id or not self._is_held_by(entry, member.agent):
+        if entry is None or entry.lending.grant_id != grant.grant_id or not entry.is_held_by(member.agent):
             assignment = self._assignments.find(grant.stream_id, grant.grant_id, member.borrower_id, member.agent)
             self._assignments.apply_event(assignment, AssignmentEventKind.PROGRESS, now)
             return
         self._assignments.reclaim(entry, member, grant, now)
         if self.desired_state.pause_reason is not None:
             self._take_back([grant.stream_id], now)
-
-    @staticmethod
-    def _is_held_by(entry: StreamEntry, agent: str) -> bool:
-        row = entry.lending
-        return row.status is LendingStatus.HELD and row.agent == agent and not entry.is_ending
 
     def _answer_ping(self, agent: str, borrower_id: str, sent_at: float, now: float) -> None:
         if self._verify_member(agent, borrower_id, None, now):
@@ -452,9 +448,8 @@ class GroupLeader:
 
     def _end_grace(self, now: float) -> None:
         """Free the streams that were not reclaimed."""
-        for entry in self.streams:
-            if entry.lending.status is LendingStatus.HELD and entry.is_quiet:
-                self._assignments.force_release(entry, "not reclaimed", now)
+        for entry in self.streams.find_unclaimed():
+            self._assignments.force_release(entry, "not reclaimed", now)
 
     def _evict(
         self, member: Member, end: BorrowerEndReason, reason: str, now: float, keep_s: float | None = None
@@ -464,12 +459,18 @@ class GroupLeader:
         self._note(EVICT, member.borrower_id, member.agent, member.session, reason)
         self.schedule.note_membership_change(now)
 
-    def _end_holders(self, agents: frozenset[str], now: float) -> None:
-        """Evict members whose process has ended: what they were promised is void."""
+    def _end_holders(self, gone: AgentsGone, now: float) -> None:
+        """Evict members whose process has ended, free what is not reclaimed. Locks of another timeline are others."""
+        if gone.timeline not in (None, timeline_number(self.term)):
+            return
         for member in self.members:
-            if member.agent in agents and member.holds_lock:
+            if member.agent in gone.agents and self.settings.is_lock_short(member.lock_valid_s):
                 self._assignments.void_promises(member)
-                self._evict(member, BorrowerEndReason.RETRY, "evicted: its process has ended", now)
+                self._evict(member, BorrowerEndReason.RETRY, GONE, now)
+        for entry in self.streams.find_unclaimed(gone.agents):
+            if timeline_number(entry.lending.grant_id) == gone.timeline:
+                entry.promised_until = float("-inf")
+                self._assignments.force_release(entry, GONE, now)
 
     def _deny(self, denied: MemberRightRevoked, now: float) -> None:
         """Evict a member without the right to be one; nothing is reserved for its session."""

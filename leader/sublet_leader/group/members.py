@@ -15,7 +15,8 @@ class Member:
     `borrower_number`: counts the borrowers of its agent. `last_ping_sent_at`: by its own clock, when it sent its last
     ping. `promised_at`: when this leader or one before last promised it its streams. `taken`: (stream, grant id) of
     what was taken from it by force and it has not confirmed: these it is not promised. `leave_reason`: why it leaves,
-    where its session did not request it. `holds_lock`: its agent begins calls only while it holds a lock of its own."""
+    where its session did not request it. `lock_valid_s`: for how long its agent begins calls after it last saw its own
+    lock held; 0: it has none."""
 
     borrower_id: str
     agent: str
@@ -29,7 +30,7 @@ class Member:
     last_ping_sent_at: float | None = None
     promised_at: float = float("-inf")
     leave_reason: str = ""
-    holds_lock: bool = False
+    lock_valid_s: float = 0.0
     streams: set[int] = field(default_factory=set)
     taken: set[tuple[int, int]] = field(default_factory=set)
 

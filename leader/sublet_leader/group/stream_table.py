@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from sublet_leader.group.throughput import ThroughputMeter
@@ -100,6 +100,15 @@ class StreamEntry:
         return self.assignment is None and self.in_flight is None and not self.queue
 
     @property
+    def is_unclaimed(self) -> bool:
+        """Return whether it is held by the row, and nobody here has it."""
+        return self.lending.status is LendingStatus.HELD and self.is_quiet and self.pending_release is None
+
+    def is_held_by(self, agent: str) -> bool:
+        """Return whether the agent holds it, by the row, and its end is not being written."""
+        return self.lending.status is LendingStatus.HELD and self.lending.agent == agent and not self.is_ending
+
+    @property
     def is_ending(self) -> bool:
         """Return whether the end of its grant is being written, or is queued."""
         ends = any(isinstance(change, ReleaseStream | ForceRelease) for change in (self.in_flight, *self.queue))
@@ -148,6 +157,22 @@ class StreamTable:
     def streams_of_session(self, session: str) -> list[StreamEntry]:
         """Return the streams that the session of this name holds, or that are reserved for it."""
         return [self._streams[stream_id] for stream_id in sorted(self._by_session.get(session, ()))]
+
+    def find_unclaimed(self, agents: Collection[str] | None = None) -> list[StreamEntry]:
+        """Return the streams that former holders have not reclaimed; `agents`: of these, if they begin calls only for
+        a short time after they last saw their locks held."""
+        unclaimed = [entry for entry in self._streams.values() if entry.is_unclaimed]
+        if agents is None:
+            return unclaimed
+        return [each for each in unclaimed if each.lending.agent in agents and self._has_short_lock(each.lending)]
+
+    def absent_agents(self) -> frozenset[str]:
+        """Return the agents of former holders that have not reclaimed streams, and are gone if their locks are free."""
+        rows = (entry.lending for entry in self.find_unclaimed())
+        return frozenset(row.agent for row in rows if row.agent is not None and self._has_short_lock(row))
+
+    def _has_short_lock(self, row: Lending) -> bool:
+        return self._settings.is_lock_short(row.lock_valid_s)
 
     def is_grantable(self, entry: StreamEntry, now: float) -> bool:
         """Return whether it is certainly free or reserved, and every parent consumed: a parent without an entry is

@@ -16,6 +16,8 @@ JOIN, LEAVE, EVICT, FENCE = "join", "leave", "evict", "fence"
 """Events of members."""
 STEP_DOWN = "step_down"
 """A leader is over; the next one begins with a takeover."""
+GONE = "evicted: its process has ended"
+"""Why a holder whose lock is free loses its streams."""
 
 
 def transient_record(

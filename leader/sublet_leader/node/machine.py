@@ -13,7 +13,6 @@ from typing import assert_never
 
 from sublet_leader import election as el
 from sublet_leader.election.leadership_restrictions import LeadershipRestrictions
-from sublet_leader.election.lock_watch import AgentWatch
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
@@ -94,7 +93,7 @@ class Node:
         self.registry = GroupRegistry(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._agent_watch = AgentWatch(settings)
+        self._agent_watch = el.AgentWatch(settings)
         self._pending_writes: dict[int, PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
@@ -166,7 +165,7 @@ class Node:
     def _take_lock_event(self, event: el.LockEvent, now: float) -> None:
         self._elect(event, now)
         if isinstance(event, el.LocksChecked) and (gone := self._agent_watch.check(event)):
-            self._run_led(tuple(self.leaders), group_events.AgentsGone(gone), now)
+            self._run_led(tuple(self.leaders), group_events.AgentsGone(gone, event.timeline), now)
 
     def _wake_at(self) -> float:
         stop = (_NEVER if self._stop_by is None else self._stop_by) + self.settings.lease_margin_s * self._releasing_all
@@ -389,6 +388,7 @@ class Node:
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._run_leader(leader, Tick(), now)
         self._admit(group, now)
+        self._agent_watch.watch(leader.streams.absent_agents(), now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
         """Drop the leader; its borrowers look for the next one and keep their streams."""

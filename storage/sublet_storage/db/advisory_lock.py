@@ -59,13 +59,14 @@ class LockLost:
 class LocksChecked:
     """One check of other processes' locks, over a connection that was opened at `connected_at`: which were `free`, and
     which `held`, at some time between `sent_at` and `answered_at`. The process's own lock, if it was held before, was
-    still held."""
+    still held. `timeline`: the number of the server's; None: not known."""
 
     connected_at: float
     sent_at: float
     answered_at: float
     free: frozenset[int] = frozenset()
     held: frozenset[int] = frozenset()
+    timeline: int | None = None
 
 
 LockEvent = LockAcquired | LockLost | LocksChecked
@@ -174,6 +175,7 @@ class LockKeeper(StoppableThread):
 
     def _use(self, connection: BoundedConnection) -> None:
         connected_at, free = self._clock(), frozenset[int]()
+        timeline = None if connection.timeline is None else connection.timeline_number()
         while not self.is_stopping:
             self._used_at = self._clock()
             if not self._is_held:
@@ -182,7 +184,8 @@ class LockKeeper(StoppableThread):
             if keys or last_free or self._always_checks:
                 sent_at = self._clock()
                 free = find_free_locks(connection, keys)
-                self._on_event(LocksChecked(connected_at, sent_at, self._clock(), free, frozenset(keys) - free))
+                held = frozenset(keys) - free
+                self._on_event(LocksChecked(connected_at, sent_at, self._clock(), free, held, timeline))
             self._wait(connection, self._choose_pause_s(free))
 
     def _acquire(self, connection: BoundedConnection) -> None:

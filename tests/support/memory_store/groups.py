@@ -14,6 +14,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, Lower
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantKey
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
+from sublet_storage.db.advisory_lock import compute_lock_key
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     anothers_session_error,
@@ -97,7 +98,7 @@ class MemoryGroupStore:
     def __init__(self, streams: MemoryCatalogue, clock: Callable[[], int]) -> None:
         self.streams = streams
         self.locked: set[tuple[int, int]] = set()
-        self.locks: set[int] = set()  # keys of leaders' advisory locks that somebody holds
+        self.locks: set[int] = set()  # keys of the advisory locks that somebody holds
         self.meanwhile: Callable[[], None] = lambda: None
         self.timeline = 0
         self._clock = clock
@@ -480,8 +481,12 @@ class MemoryGroupStore:
         return held is None or held.term != term or held.expires_us <= now
 
     def _keep(self, ruling: LendingTransition, term: int, now: int) -> None:
-        row = ruling.row
-        self._lives[row.group_id].rows[row.stream_id] = row
+        row, rows = ruling.row, self._lives[ruling.row.group_id].rows
+        before = rows.get(row.stream_id)
+        has_new_holder = before is None or before.borrower_id != row.borrower_id
+        if has_new_holder and row.agent is not None and compute_lock_key(row.agent) not in self.locks:
+            row = replace(row, lock_valid_s=0.0)
+        rows[row.stream_id] = row
         if ruling.event:
             self._history.append(to_history_record(row, ruling.event, term, now))
 

@@ -16,6 +16,7 @@ import psycopg
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
@@ -36,7 +37,7 @@ BEHIND_PAGE = f"""
 _ROW = (
     "l.group_id, l.stream_id, l.status, l.position, l.grant_id, l.borrower_id, l.agent, l.session, l.losses,"
     " l.lost_position, l.session_epoch, (extract(epoch from l.held_until) * 1000000)::bigint, l.lost_message_count,"
-    " {key}, l.consumed, l.in_doubt"
+    " case when l.lock_borrower_id = l.borrower_id then l.lock_valid_s end, {key}, l.consumed, l.in_doubt"
 )
 ROW = _ROW.format(key="l.grant_key, null::bytea")
 KEYLESS_ROW = _ROW.format(key="null::bytea, l.grant_key_sha256")
@@ -119,16 +120,18 @@ update lending l
        session_epoch = u.session_epoch, held_until = timestamptz 'epoch' + u.held_until * interval '1 microsecond',
        lost_message_count = u.lost_message_count, consumed = u.consumed, in_doubt = u.in_doubt,
        planned_by = case when u.in_doubt = l.in_doubt then l.planned_by when u.in_doubt is not null then u.session end,
-       grant_key = u.grant_key,
+       grant_key = u.grant_key, lock_valid_s = u.lock_valid_s,
+       lock_borrower_id = case when u.borrower_id = l.borrower_id then l.lock_borrower_id
+         when not pg_try_advisory_xact_lock_shared({LOCK_CLASS}, u.lock_key) then u.borrower_id end,
        granted_at = case when u.status = 'held' and u.grant_id <> l.grant_id then {NOW} else l.granted_at end,
        updated_at = {NOW}
   from unnest(%(groups)b::bigint[], %(streams)b::bigint[], %(terms)b::bigint[], %(positions)b::bigint[],
               %(statuses)s::text[], %(grants)b::bigint[], %(borrowers)s::text[], %(agents)s::text[],
               %(sessions)s::text[], %(losses)b::integer[], %(lost)b::bigint[], %(epochs)b::bigint[],
               %(held_until)b::bigint[], %(lost_message_count)b::bigint[], %(consumed)s::jsonb[], %(in_doubt)s::jsonb[],
-              %(grant_keys)b::bytea[])
+              %(grant_keys)b::bytea[], %(lock_valid_s)b::double precision[], %(lock_keys)b::integer[])
        as u (group_id, stream_id, term, position, status, grant_id, borrower_id, agent, session, losses, lost_position,
-             session_epoch, held_until, lost_message_count, consumed, in_doubt, grant_key)
+             session_epoch, held_until, lost_message_count, consumed, in_doubt, grant_key, lock_valid_s, lock_key)
  where l.group_id = u.group_id and l.stream_id = u.stream_id"""
 
 _RECORD = f"""
@@ -256,7 +259,7 @@ def read_unfinished(
 
 
 def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]], now_us: int) -> None:
-    """Write all columns of each (row, term)."""
+    """Write all columns of each (row, term). That an agent holds its lock is kept if it does, in this database."""
     if not changed:
         return
     rows = [row for row, _ in changed]
@@ -278,6 +281,8 @@ def update_rows(connection: Connection, changed: Sequence[tuple[LendingRow, int]
         "consumed": [None if row.consumed is None else json.dumps(row.consumed.to_json()) for row in rows],
         "in_doubt": [None if row.in_doubt is None else json.dumps(row.in_doubt.to_json()) for row in rows],
         "grant_keys": [None if row.grant_key is None else row.grant_key.reveal() for row in rows],
+        "lock_valid_s": [row.lock_valid_s or None for row in rows],
+        "lock_keys": [compute_lock_key(row.agent) if row.agent and row.lock_valid_s else None for row in rows],
         "now_us": now_us,
     }
     connection.execute(_CHANGE, parameters)
@@ -324,7 +329,7 @@ def _decode_row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
     grant_key = None if record[-4] is None else GrantKey(record[-4])
-    fields = (*record[3:-4], consumed, in_doubt, grant_key, record[-3])
+    fields = (*record[3:-5], consumed, in_doubt, grant_key, record[-3], record[-5] or 0.0)
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 
 

@@ -29,7 +29,8 @@ class LendingRow:
     session it is when the row was taken from a holder that may not have stopped: by a reset, or with a former group of
     the name. `consumed` is set only in an atomic group. `in_doubt` is what a holder planned last: it stays when it is
     done, where its holder has no other way. `grant_key`: of the grant in force, random and different in each
-    store, so that it is not compared. `key_digest`: its hash, where the row was read without the key.
+    store, so that it is not compared. `key_digest`: its hash, where the row was read without the key. `lock_valid_s`:
+    as of `Lending`; of a change that is to be written, by the borrower's word.
     """
 
     group_id: int
@@ -49,6 +50,7 @@ class LendingRow:
     in_doubt: InDoubtRange | None = None
     grant_key: GrantKey | None = field(default=None, compare=False)
     key_digest: bytes | None = field(default=None, compare=False)
+    lock_valid_s: float = 0.0
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
@@ -127,6 +129,7 @@ def to_lending(row: LendingRow, stream: StreamFacts, now_us: int, parents: Seque
         consumed=row.consumed,
         in_doubt=row.in_doubt,
         grant_key=row.grant_key,
+        lock_valid_s=row.lock_valid_s,
     )
 
 
@@ -207,6 +210,7 @@ def end_grant(row: LendingRow, status: LendingStatus, position: int, now_us: int
         session=None,
         session_epoch=None,
         held_until_us=_find_revoked_at(row),
+        lock_valid_s=0.0,
     )
 
 

@@ -114,6 +114,7 @@ def _grant(
         session=change.session,
         session_epoch=change.session_epoch,
         held_until_us=None,
+        lock_valid_s=change.lock_valid_s,
     )
     return LendingTransition(
         LendingOutcome.APPLIED, granted_row, make_history_event("grant", granted_row, change.reason)
@@ -148,6 +149,7 @@ def _reclaim(change: ReclaimStream, row: LendingRow, stream: StreamFacts, now_us
         borrower_id=change.borrower_id,
         position=max(row.position, change.position),
         session_epoch=row.session_epoch if change.session_epoch is None else change.session_epoch,
+        lock_valid_s=change.lock_valid_s if change.borrower_id != row.borrower_id else row.lock_valid_s,
     )
     if reclaimed_row == row:
         return LendingTransition(LendingOutcome.APPLIED, row)

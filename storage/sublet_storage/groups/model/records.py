@@ -123,7 +123,8 @@ class Lending:
     row. Of other rows: none. `reserved_s`: how long the row, which is free or reserved, is still reserved for
     `session`; not, if it is not above 0. Below 0 and without a session: how long ago a reset, or the end of the former
     group of the name, took it from its holder. `consumed`: in an atomic group, what is consumed in entire epochs.
-    `in_doubt`: what a holder planned last. `grant_key`: of the grant in force.
+    `in_doubt`: what a holder planned last. `grant_key`: of the grant in force. `lock_valid_s`: for how long its
+    holder's agent begins user calls after it last saw its lock held; 0: it has none that this database has seen held.
     """
 
     stream_id: int
@@ -144,6 +145,7 @@ class Lending:
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
     grant_key: GrantKey | None = field(default=None, compare=False)
+    lock_valid_s: float = 0.0
 
     @property
     def pending_in_doubt(self) -> InDoubtRange | None:
@@ -156,7 +158,8 @@ class GrantStream:
     """Grants a free stream, or one that is reserved for the session. Applied: status held, a new grant id, position
     read from the row.
 
-    The leader decides to which session a free row that is reserved may be granted.
+    The leader decides to which session a free row that is reserved may be granted. `lock_valid_s`, here and of a
+    reclaim: as of `Lending`, by the borrower's word: it is stored if the agent's lock is held at this moment.
     """
 
     stream_id: int
@@ -165,6 +168,7 @@ class GrantStream:
     session: str | None
     reason: str
     session_epoch: int | None = None
+    lock_valid_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +185,7 @@ class ReclaimStream:
     agent: str
     session_epoch: int | None = None
     consumed: ConsumedFrontier | None = None
+    lock_valid_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
