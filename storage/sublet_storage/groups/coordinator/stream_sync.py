@@ -111,7 +111,7 @@ def sync_streams(
     if atomic:
         oldest = min(group.after_generation for group in groups if group.is_atomic)
         spaces = consumed_frontiers.read_space_frontiers(connection, atomic, oldest, buffer.now_us)
-    added = _add_streams(connection, groups, buffer.now_us, is_whole=bool(atomic))
+    added = _add_streams(connection, groups, buffer.now_us, adds_all=bool(atomic))
     touched = added | _tidy_up(connection, terms, on_data_loss, buffer)
     epochs = consumed_frontiers.advance_frontiers(connection, atomic, spaces, buffer) if atomic else {}
     lendings = _read_report(connection, terms, touched, buffer.now_us)
@@ -141,22 +141,22 @@ def _read_report(
 
 def add_streams(connection: Connection, group_ids: Sequence[int], now_us: int) -> set[Key]:
     """Insert the rows that these groups do not have yet; return the keys of those with something to read."""
-    return _add_streams(connection, _read_groups(connection, group_ids), now_us, is_whole=True)
+    return _add_streams(connection, _read_groups(connection, group_ids), now_us, adds_all=True)
 
 
 def _read_groups(connection: Connection, group_ids: Iterable[int]) -> list[_SyncedGroup]:
     return [_SyncedGroup(*row) for row in connection.execute(_FILTERS, {"groups": list(group_ids)}).fetchall()]
 
 
-def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int, *, is_whole: bool) -> set[Key]:
-    """Insert missing rows: of some streams, oldest first, or of all (`is_whole`). An atomic group has all, as an epoch
+def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int, *, adds_all: bool) -> set[Key]:
+    """Insert missing rows: of some streams, oldest first, or of all (`adds_all`). An atomic group has all, as an epoch
     may have messages in any."""
     generations = read_generation_filters(connection)
     groups = [group for group in groups if group.after_generation < generations.newest_generation_id]
     if not groups:
         return set()
     oldest, newest = min(group.after_generation for group in groups), generations.newest_generation_id
-    if not is_whole:
+    if not adds_all:
         behind = {"groups": [group.group_id for group in groups], "oldest": oldest}
         ((full,),) = connection.execute(_NEWEST, behind).fetchall()
         newest = min(newest, full or newest)
