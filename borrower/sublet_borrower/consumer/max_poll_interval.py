@@ -101,13 +101,13 @@ class PollMonitor:
         """Leave for a session that was dropped without being closed. From any thread, at any point of its execution."""
         if self._member.owner.is_forked or not self._watched_handle:
             return
-        warnings.warn(
+        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
+        warnings.warn(  # raises where warnings are errors
             f"a Session of {self._member.subscription}, made at {self._created_at}, was dropped without being closed: "
             "what it had is given to others. Close it, or use it in a with block.",
             ResourceWarning,
             stacklevel=2,
         )
-        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
 
     def _leave_group(self) -> None:
         if not self._member.is_given_up:
