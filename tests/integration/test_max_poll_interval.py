@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
@@ -195,3 +197,22 @@ def test_a_dropped_session_leaves_at_once(
     with Session(GROUP, database, settings=FAST) as other:
         assert other.poll(WAIT_S) is not None
     assert given_up(conn)[0] == ("its session was dropped without being closed", 0, 1)
+
+
+@pytest.mark.conforms("E36")
+def test_a_dropped_async_session_names_its_line(conn: psycopg.Connection[Any], database: str) -> None:
+    async def drop() -> None:
+        session = AsyncSession(GROUP, database, settings=FAST)
+        await session.open()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(drop())
+
+        def texts() -> list[str]:
+            gc.collect()
+            return [str(each.message) for each in caught if "was dropped without being closed" in str(each.message)]
+
+        (said,) = eventually(texts, WAIT_S)
+    line = drop.__code__.co_firstlineno + 1
+    assert f"an AsyncSession of {GROUP}, made at {__file__}:{line}, was dropped" in said
