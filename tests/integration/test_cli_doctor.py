@@ -208,6 +208,36 @@ def test_the_command_works_where_it_may_read_nothing(database: str, conn: psycop
         assert (findings["database"], findings["rights"], findings["streams"]) == ("ok", "error", "warning")
 
 
+@pytest.mark.conforms("A8")
+@pytest.mark.parametrize(
+    ("owner", "source"),
+    [("database {name}", "database"), ("role {user}", "user"), ("role {user} in database {name}", "database user")],
+)
+def test_a_read_only_database_is_an_error(database: str, reader: str, owner: str, source: str) -> None:
+    """For new connections of the user, whose remedy works."""
+    with connect(database) as admin, a_shell(SUBLET_DATABASE_URL=make_conninfo(database, user=reader)) as shell:
+        admin.execute(f"grant usage on schema sublet to {reader}; grant select on alembic_version to {reader}")
+        set_by = owner.format(name=admin.info.dbname, user=reader)
+        admin.execute(f"alter {set_by} set default_transaction_read_only = on")
+        answer = shell.run("doctor", "--json")
+        (finding, *_) = answer.object["findings"]
+        assert (answer.code, finding["check"], finding["state"]) == (1, "database", "error")
+        assert f"default_transaction_read_only is on, set by {source}" in finding["detail"]
+        with connect(database) as owner_connection:
+            owner_connection.execute(finding["hint"].partition("in psql: ")[2])
+        (finding, *_) = shell.run("doctor", "--json").object["findings"]
+        assert (finding["check"], finding["state"]) == ("database", "ok")
+
+
+@pytest.mark.conforms("A8")
+def test_a_read_only_session_is_an_error(database: str) -> None:
+    url = make_conninfo(database, options="-c default_transaction_read_only=on")
+    with a_shell(SUBLET_DATABASE_URL=url) as shell:
+        (finding, *_) = shell.run("doctor", "--json").object["findings"]
+        assert (finding["check"], finding["state"]) == ("database", "error")
+        assert "the options of the URL" in finding["hint"]
+
+
 @pytest.mark.conforms("A7")
 def test_nodes_that_are_gone_are_listed_as_such(database: str, conn: psycopg.Connection[Any]) -> None:
     register(conn, N1, 0, PROTOCOL_VERSION)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import logging
+import sys
 import threading
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import psycopg
 import pytest
 
+from sublet_borrower.consumer.async_session import AsyncSession
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
@@ -175,15 +178,41 @@ def test_a_user_who_waits_keeps_the_streams(conn: psycopg.Connection[Any], datab
 
 
 @pytest.mark.conforms("E36")
-def test_a_dropped_session_leaves_at_once(conn: psycopg.Connection[Any], database: str) -> None:
+@pytest.mark.parametrize("action", ["always", "error"])
+def test_a_dropped_session_leaves_at_once(
+    conn: psycopg.Connection[Any], database: str, monkeypatch: pytest.MonkeyPatch, action: Literal["always", "error"]
+) -> None:
+    """Also where its warning is raised, out of the garbage collector."""
+    raised = list[object]()
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: raised.append(unraisable.exc_value))
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter(action)
         session, batch = opened(database, 3600.0)
         del session, batch
         gc.collect()
-        (said,) = [str(each.message) for each in caught if "was dropped without being closed" in str(each.message)]
+        texts = [str(each.message) for each in caught] + [str(each) for each in raised]
+    (said,) = [text for text in texts if "was dropped without being closed" in text]
     assert GROUP in said
     assert f"{Path(__file__).name}:" in said
     with Session(GROUP, database, settings=FAST) as other:
         assert other.poll(WAIT_S) is not None
     assert given_up(conn)[0] == ("its session was dropped without being closed", 0, 1)
+
+
+@pytest.mark.conforms("E36")
+def test_a_dropped_async_session_names_its_line(conn: psycopg.Connection[Any], database: str) -> None:
+    async def drop() -> None:
+        session = AsyncSession(GROUP, database, settings=FAST)
+        await session.open()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        asyncio.run(drop())
+
+        def texts() -> list[str]:
+            gc.collect()
+            return [str(each.message) for each in caught if "was dropped without being closed" in str(each.message)]
+
+        (said,) = eventually(texts, WAIT_S)
+    line = drop.__code__.co_firstlineno + 1
+    assert f"an AsyncSession of {GROUP}, made at {__file__}:{line}, was dropped" in said

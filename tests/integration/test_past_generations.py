@@ -411,13 +411,45 @@ def test_an_import_in_time_finds_what_it_has_lost(house: House) -> None:
     waiting = "select from pg_locks where not granted and relation = 'space'::regclass"
     with connect(house.url) as importing, connect(house.url) as look:
         with importing.transaction():
-            progress_transfer.create_from_progress(importing, GROUP, GroupOptions(), progress, "imported")
+            options = GroupOptions(on_data_loss=OnDataLoss.SKIP)
+            progress_transfer.create_from_progress(importing, GROUP, options, progress, "imported")
             cleaner = threading.Thread(target=house.collapse, args=(house.conn,))
             cleaner.start()
             eventually(lambda: look.execute(waiting).rowcount > 0, 20.0)
         cleaner.join()
     left = {row[0] for row in house.conn.execute("select stream_id from stream")}
     assert left >= {lost, open_stream}
+
+
+@pytest.mark.conforms("E39", "A4")
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_an_import_finds_what_is_gone_and_not_deleted(house: House, is_listed: bool) -> None:
+    """Its stream was exported, or is of a generation that came later; what was consumed before hinders nothing."""
+    lost = house.ended(b"0") if is_listed else 0
+    house.renew()
+    progress = progress_transfer.read_progress(house.conn, house.group)
+    lost = lost or house.ended(b"0")
+    house.renew()
+    house.consume(lost)
+    consumed = progress_transfer.read_progress(house.conn, house.group)
+    house.store.delete_group(GROUP)
+    house.retire()
+    while apply_retention(house.conn):
+        pass
+    state = "select n.state from stream s join generation n using (generation_id) where s.stream_id = %s"
+    assert house.conn.execute(state, (lost,)).fetchone() == ("gone",)
+
+    def begin(name: str, progress: progress_transfer.GroupProgress, **options: Any) -> None:
+        subscription = Subscription.parse(f"$share/{name}/#")
+        with house.conn.transaction():
+            progress_transfer.create_from_progress(
+                house.conn, subscription, GroupOptions(**options), progress, "imported"
+            )
+
+    with pytest.raises(Conflict, match="gone by retention"):
+        begin("failing", progress)
+    begin("skipping", progress, on_data_loss=OnDataLoss.SKIP)
+    begin("consumed", consumed)
 
 
 @pytest.mark.conforms("E39", "A4")

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, Self, TypeVar
 import psycopg
 
 from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionLoopRegistry
+from sublet_borrower.consumer.max_poll_interval import describe_origin
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.owner_process import SessionProcess
@@ -56,6 +57,7 @@ class AsyncSession:
             raise InvalidSubscription(f"subscription {subscription!r}: it is a text, $share/GROUP/FILTER or $queue/...")
         self.subscription = str(Subscription.parse(subscription))
         self._make: Callable[[], Session] = partial(Session, subscription, url, **settings)
+        self._origin = describe_origin("an AsyncSession", self.subscription)
         self._home = SessionProcess()
         self._worker = SingleThreadExecutor("sublet-session")
         self._session: Session | None = None
@@ -292,6 +294,7 @@ class AsyncSession:
     def _begin(self) -> Session:
         session = self._session = self._make()
         session.loops = self._loops
+        session._poll_monitor.origin = self._origin  # its own is a line of this thread
         if self._draining:
             session.drain()
         return session

@@ -37,7 +37,8 @@ class PollMonitor:
 
     def __init__(self, member: GroupMembership[SessionAssignment]) -> None:
         self._member, self._max_s = member, member.settings.max_poll_interval_s
-        self._created_at = _find_caller()
+        self.origin = describe_origin("a Session", member.subscription)
+        """Of what its user has made."""
         self._watched_handle = 0
         self._last_call_at, self._is_in_call = time.monotonic(), False
         member.assignment.came_back = self.touch
@@ -101,13 +102,13 @@ class PollMonitor:
         """Leave for a session that was dropped without being closed. From any thread, at any point of its execution."""
         if self._member.owner.is_forked or not self._watched_handle:
             return
-        warnings.warn(
-            f"a Session of {self._member.subscription}, made at {self._created_at}, was dropped without being closed: "
-            "what it had is given to others. Close it, or use it in a with block.",
+        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
+        warnings.warn(  # raises where warnings are errors
+            f"{self.origin}, was dropped without being closed: what it had is given to others. Close it, or use it in "
+            "a with block.",
             ResourceWarning,
             stacklevel=2,
         )
-        threading.Thread(target=self._leave_group, name="sublet-dropped", daemon=True).start()
 
     def _leave_group(self) -> None:
         if not self._member.is_given_up:
@@ -127,9 +128,9 @@ class PollMonitor:
         return self._member.assignment.abandon()
 
 
-def _find_caller() -> str:
-    """Return FILE:LINE outside of this package."""
+def describe_origin(kind: str, subscription: str) -> str:
+    """Return what is made now, and FILE:LINE of the caller outside of this package."""
     frame = sys._getframe(1)
     while frame.f_back is not None and os.path.dirname(frame.f_code.co_filename) in _HERE:
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return f"{kind} of {subscription}, made at {frame.f_code.co_filename}:{frame.f_lineno}"

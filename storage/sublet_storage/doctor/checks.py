@@ -35,6 +35,14 @@ MAX_TRANSACTION_S = 600.0
 """How long an open transaction may keep the server from vacuuming what was changed since."""
 MAX_NAMED = 5
 
+_READ_ONLY = """
+select source, case source
+         when 'database' then format('alter database %I', current_database())
+         when 'user' then format('alter role %I', session_user)
+         when 'database user' then format('alter role %I in database %I', session_user, current_database())
+         when 'global' then 'alter role all' end
+  from pg_settings where name = 'default_transaction_read_only' and setting = 'on'"""
+
 _SUBSCRIPTION = "'$' || g.kind || '/' || g.name || '/' || g.filter"
 """Of a group, in SQL."""
 
@@ -86,6 +94,20 @@ def run_checks(connection: Connection, now_s: float, protocol_version: int) -> I
             if connection.broken:
                 raise
             yield check_failed(name, error)
+
+
+def find_read_only(connection: Connection) -> DoctorFinding | None:
+    """Return the finding for a database in which this user cannot write; None if it can. To a standby there is no
+    connection."""
+    row = connection.execute(_READ_ONLY).fetchone()
+    if row is None:
+        return None
+    source, statement = row
+    detail = f"it answers, and is read-only for this user: default_transaction_read_only is on, set by {source}"
+    hint = f"in psql: begin read write; {statement} reset default_transaction_read_only; commit;"
+    if statement is None:
+        hint = "in postgresql.conf, by alter system, or in the options of the URL."
+    return DoctorFinding("database", Severity.ERROR, detail, f"Turn it off where it is set, {hint}")
 
 
 def check_failed(check: str, error: psycopg.Error) -> DoctorFinding:

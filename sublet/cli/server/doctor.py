@@ -31,12 +31,13 @@ def doctor(cli: CommandContext) -> int:
     import psycopg
 
     from sublet_storage.db.connect import check_schema
-    from sublet_storage.doctor.checks import DoctorFinding, Severity, check_failed, run_checks
+    from sublet_storage.doctor.checks import DoctorFinding, Severity, check_failed, find_read_only, run_checks
 
     findings: list[DoctorFinding] = []
     try:
         with cli.open_connection() as connection:
-            findings.append(_check_schema(check_schema(connection)))
+            schema = _check_schema(check_schema(connection))
+            findings.append(find_read_only(connection) or schema)
             findings += run_checks(connection, time.time(), PROTOCOL_VERSION)
             findings += _check_payloads(connection)
     except psycopg.errors.InsufficientPrivilege as error:

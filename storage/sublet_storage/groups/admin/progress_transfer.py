@@ -48,7 +48,21 @@ select s.stream_id, s.head, n.filter from stream s join generation n using (gene
 
 _LAST = "select coalesce(max(generation_id), 0) from generation"
 
-_LOST = "select filter, generation_id from lost_generation where generation_id > %(after)s order by filter"
+_GONE = """
+select u.stream_id, u.position
+  from unnest(%(streams)s::bigint[], %(positions)s::bigint[]) as u (stream_id, position)
+  join stream s using (stream_id) join generation n using (generation_id)
+ where n.state = 'gone' and u.position < s.head order by u.stream_id"""
+
+_LOST = """
+select filter, generation_id from lost_generation where generation_id > %(after)s
+union all
+select n.filter, n.generation_id from generation n
+ where n.state = 'gone' and n.generation_id > %(after)s and exists (
+   select from stream s
+    where s.generation_id = n.generation_id and s.head > 0 and s.stream_id <> all(%(streams)s::bigint[]))
+ order by filter, generation_id"""
+"""Of generations that are deleted, and of those that are gone and not deleted yet."""
 
 _SPACES = "select space_id from space where space_id = any(%(spaces)s::bigint[])"
 
@@ -127,15 +141,23 @@ def clone(
     source_group = group_lifecycle.get_live(connection, source)
     progress = read_progress(connection, source_group)
     reason = reason_with_user(f"a clone of {source}, group {source_group.group_id}", user)
-    return create_from_progress(connection, subscription, source_group.options, progress, reason), progress
+    options = source_group.options
+    return create_from_progress(connection, subscription, options, progress, reason, accepts_loss=True), progress
 
 
 def create_from_progress(
-    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress, reason: str
+    connection: Connection,
+    subscription: Subscription,
+    options: GroupOptions,
+    progress: GroupProgress,
+    reason: str,
+    *,
+    accepts_loss: bool = False,
 ) -> Group:
     """Return a new group that goes on from there, in the transaction that is open. Raises `Conflict` where there is one
-    by that name, `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of
-    another timeline."""
+    by that name, and, unless it skips what is gone or `accepts_loss`, where messages that it was to get are gone;
+    `UsageError` where the progress is none of this database's, and `PositionBeyondHead` where it is of another
+    timeline."""
     check_timeline(connection, progress.timeline, "the file")
     group_id = group_lifecycle.insert(connection, subscription, options, None, progress.after_generation)
     if group_id is None:
@@ -143,8 +165,11 @@ def create_from_progress(
             f"{subscription} exists already, and has its own progress. To move it, `sublet groups reset`; to lose it, "
             f"`sublet groups delete '{subscription}'` first."
         )
-    existing = _drop_absent_streams(connection, subscription, options, progress)
+    absent = find_deleted_streams(connection, [row.stream_id for row in progress.positions])
+    existing = replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
     _check(connection, subscription, options, existing)
+    if options.on_data_loss is OnDataLoss.FAIL and not accepts_loss:
+        _check_nothing_lost(connection, subscription, progress, absent)
     _lend(connection, group_id, existing.positions)
     group_lifecycle.set_revoked_at(connection, [group_id], None)
     if options.atomic:
@@ -157,20 +182,22 @@ def create_from_progress(
     return Group(group_id, subscription, options)
 
 
-def _drop_absent_streams(
-    connection: Connection, subscription: Subscription, options: GroupOptions, progress: GroupProgress
-) -> GroupProgress:
-    """Return the progress without the streams that no longer exist. Raises `Conflict` if messages were lost with them
-    that the group was to get, unless it skips what is gone."""
-    absent = find_deleted_streams(connection, [row.stream_id for row in progress.positions])
-    if options.on_data_loss is OnDataLoss.FAIL:
-        for row in progress.positions:
-            if absent.get(row.stream_id) and row.status is not LendingStatus.FINISHED:
-                raise _gone_error(f"stream {row.stream_id}: what there was from offset {row.position} on", subscription)
-        for filter, generation_id in connection.execute(_LOST, {"after": progress.after_generation}).fetchall():
-            if TopicFilter(filter).intersects(subscription.filter):
-                raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
-    return replace(progress, positions=tuple(row for row in progress.positions if row.stream_id not in absent))
+def _check_nothing_lost(
+    connection: Connection, subscription: Subscription, progress: GroupProgress, absent: dict[int, bool]
+) -> None:
+    """Raise `Conflict` if messages that the group was to get are gone. `absent`: {deleted stream: whether it had
+    messages}."""
+    unfinished = [row for row in progress.positions if row.status is not LendingStatus.FINISHED]
+    places = [(row.stream_id, row.position) for row in unfinished]
+    lost = [place for place in places if absent.get(place[0])]
+    streams, positions = [place[0] for place in places], [place[1] for place in places]
+    lost += connection.execute(_GONE, {"streams": streams, "positions": positions}).fetchall()
+    for stream_id, position in lost:
+        raise _gone_error(f"stream {stream_id}: what there was from offset {position} on", subscription)
+    parameters = {"after": progress.after_generation, "streams": [row.stream_id for row in progress.positions]}
+    for filter, generation_id in connection.execute(_LOST, parameters).fetchall():
+        if TopicFilter(filter).intersects(subscription.filter):
+            raise _gone_error(f"what spaces of filter {filter} had up to generation {generation_id}", subscription)
 
 
 def _gone_error(data: str, subscription: Subscription) -> Conflict:
