@@ -114,7 +114,7 @@ def test_a_probe_sees_a_job_without_answers(stage: Stage) -> None:
         return one == ("maintenance_stalled", False) and state_of(node) == (200, "maintenance_stalled", True)
 
     try:
-        eventually(is_stalled, WAIT_S, stage.said)
+        eventually(is_stalled, 3 * WAIT_S, stage.said)
         assert grpc_says(stage, "n1"), "it serves its consumers"
     finally:
         for pid in stopped:
