@@ -212,9 +212,10 @@ class NodeServer:
             self._find_maintenance_term,
             self.settings.history_retention_s,
             grace_s=self.settings.payload_deletion_grace_s,
+            on_connected=self._vitals.on_job_connected,
         )
         maintenance.start()
-        relay = OutboxRelay(self._url, self._find_maintenance_term)
+        relay = OutboxRelay(self._url, self._find_maintenance_term, self._vitals.on_job_connected)
         relay.start()
         self._follow_access()
         self._handle(NodeStarted())

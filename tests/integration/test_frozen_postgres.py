@@ -22,9 +22,19 @@ import pytest
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.streams.batch import Batch
+from sublet_leader.jobs import maintenance, outbox_relay
+from sublet_leader.jobs.maintenance import MaintenanceRunner
+from sublet_leader.jobs.outbox_relay import OutboxRelay
+from sublet_leader.observe import health as health_module
+from sublet_leader.observe.health import Health, HealthState, evaluate_health
+from sublet_leader.observe.health_signals import HealthSignals
+from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import DatabaseUnreachable, Unavailable, UnknownOutcome
 from sublet_storage.db import reconnecting_connection
 from sublet_storage.db.connect import connect
+from sublet_storage.groups.coordinator import leadership
+from sublet_storage.groups.model.records import MAINTENANCE
+from sublet_storage.node_directory import NodeRef
 from sublet_storage.notify.drivers import postgres
 from sublet_storage.producer import Publisher, sender
 from tests.integration.feed_kit import address_of
@@ -175,6 +185,93 @@ def test_an_answer_in_pieces_is_waited_for(database: str) -> None:
             "select length(repeat('x', 9000)), pg_sleep(0.02)::text, repeat('x', 9000) from generate_series(1, 40)"
         ).fetchall()
         assert len(rows) == 40
+
+
+# --- the maintenance ------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def frozen_in_a_step(database: str, conn: psycopg.Connection[Any], application: str) -> Iterator[None]:
+    """A server process of that application, until the block ends. It is frozen while it waits for a lock that the
+    statement needs, and gets it afterwards: what others take does not conflict."""
+    found = (
+        "select pid from pg_stat_activity where application_name = %s and wait_event_type = 'Lock'"
+        " and datname = current_database()"
+    )
+    stopped: list[int] = []
+
+    def freeze() -> bool:
+        for (pid,) in conn.execute(found, (application,)).fetchall():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                if (pid,) in conn.execute(found, (application,)).fetchall():
+                    stopped.append(pid)
+                    return True
+                os.kill(pid, signal.SIGCONT)
+        return False
+
+    try:
+        with connect(database) as holder, holder.transaction():
+            holder.execute("lock table space, generation in access exclusive mode")
+            eventually(freeze, WAIT_S)
+        yield
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture
+def term(conn: psycopg.Connection[Any]) -> int:
+    """Of the maintenance, for long."""
+    return leadership.claim(conn, MAINTENANCE, NodeRef("n1", "n1-1", "localhost:1"), 3600, None).term
+
+
+@pytest.mark.conforms("A8", "E16")
+@pytest.mark.parametrize("application", ["sublet maintenance", "sublet payloads"])
+def test_maintenance_goes_on_over_another_connection(
+    database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch, application: str
+) -> None:
+    monkeypatch.setattr(maintenance, "SILENCE_S", 3.0)
+    connected: list[str] = []
+    keeper = MaintenanceRunner(
+        database, lambda: term, 86_400.0, 0.05, on_connected=lambda name, _: connected.append(name)
+    )
+    keeper.start()
+    try:
+        with frozen_in_a_step(database, conn, application):
+            conn.execute("insert into sink_batch values ('write', 0, 1, true, clock_timestamp() - interval '2 d')")
+            before = connected.count(application)
+            eventually(lambda: connected.count(application) > before, WAIT_S)
+            eventually(lambda: conn.execute("select from sink_batch").fetchone() is None, WAIT_S)
+    finally:
+        keeper.stop()
+
+
+@pytest.mark.conforms("A8")
+def test_health_shows_a_silent_connection_of_a_job(
+    database: str, conn: psycopg.Connection[Any], term: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it lasts, and without taking the node out of service."""
+    monkeypatch.setattr(outbox_relay, "STATEMENT_TIMEOUT_S", 600.0)
+    vitals = HealthSignals(time.monotonic)
+
+    def health() -> Health:
+        vitals.beat()
+        return evaluate_health(vitals, LeaderSettings())
+
+    relay = OutboxRelay(database, lambda: term, vitals.on_job_connected)
+    relay.start()
+    try:
+        eventually(lambda: processes(conn, "sublet relay") and health().check_named("maintenance").is_ok, WAIT_S)
+        with frozen(conn, "sublet relay"):
+            monkeypatch.setattr(health_module, "SILENT_SHARE", 0.001)
+            eventually(lambda: health().worst_check.state is HealthState.STALLED, WAIT_S)
+            assert "'sublet relay'" in health().worst_check.detail
+            assert health().is_ready
+            assert health().is_alive
+        eventually(lambda: health().worst_check.is_ok, WAIT_S)
+    finally:
+        relay.stop()
 
 
 # --- a publisher ------------------------------------------------------------------------------------------------------

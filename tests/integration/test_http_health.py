@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -85,6 +88,38 @@ def test_a_probe_sees_that_a_lease_is_denied_and_why(stage: Stage) -> None:
     )
     eventually(lambda: state_of(node) == (503, "lease_denied", True), WAIT_S, stage.said)
     assert node.ask("/readyz/lease").object["detail"] == "node other has taken the maintenance"
+
+
+@pytest.mark.conforms("A8")
+@pytest.mark.long
+def test_a_probe_sees_a_job_without_answers(stage: Stage) -> None:
+    """The relay of the maintenance. It takes another connection after a time, whose server process is frozen too."""
+    node, stopped = served(stage), set[int]()
+    idle = (
+        "select pid from pg_stat_activity where application_name = 'sublet relay' and state = 'idle'"
+        " and wait_event = 'ClientRead' and datname = current_database()"
+    )
+
+    def freeze() -> None:
+        for (pid,) in set(stage.scene.ask(idle)) - {(pid,) for pid in stopped}:
+            os.kill(pid, signal.SIGSTOP)
+            if (pid,) in stage.scene.ask(idle):
+                stopped.add(pid)
+            else:
+                os.kill(pid, signal.SIGCONT)
+
+    def is_stalled() -> bool:
+        freeze()
+        one = node.ask("/readyz/maintenance").object["state"], grpc_says(stage, "n1", "maintenance")
+        return one == ("maintenance_stalled", False) and state_of(node) == (200, "maintenance_stalled", True)
+
+    try:
+        eventually(is_stalled, 3 * WAIT_S, stage.said)
+        assert grpc_says(stage, "n1"), "it serves its consumers"
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    eventually(lambda: state_of(node) == (200, "ok", True), WAIT_S, stage.said)
 
 
 @pytest.mark.conforms("A8")

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import StaleTerm, SubletError, format_error
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Guard
 from sublet_storage.groups.admin import access_rules, access_tokens
@@ -38,6 +39,11 @@ log = logging.getLogger(__name__)
 PASS_INTERVAL_S = 5.0
 """Between two passes."""
 
+SILENCE_S = 60.0
+"""How long a silent server is waited for. Statements have no time limit, as the rows of a partition that is dropped are
+read in one. Those that may take longer than this are transactions of their own: Postgres completes them though their
+connection is gone, and the next pass waits for their locks no longer than for others."""
+
 Publish = Callable[[Sequence[ObjectChange]], None]
 
 MAX_LISTED = 5
@@ -58,7 +64,7 @@ class MaintenanceRunner:
     which this node leads the maintenance at this moment, None if it does not.
 
     `history_retention_s`: how long the history of grants is retained. `grace_s`: how long objects that no block names
-    any more are retained.
+    any more are retained. `on_connected` is called with the name and the connection of each pass.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class MaintenanceRunner:
         history_s: float,
         every_s: float = PASS_INTERVAL_S,
         grace_s: float = unreferenced_objects.GRACE_S,
+        on_connected: Callable[[str, BoundedConnection], object] = lambda *_: None,
     ) -> None:
         house = partial(
             _list_steps,
@@ -78,8 +85,8 @@ class MaintenanceRunner:
         )
         payloads = partial(_list_payload_steps, grace_s=grace_s)
         self._keepers = [
-            _MaintenanceThread(url, term, every_s, "sublet-maintenance", house),
-            _MaintenanceThread(url, term, every_s, "sublet-payloads", payloads),
+            _MaintenanceThread(url, term, every_s, "sublet-maintenance", house, on_connected),
+            _MaintenanceThread(url, term, every_s, "sublet-payloads", payloads, on_connected),
         ]
 
     def start(self) -> None:
@@ -96,9 +103,18 @@ class MaintenanceRunner:
 class _MaintenanceThread(StoppableThread):
     """A thread that repeats its pass."""
 
-    def __init__(self, url: str, term: Callable[[], int | None], every_s: float, name: str, steps: Steps) -> None:
+    def __init__(
+        self,
+        url: str,
+        term: Callable[[], int | None],
+        every_s: float,
+        name: str,
+        steps: Steps,
+        on_connected: Callable[[str, BoundedConnection], object],
+    ) -> None:
         super().__init__(name)
         self._url, self._term, self._every_s, self._steps = url, term, every_s, steps
+        self._on_connected = on_connected
         self._quiet = LogThrottle(RETRY_INTERVAL_S)
 
     def run(self) -> None:
@@ -108,7 +124,8 @@ class _MaintenanceThread(StoppableThread):
             if term is None:
                 continue
             try:
-                with connect(self._url, application_name=name, lock_timeout_s=2.0) as connection:
+                with connect(self._url, application_name=name, lock_timeout_s=2.0, silence_s=SILENCE_S) as connection:
+                    self._on_connected(name, connection)
                     self._run_steps(connection, term)
                 self._log_recovered([PASS_NAME])
             except StaleTerm as over:

@@ -9,6 +9,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import StaleTerm, SubletError, format_error
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -19,6 +20,8 @@ from sublet_storage.util.retry import Backoff
 from sublet_storage.util.threads import StoppableThread
 
 log = logging.getLogger(__name__)
+
+APPLICATION = "sublet relay"
 
 BUSY_S = 0.02
 """Between two polls after messages were found."""
@@ -37,11 +40,16 @@ MAX_LISTED = 5
 
 class OutboxRelay(StoppableThread):
     """A thread. `term` returns the term under which this node leads the maintenance at this moment, None if it does
-    not."""
+    not. `on_connected` is called with the name and the connection, each time that it connects."""
 
-    def __init__(self, url: str, term: Callable[[], int | None]) -> None:
+    def __init__(
+        self,
+        url: str,
+        term: Callable[[], int | None],
+        on_connected: Callable[[str, BoundedConnection], object] = lambda *_: None,
+    ) -> None:
         super().__init__("sublet-relay")
-        self._url, self._term = url, term
+        self._url, self._term, self._on_connected = url, term, on_connected
 
     def run(self) -> None:
         """Move messages while this node leads the maintenance; a stop ends it after the move that is under way."""
@@ -51,6 +59,7 @@ class OutboxRelay(StoppableThread):
                 continue
             try:
                 with _connect(self._url) as connection:
+                    self._on_connected(APPLICATION, connection)
                     self._relay(connection, term)
             except StaleTerm as over:
                 log.info("maintenance leadership lost, outbox relay stopped: %s", over)
@@ -78,10 +87,10 @@ class OutboxRelay(StoppableThread):
             log.warning(text, detail, format_suppressed_count(suppressed_count), exc_info=exc_info)
 
 
-def _connect(url: str) -> psycopg.Connection[Any]:
+def _connect(url: str) -> BoundedConnection:
     return connect(
         url,
-        application_name="sublet relay",
+        application_name=APPLICATION,
         lock_timeout_s=LOCK_TIMEOUT_S,
         statement_timeout_s=STATEMENT_TIMEOUT_S,
         idle_in_transaction_timeout_s=STALLED_S,

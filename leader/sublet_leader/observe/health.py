@@ -1,8 +1,8 @@
 """The health of a node, evaluated from its signals; pure.
 
-It is used by gRPC's health service, probes, metrics and the page. Three checks are required for a node to serve; a
-fourth is about all nodes together: a group whose consumers have no leader is no failure of this node in particular, so
-it is reported, and does not take this node out of service.
+It is used by gRPC's health service, probes, metrics and the page. Three checks are required for a node to serve. Two
+more are reported, and do not take this node out of service: a group whose consumers have no leader is no failure of
+this node in particular, and the jobs of the maintenance serve no consumer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,10 @@ STUCK_S = 5.0
 """A loop that has not run for this long is stuck."""
 
 
+SILENT_SHARE = 0.5
+"""Of the time after which a job gives a silent connection up: for longer, it is stalled."""
+
+
 class HealthState(StrEnum):
     """The state of a check, as probes get it."""
 
@@ -28,6 +32,7 @@ class HealthState(StrEnum):
     UNREACHABLE = "database_unreachable"  # it leads nothing beyond the end of its leases
     DENIED = "lease_denied"  # the database answers, and does not grant it a lease that it claims
     NO_LEADER = "no_leader"  # there are groups that have consumers, and no leader
+    STALLED = "maintenance_stalled"  # Postgres is silent to a job of the maintenance
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +76,7 @@ class Health:
         return {check.name: check for check in self.checks}[name]
 
 
-CHECKS = ("loop", "database", "lease", "leaders")
+CHECKS = ("loop", "database", "lease", "leaders", "maintenance")
 """The names of the checks, in paths and for gRPC."""
 
 
@@ -80,7 +85,13 @@ def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
     now = vitals.clock()
     database = _assess_database(vitals, settings, now)
     return Health(
-        (_assess_loop(vitals, now), database, _assess_lease(vitals, settings, now), _assess_leaders(vitals, database))
+        (
+            _assess_loop(vitals, now),
+            database,
+            _assess_lease(vitals, settings, now),
+            _assess_leaders(vitals, database),
+            _assess_maintenance(vitals),
+        )
     )
 
 
@@ -131,3 +142,12 @@ def _assess_leaders(vitals: HealthSignals, database: HealthCheck) -> HealthCheck
         groups = "1 group has" if vitals.leaderless_group_count == 1 else f"{vitals.leaderless_group_count} groups have"
         return HealthCheck("leaders", HealthState.NO_LEADER, f"{groups} consumers and no leader", is_required=False)
     return HealthCheck("leaders", HealthState.OK, is_required=False)
+
+
+def _assess_maintenance(vitals: HealthSignals) -> HealthCheck:
+    """Return the maintenance check. A job itself may take long, at payloads for instance; Postgres answers."""
+    for name, connection in tuple(vitals.job_connections.items()):
+        if (silent_s := connection.silent_s()) > SILENT_SHARE * connection.receive_timeout_s:
+            detail = f"Postgres has been silent to {name!r} for {silent_s:.0f} s"
+            return HealthCheck("maintenance", HealthState.STALLED, detail, is_required=False)
+    return HealthCheck("maintenance", HealthState.OK, is_required=False)

@@ -19,6 +19,7 @@ from sublet_leader.node.events import (
     RenewLeaderships,
 )
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, format_error
+from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.store_connection import TransactionRolledBack
 from sublet_storage.groups.model.records import MAINTENANCE, Leadership
 
@@ -57,7 +58,7 @@ class DatabaseHealth:
 @dataclass(slots=True)
 class HealthSignals:
     """All signals, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers and no
-    leader; None: not counted yet."""
+    leader; None: not counted yet. `job_connections`: the latest connection of each job of the maintenance."""
 
     clock: Callable[[], float]
     incarnation: str = ""
@@ -70,11 +71,16 @@ class HealthSignals:
     lost_leases: dict[int, LeadershipLeaseFailure] = field(default_factory=dict)
     lease_failure: LeadershipLeaseFailure | None = None
     leaderless_group_count: int | None = None
+    job_connections: dict[str, BoundedConnection] = field(default_factory=dict)
     _lost: set[int] = field(default_factory=set)
 
     def beat(self) -> None:
         """Record that the loop has run."""
         self.last_loop_beat_at = self.clock()
+
+    def on_job_connected(self, name: str, connection: BoundedConnection) -> None:
+        """Record the connection that a job works on from now on."""
+        self.job_connections[name] = connection
 
     def on_request(self, request: DatabaseRequest) -> None:
         """Record that the worker sends a request to the database."""

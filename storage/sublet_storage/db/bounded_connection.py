@@ -37,6 +37,7 @@ class BoundedConnection(psycopg.Connection[Any]):
     """Of the server, with its system identifier: on another, what was committed on this one may be missing. None: its
     user may not see it."""
     _timeline_number: int | None = None
+    _silent_since: float | None = None
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
@@ -49,6 +50,11 @@ class BoundedConnection(psycopg.Connection[Any]):
             ((self._timeline_number,),) = self.execute("select timeline_number()").fetchall()
         return self._timeline_number
 
+    def silent_s(self) -> float:
+        """Return for how long no byte has come of an answer that is waited for; 0 while none is. On any thread."""
+        since = self._silent_since
+        return 0.0 if since is None else time.monotonic() - since
+
     def wait(self, gen: PQGen[_T], *arguments: Any, **keywords: Any) -> _T:
         """Run the base class's wait, resuming the generator at intervals while nothing is received."""
         return super().wait(self._wait_bounded(gen), *arguments, **keywords)
@@ -56,10 +62,11 @@ class BoundedConnection(psycopg.Connection[Any]):
     def _wait_bounded(self, gen: PQGen[_T]) -> Generator[Any, Any, _T]:
         try:
             state, received = next(gen), time.monotonic()
+            self._silent_since = received
             while True:
                 ready, now = (yield state), time.monotonic()
                 if ready:
-                    received = now
+                    self._silent_since = received = now
                 elif now >= received + self.receive_timeout_s:
                     self.close()
                     raise psycopg.OperationalError(
@@ -74,6 +81,8 @@ class BoundedConnection(psycopg.Connection[Any]):
                 f"the database is read-only: {error.diag.message_primary}. Turn default_transaction_read_only off, or "
                 "give the address of the primary"
             ) from error
+        finally:
+            self._silent_since = None
 
 
 _connections: weakref.WeakSet[BoundedConnection] = weakref.WeakSet()
