@@ -113,6 +113,7 @@ def test_sql_in_python_is_found(text: str, faults: list[str]) -> None:
         ("a = conn.execute(b)\nc = conn.execute(a)", set()),
         ("self.a = await b()\nc = await d(self.a)", set()),
         ("a = B(conn)\nc = conn.execute(d)", set()),
+        ("yield partial(a, conn)\nyield partial(b, conn)", set()),
         ("if a:\n    b = 1\n    await c()\n    await d()", {"if a:\n    b = 1\n    await d()\n    await c()"}),
     ],
 )

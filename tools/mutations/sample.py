@@ -31,8 +31,6 @@ QUICK_FILES, QUICK_DISTANCE, QUICK_S = 6, 2, 40.0
 """Number of files, their greatest number of imports to the fault, and the time after which no further test starts."""
 SLOW_TESTS, SLOW_S = 16, 60.0
 """The same of single tests, which may have any distance."""
-INTERLEAVED = 4
-"""Number of interleavings that are run first for a lock."""
 SIMULATED, SEEDS = 6, "20"
 """Distance within which the simulator counts as near, although it names little of what it runs, and its seeds."""
 HANG_S = 300.0
@@ -104,8 +102,8 @@ class Nearness:
         self._weights = {word: math.log(1 + len(self._words) / count) for word, count in frequency.items()}
 
     def runs(self, fault: Fault) -> list[tuple[float, list[str]]]:
-        """Return the time limit and the tests of each run: files of quick tests, then single slow ones, in each the
-        nearest, from the fastest to the slowest."""
+        """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
+        lock, and the nearest single slow tests, from the fastest to the slowest."""
         function, definition = _enclosing(self._texts[fault.file], fault.start)
         distances = self._distances(fault.file, function)
         path, name = _words(_inside(fault.file)), _words(function)
@@ -128,9 +126,9 @@ class Nearness:
         slow = sorted(
             [*slow, *nearest(1, "simulation", distance=SIMULATED)], key=lambda test: SLOW.index(_folder(test))
         )
-        locks = nearest(INTERLEAVED, "interleavings") if fault.kind == "lock" else []
+        orders = nearest(99, "interleavings") if fault.kind in ("lock", "order") else []
         quick = nearest(QUICK_FILES, *QUICK, distance=QUICK_DISTANCE) if fault.file.endswith(".py") else []
-        runs = (QUICK_S, quick), (SLOW_S, list(dict.fromkeys(locks + slow)))
+        runs = (QUICK_S, quick), (SLOW_S, orders), (SLOW_S, [test for test in slow if test not in orders])
         return [(limit_s, tests) for limit_s, tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
