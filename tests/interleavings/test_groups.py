@@ -150,3 +150,20 @@ def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, sta
 
     for act in (stage.force_release, stage.reset):
         assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1
+
+
+@pytest.mark.conforms("E25")
+def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: Stage) -> None:
+    """Such as by who got no answer to it."""
+    grant = grant_of(stage.plain, stage.held)
+
+    def commit(conn: Connection) -> None:
+        with conn.transaction():
+            consumer_progress.advance(conn, *grant, 1)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert run.answers["read"] == (1 if run.places("commit")[0] < run.places("read")[0] else 0)
+
+    read = orders.explore({"commit": commit, "read": lambda conn: consumer_progress.read_position(conn, *grant)}, judge)
+    assert read > 1

@@ -33,8 +33,8 @@ SLOW_TESTS, SLOW_S = 16, 60.0
 """The same of single tests, which may have any distance."""
 SIMULATED, SEEDS = 6, "20"
 """Distance within which the simulator counts as near, although it names little of what it runs, and its seeds."""
-HANG_S = 300.0
-"""A run that takes longer counts as hung."""
+TEST_S, HANG_S = 60.0, 300.0
+"""A test, and a run, that takes longer counts as hung."""
 TOLERATED = 0.1
 """Share of a sample that may survive: some faults change nothing that a test can detect."""
 
@@ -67,10 +67,11 @@ def try_fault(copy: Copy, fault: Fault, runs: Iterable[tuple[float, Sequence[str
     source = (copy.root / fault.file).read_text(encoding="utf-8")
 
     def run(tests: Sequence[str], *options: str) -> Trial:
-        return copy.try_tests(tests, *options, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
+        more = ("-m", "not long", f"--timeout={TEST_S}", *options)
+        return copy.try_tests(tests, *more, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
 
     with copy.changed(fault.file, fault.plant(source)):
-        trials = (run(tests, "-m", "not long", f"--session-timeout={limit_s}") for limit_s, tests in runs)
+        trials = (run(tests, f"--session-timeout={limit_s}") for limit_s, tests in runs)
         trial = next((each for each in trials if each.verdict is not Verdict.SURVIVED), UNSEEN)
         if trial.verdict is not Verdict.KILLED or "::" not in trial.detail:
             return trial
