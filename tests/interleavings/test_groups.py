@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.errors import Conflict, GrantLost
+from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
@@ -167,3 +167,26 @@ def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: 
 
     read = orders.explore({"commit": commit, "read": lambda conn: consumer_progress.read_position(conn, *grant)}, judge)
     assert read > 1
+
+
+@pytest.mark.conforms("E23")
+def test_a_reset_gives_a_deleted_group_no_rows(stage: Stage, database: str) -> None:
+    """Also without a leader, whose row both would lock."""
+    with closing(PostgresGroupStore(database)) as store:
+        group = store.declare_group(Subscription.parse("$share/new/eu/#"), GroupOptions())
+
+    def reset(conn: Connection) -> None:
+        with conn.transaction():
+            reset_transaction.execute_reset(conn, group, ResetTarget.earliest(), reason="x")
+
+    def delete(conn: Connection) -> None:
+        with conn.transaction():
+            group_lifecycle.delete(conn, group.group_id, None)
+
+    def judge(run: Run) -> None:
+        assert [error for error in run.errors if not isinstance(error, NotFound)] == []
+        rows = run.conn.execute("select from lending where group_id = %s", (group.group_id,))
+        assert rows.rowcount == 0
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"reset": reset, "delete": delete}, judge) > 1
