@@ -1,8 +1,8 @@
 """Faults drawn at random by a seed, and the tests that could notice each.
 
 Each kind has the same share of a sample. Near files of the tests that need no server are run first, then the nearest
-single tests of the others, each time from the fastest to the slowest until one fails. A failure counts only if it
-occurs twice with the fault and never without it.
+single tests of the others, until one fails. A failure counts only if it occurs again with the fault, where that may
+depend on time, and never without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
 QUICK = ("unit", "scenarios")
 """Folders of tests that need no server and take little time: whole files are run."""
-SLOW = ("property", "contract", "interleavings", "simulation", "integration", "spark")
+SLOW = ("property", "contract", "interleavings", "integration", "spark")
 """Folders of which single tests are run, from the fastest to the slowest. Those of Spark are near only to files with
 that name."""
 QUICK_FILES, QUICK_DISTANCE, QUICK_S = 6, 2, 40.0
@@ -104,7 +104,7 @@ class Nearness:
 
     def runs(self, fault: Fault) -> list[tuple[float, list[str]]]:
         """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
-        lock, and the nearest single slow tests, from the fastest to the slowest."""
+        lock or an order, the nearest single slow tests, from the fastest to the slowest, and the simulator."""
         function, definition = _enclosing(self._texts[fault.file], fault.start)
         distances = self._distances(fault.file, function)
         path, name = _words(_inside(fault.file)), _words(function)
@@ -123,13 +123,16 @@ class Nearness:
             near = (test for test in self._words if _folder(test) in folders and _file(test) in distances)
             return sorted((test for test in near if distances[_file(test)] <= distance), key=rank)[:count]
 
-        slow = nearest(SLOW_TESTS, *SLOW if "spark" in fault.file else SLOW[:-1])
-        slow = sorted(
-            [*slow, *nearest(1, "simulation", distance=SIMULATED)], key=lambda test: SLOW.index(_folder(test))
-        )
-        orders = nearest(99, "interleavings") if fault.kind in ("lock", "order") else []
         quick = nearest(QUICK_FILES, *QUICK, distance=QUICK_DISTANCE) if fault.file.endswith(".py") else []
-        runs = (QUICK_S, quick), (SLOW_S, orders), (SLOW_S, [test for test in slow if test not in orders])
+        orders = nearest(99, "interleavings") if fault.kind in ("lock", "order") else []
+        slow = nearest(SLOW_TESTS, *SLOW if "spark" in fault.file else SLOW[:-1])
+        slow = sorted((test for test in slow if test not in orders), key=lambda test: SLOW.index(_folder(test)))
+        runs = (
+            (QUICK_S, quick),
+            (SLOW_S, orders),
+            (SLOW_S, slow),
+            (SLOW_S, nearest(1, "simulation", distance=SIMULATED)),
+        )
         return [(limit_s, tests) for limit_s, tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
@@ -170,12 +173,10 @@ def _tests(name: str, text: str) -> Iterator[tuple[str, str]]:
     if _folder(name) in QUICK:
         yield name, text
         return
-    lines = text.splitlines()
     for node in ast.parse(text).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            own = "\n".join(lines[first - 1 : node.end_lineno])
-            if "mark.long" not in own and (_folder(name) != "simulation" or "_no_seed_" in node.name):
+            own = ast.unparse(node)
+            if "mark.long" not in own and (_folder(name) != "simulation" or "_no_seed_" in own):
                 yield f"{name}::{node.name}", own
 
 
