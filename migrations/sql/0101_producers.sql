@@ -175,10 +175,11 @@ begin
     if not found then
       perform check_producer(p_producer);
       perform check_incarnation(p_producer, p_incarnation);
-      insert into producer (producer_id, stream_id, incarnation, sequence, end_offset)
-      values (p_producer, p_stream, p_incarnation, 0, 0) on conflict do nothing;
-      select p.incarnation, p.sequence, p.end_offset, p.rejected into known from producer p
-       where p.producer_id = p_producer and p.stream_id = p_stream for no key update;
+      -- A concurrent attempt may have inserted it: that one's row is locked by this.
+      insert into producer as p (producer_id, stream_id, incarnation, sequence, end_offset)
+      values (p_producer, p_stream, p_incarnation, 0, 0)
+          on conflict (producer_id, stream_id) do update set sequence = p.sequence
+      returning p.incarnation, p.sequence, p.end_offset, p.rejected into known;
     end if;
     if known.incarnation > p_incarnation or exists (
       select from producer p where p.producer_id = p_producer and p.stream_id = 0 and p.incarnation > p_incarnation

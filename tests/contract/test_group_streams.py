@@ -94,6 +94,14 @@ def test_a_blocked_parent_holds_its_children_back(world: World) -> None:
     assert outcome(world.apply(group, term, grant(child))) == (REFUSED, FREE, 0)
 
 
+@pytest.mark.conforms("E21")
+def test_a_sync_reports_what_its_batch_has_changed(world: World) -> None:
+    group, term, parent, held = world.granted(3)
+    (child,) = world.rollover(1)
+    synced = world.write(group, term, AdvancePosition(parent, held.grant_id, 3), renew=True).synced
+    assert [(row.stream_id, row.status, row.parents) for row in synced] == [(child, FREE, ())]
+
+
 def test_a_parent_without_a_row_counts_as_consumed(world: World) -> None:
     (parent,) = world.add_space()
     world.append(parent, 3)

@@ -266,3 +266,16 @@ async def test_a_cancelled_wait_loses_no_end(scene: Scene) -> None:
                 await asyncio.wait({waiting})
             with pytest.raises(SubscriptionEnded, match="fenced"):
                 await (session.poll() if waiting.cancelled() else waiting)
+
+
+@pytest.mark.conforms("E37")
+@in_a_loop
+async def test_what_failed_in_a_loop_is_not_acknowledged(scene: Scene) -> None:
+    """Nor by the end of the session, where the loop's iterator is stored and so has not noticed."""
+    publish(scene, 1)
+    async with scene.session() as session:
+        batches = aiter(session)
+        with contextlib.suppress(ZeroDivisionError):
+            async for _ in batches:
+                raise ZeroDivisionError
+    assert progress(scene) == 0

@@ -175,3 +175,14 @@ def test_a_grant_of_another_timeline_is_not_planned(
         assert ledger.take_saved_plans() == []
         steps = eventually(lambda: planner.plan_steps(PlanLimits(), lambda _: True, finite=False), WAIT_S)
     assert list(steps) == [here]
+
+
+def test_no_step_is_restored_without_a_database() -> None:
+    ledger, planned = PlanLedger(lambda _: None, 60.0), InDoubtRange(1, 0, 2, 60.0, ConsumedFrontier(2))
+    ledger.restore((), [PlannedRange.from_in_doubt(1, planned)])
+    grant = Grant("b", 1, 1, 2, 0, 1, 0, 1, "#", None, ConsumedFrontier(0), planned, grant_key=GRANT_KEY)
+    ledger.apply_update(StreamGranted(grant))
+    assert list(ledger.steps_to_restore()), "there is one to restore"
+    with closing(DatabaseReader("postgresql://u@127.0.0.1:1/nothing", 1 << 20, 10.0)) as reader:
+        EpochPlanner(ledger, reader, str(GROUP)).restore_steps()
+    assert ledger.take_saved_plans() == []

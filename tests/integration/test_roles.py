@@ -128,6 +128,12 @@ def test_a_right_too_much_is_found(
     assert too_much(admin) == {}
 
 
+def test_who_looks_is_not_among_the_members(world: RoleWorld) -> None:
+    """Postgres makes who makes a role without being a superuser its member."""
+    with connect(world.of(Role.NODE)) as conn:
+        assert dict(list_members(conn)) == {role: [] if role is Role.NODE else [f"user_of_{role}"] for role in Role}
+
+
 def test_a_migration_grants_again(world: RoleWorld, admin: psycopg.Connection[Any]) -> None:
     admin.execute("revoke all on all tables in schema sublet from sublet_consume; grant select on token to sublet_node")
     downgrade(world.owner)

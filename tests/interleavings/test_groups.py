@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sublet_protocol.domain.errors import Conflict, GrantLost
+from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
@@ -150,3 +150,43 @@ def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, sta
 
     for act in (stage.force_release, stage.reset):
         assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1
+
+
+@pytest.mark.conforms("E25")
+def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: Stage) -> None:
+    """Such as by who got no answer to it."""
+    grant = grant_of(stage.plain, stage.held)
+
+    def commit(conn: Connection) -> None:
+        with conn.transaction():
+            consumer_progress.advance(conn, *grant, 1)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert run.answers["read"] == (1 if run.places("commit")[0] < run.places("read")[0] else 0)
+
+    read = orders.explore({"commit": commit, "read": lambda conn: consumer_progress.read_position(conn, *grant)}, judge)
+    assert read > 1
+
+
+@pytest.mark.conforms("E23")
+def test_a_reset_gives_a_deleted_group_no_rows(stage: Stage, database: str) -> None:
+    """Also without a leader, whose row both would lock."""
+    with closing(PostgresGroupStore(database)) as store:
+        group = store.declare_group(Subscription.parse("$share/new/eu/#"), GroupOptions())
+
+    def reset(conn: Connection) -> None:
+        with conn.transaction():
+            reset_transaction.execute_reset(conn, group, ResetTarget.earliest(), reason="x")
+
+    def delete(conn: Connection) -> None:
+        with conn.transaction():
+            group_lifecycle.delete(conn, group.group_id, None)
+
+    def judge(run: Run) -> None:
+        assert [error for error in run.errors if not isinstance(error, NotFound)] == []
+        rows = run.conn.execute("select from lending where group_id = %s", (group.group_id,))
+        assert rows.rowcount == 0
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"reset": reset, "delete": delete}, judge) > 1

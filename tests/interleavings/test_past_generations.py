@@ -12,11 +12,12 @@ from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.options import GroupOptions
 from sublet_storage.groups.model.records import ForceRelease, Group, GroupWriteResult, GroupWrites, StartingPosition
+from sublet_storage.log.append import BlockAppend, append
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces import space_changes
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.retention import apply_retention
-from tests.integration.log_kit import stream_of
+from tests.integration.log_kit import block, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run
 
 NODE = NodeRef("n1", "n1-1", "127.0.0.1:1")
@@ -93,3 +94,21 @@ def test_no_row_outlives_its_stream(
             progress_transfer.clone(run.conn, LATE, COPY, "x")
 
     assert orders.explore({"delete": delete, "sync": lambda conn: sync(stage, conn)}, judge, ahead) > 1
+
+
+@pytest.mark.conforms("E39")
+def test_who_locks_a_past_generation_waits_no_more(orders: Interleavings, stage: Stage, conn: Connection) -> None:
+    """Else leaders would wait for the publishers of its children."""
+    child = BlockAppend(stream_of(conn, "eu"), block(b"x", topic="eu/1"))
+
+    def publish(conn: Connection) -> None:
+        with conn.transaction():
+            append(conn, [child])
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        deletes = [step for step in run.steps if step.who == "delete"]
+        locks = [index for index, step in enumerate(deletes) if "for update skip locked" in step.statement]
+        assert [step for step in deletes[locks[0] :] if step.waits] == []
+
+    assert orders.explore({"delete": delete, "append": publish}, judge) > 1

@@ -113,6 +113,7 @@ def test_sql_in_python_is_found(text: str, faults: list[str]) -> None:
         ("a = conn.execute(b)\nc = conn.execute(a)", set()),
         ("self.a = await b()\nc = await d(self.a)", set()),
         ("a = B(conn)\nc = conn.execute(d)", set()),
+        ("yield partial(a, conn)\nyield partial(b, conn)", set()),
         ("if a:\n    b = 1\n    await c()\n    await d()", {"if a:\n    b = 1\n    await d()\n    await c()"}),
     ],
 )
@@ -131,11 +132,9 @@ def tree(tmp_path: Path) -> Path:
         "tests/kit.py": "import sublet_leader.work\n",
         "tests/unit/test_work.py": "import sublet_leader.work\n",
         "tests/unit/test_other.py": "import sublet_leader.demo.play\n",
-        "tests/contract/test_log.py": "from tests.kit import work\n",
+        "tests/contract/test_log.py": "from tests.kit import work\ndef test_append(): ...\ndef test_other(): ...\n",
         "tests/contract/conftest.py": "import sublet_storage.log.store\n",
-        "tests/contract/test_a.py": "A = 1\n",
-        "tests/contract/test_b.py": "APPEND = 'append'\n",
-        "tests/contract/test_c.py": "B = 1 + 1\n",
+        "tests/contract/test_a.py": "@pytest.mark.long\ndef test_long(): ...\ndef test_a(): ...\n",
     }.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
@@ -165,9 +164,10 @@ def test_what_nobody_could_see_is_not_drawn(tree: Path) -> None:
 def test_the_nearest_tests_of_a_fault_come_first(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def runs(kind: str) -> list[list[str]]:
         fault = next(fault for fault in draw(tree, 9, 0) if fault.kind == kind)
-        return [[Path(test).stem for test in tests] for tests in Nearness(tree).runs(fault)]
+        return [[test.removeprefix("tests/") for test in tests] for _, tests in Nearness(tree).runs(fault)]
 
-    assert runs("comparison") == [["test_work", "test_log"]]
-    assert runs("lock") == [["test_work", "test_log", "test_b", "test_a", "test_c"]]
-    monkeypatch.setattr(sample, "NEAREST", 2)
-    assert runs("lock") == [["test_log", "test_b"], ["test_work", "test_a", "test_c"]]
+    log = ["contract/test_log.py::test_append", "contract/test_log.py::test_other"]
+    assert runs("comparison") == [["unit/test_work.py"], log]
+    assert runs("lock") == [[*log, "contract/test_a.py::test_a"]], "no quick test runs SQL"
+    monkeypatch.setattr(sample, "SLOW_TESTS", 1)
+    assert runs("lock") == [log[:1]]

@@ -129,7 +129,7 @@ _READ = re.compile(
     r"\bawait |\b_?(?:conn|connection|cursor|transaction|store|clock)\b"
     r"|\.(?:monotonic|fetch\w*|read\w*|load\w*|poll|recv)\("
 )
-_CONSTRUCTS = re.compile(r"(?:\w+\.)*_?[A-Z]\w*\(")
+_CONSTRUCTS = re.compile(r"(?:\w+\.)*(?:_?[A-Z]\w*|partial)\(")
 _UNSEEN = {"log", "logger", "logging"}
 
 

@@ -1,8 +1,8 @@
 """Faults drawn at random by a seed, and the tests that could notice each.
 
-Each kind has the same share of a sample. The nearest tests are run first, then the others that are near, each time from
-the fastest to the slowest until one fails. A failure counts only if it occurs twice with the fault and never without
-it.
+Each kind has the same share of a sample. Near files of the tests that need no server are run first, then the nearest
+single tests of the others, until one fails. A failure counts only if it occurs again with the fault, where that may
+depend on time, and never without it.
 """
 
 from __future__ import annotations
@@ -22,21 +22,19 @@ from tools.mutations.places import KINDS, Fault, find_faults
 from tools.mutations.trial import PACKAGES, Copy, Trial, Verdict
 
 PRODUCT = (*PACKAGES.values(), "borrower/pyspark_sublet", "migrations/sql")
-FOLDERS = ("unit", "scenarios", "contract", "property", "integration", "interleavings", "simulation", "spark")
-"""Folders of tests from the fastest to the slowest, with interleavings first for a lock. Tests of Spark are near only
-to files with that name."""
-RUN_S = 600.0
-"""No further test of a run starts after this time."""
-HANG_S = 900.0
-"""A run that takes longer counts as hung."""
-NEAREST = 6
-"""Number of test files in the first run."""
-MOST_FILES = 40
-"""Number of test files that count as near."""
-SIMULATED = 6
-"""Distance in imports within which the simulator counts as near, although it names little of what it runs."""
-SEEDS = "100"
-"""Number of seeds of the simulator, fewer than in `make test`."""
+QUICK = ("unit", "scenarios")
+"""Folders of tests that need no server and take little time: whole files are run."""
+SLOW = ("property", "contract", "interleavings", "integration", "spark")
+"""Folders of which single tests are run, from the fastest to the slowest. Those of Spark are near only to files with
+that name."""
+QUICK_FILES, QUICK_DISTANCE, QUICK_S = 6, 2, 40.0
+"""Number of files, their greatest number of imports to the fault, and the time after which no further test starts."""
+SLOW_TESTS, SLOW_S = 16, 60.0
+"""The same of single tests, which may have any distance."""
+SIMULATED, SEEDS = 6, "20"
+"""Distance within which the simulator counts as near, although it names little of what it runs, and its seeds."""
+TEST_S, HANG_S = 60.0, 300.0
+"""A test, and a run, that takes longer counts as hung."""
 TOLERATED = 0.1
 """Share of a sample that may survive: some faults change nothing that a test can detect."""
 
@@ -64,23 +62,23 @@ def draw(root: Path, count: int, seed: int) -> list[Fault]:
     return drawn[:count]
 
 
-def try_fault(copy: Copy, fault: Fault, runs: Iterable[Sequence[str]]) -> Trial:
+def try_fault(copy: Copy, fault: Fault, runs: Iterable[tuple[float, Sequence[str]]]) -> Trial:
     """Run the tests with the fault planted until one fails; it must fail again, and pass without the fault."""
     source = (copy.root / fault.file).read_text(encoding="utf-8")
-    limits = ("-m", "not long", f"--session-timeout={RUN_S}")
 
     def run(tests: Sequence[str], *options: str) -> Trial:
-        return copy.try_tests(tests, *options, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
+        more = ("-m", "not long", f"--timeout={TEST_S}", *options)
+        return copy.try_tests(tests, *more, limit_s=HANG_S, is_red_enough=True, SIM_SEEDS=SEEDS)
 
     with copy.changed(fault.file, fault.plant(source)):
-        trials = (run(tests, *limits) for tests in runs)
+        trials = (run(tests, f"--session-timeout={limit_s}") for limit_s, tests in runs)
         trial = next((each for each in trials if each.verdict is not Verdict.SURVIVED), UNSEEN)
         if trial.verdict is not Verdict.KILLED or "::" not in trial.detail:
             return trial
-        again = run([trial.detail])
-    if (again.verdict, run([trial.detail]).verdict) != (Verdict.KILLED, Verdict.SURVIVED):
-        return Trial(Verdict.BROKEN, f"{trial.detail} is not red each time with the fault, and green without")
-    return trial
+        is_red_again = _folder(trial.detail) in QUICK or run([trial.detail]).verdict is Verdict.KILLED
+    if is_red_again and run([trial.detail]).verdict is Verdict.SURVIVED:
+        return trial
+    return Trial(Verdict.BROKEN, f"{trial.detail} is not red each time with the fault, and green without")
 
 
 class Nearness:
@@ -95,30 +93,47 @@ class Nearness:
         for name, text in self._texts.items():
             for module in _imported(name, text) & modules.keys():
                 self._importers[modules[module]].add(name)
-        tests = [name for name in self._texts if re.match(r"tests/\w+/test_(?!one_seed)", name)]
-        self._words = {name: _words(f"{_inside(name)} {self._texts[name]}") for name in tests}
+        self._words = {
+            test: _words(f"{_inside(test)} {words}")
+            for name, text in self._texts.items()
+            if re.match(r"tests/\w+/test_(?!one_seed)", name)
+            for test, words in _tests(name, text)
+        }
         frequency = Counter(chain.from_iterable(self._words.values()))
-        self._weights = {word: math.log(1 + len(tests) / count) for word, count in frequency.items()}
+        self._weights = {word: math.log(1 + len(self._words) / count) for word, count in frequency.items()}
 
-    def runs(self, fault: Fault) -> list[list[str]]:
-        """Return two lists of test files: the nearest, then the others, each from the fastest to the slowest."""
-        text = self._texts[fault.file]
-        function, definition = _enclosing(text, fault.start)
+    def runs(self, fault: Fault) -> list[tuple[float, list[str]]]:
+        """Return the time limit and the tests of each run: the nearest files of quick tests, all interleavings for a
+        lock or an order, the nearest single slow tests, from the fastest to the slowest, and the simulator."""
+        function, definition = _enclosing(self._texts[fault.file], fault.start)
         distances = self._distances(fault.file, function)
-        path = _words(_inside(fault.file))
+        path, name = _words(_inside(fault.file)), _words(function)
         wanted = path | _words(definition)
 
-        def rank(name: str) -> float:
-            found, named = self._words[name], _words(_inside(name))
-            weights = (self._weights[word] * (1 + 5 * (word in path & named)) for word in wanted & found)
-            return -sum(weights) / math.sqrt(len(found)) / (2 + distances[name])
+        def rank(test: str) -> float:
+            found, file = self._words[test], _words(_inside(_file(test)))
+            title = _words(test.partition("::")[2])
+            weights = (
+                self._weights[word] * (1 + (word in path & file) + 2 * (word in name) + 2 * (word in title))
+                for word in wanted & found
+            )
+            return -sum(weights) / math.sqrt(len(found)) / (4 + distances[_file(test)])
 
-        costs = {folder: cost for cost, folder in enumerate(FOLDERS if "spark" in fault.file else FOLDERS[:-1])}
-        costs |= {"interleavings": 0} if fault.kind == "lock" else {}
-        near = sorted((name for name in self._words if name in distances and _folder(name) in costs), key=rank)
-        simulated = [name for name in near if _folder(name) == "simulation" and distances[name] <= SIMULATED]
-        runs = near[:NEAREST], list(dict.fromkeys(near[NEAREST:MOST_FILES] + simulated))
-        return [sorted(tests, key=lambda name: costs[_folder(name)]) for tests in runs if tests]
+        def nearest(count: int, *folders: str, distance: float = math.inf) -> list[str]:
+            near = (test for test in self._words if _folder(test) in folders and _file(test) in distances)
+            return sorted((test for test in near if distances[_file(test)] <= distance), key=rank)[:count]
+
+        quick = nearest(QUICK_FILES, *QUICK, distance=QUICK_DISTANCE) if fault.file.endswith(".py") else []
+        orders = nearest(99, "interleavings") if fault.kind in ("lock", "order") else []
+        slow = nearest(SLOW_TESTS, *SLOW if "spark" in fault.file else SLOW[:-1])
+        slow = sorted((test for test in slow if test not in orders), key=lambda test: SLOW.index(_folder(test)))
+        runs = (
+            (QUICK_S, quick),
+            (SLOW_S, orders),
+            (SLOW_S, slow),
+            (SLOW_S, nearest(1, "simulation", distance=SIMULATED)),
+        )
+        return [(limit_s, tests) for limit_s, tests in runs if tests]
 
     def _distances(self, file: str, function: str) -> dict[str, int]:
         """Return the number of imports from each file to this one; for a SQL script, to the callers of its function."""
@@ -151,6 +166,22 @@ def _module(name: str) -> str:
     for folder in source_path.FOLDERS:
         name = name.removeprefix(f"{folder}/")
     return name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _tests(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Yield what is run of a file of tests, with the text that it is ranked by."""
+    if _folder(name) in QUICK:
+        yield name, text
+        return
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            own = ast.unparse(node)
+            if "mark.long" not in own and (_folder(name) != "simulation" or "_no_seed_" in own):
+                yield f"{name}::{node.name}", own
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _folder(name: str) -> str:

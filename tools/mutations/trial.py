@@ -17,7 +17,9 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import count
 from pathlib import Path
+from select import select
 
+from tools.mutations import warm
 from tools.mutations.entries import Mutant, planted
 from tools.source_path import source_path
 
@@ -64,6 +66,7 @@ class Copy:
         self._scratch = Path(tempfile.mkdtemp(prefix="sublet-mutations-"))
         self.root = self._scratch / "tree"
         self._seconds = count(1)
+        self._warm: subprocess.Popen[bytes] | None = None
         try:
             shutil.copytree(root, self.root, ignore=_LEFT_OUT, symlinks=True)
         except BaseException:
@@ -77,7 +80,9 @@ class Copy:
         self.close()
 
     def close(self) -> None:
-        """Remove the copy."""
+        """Remove the copy, and end what runs on it."""
+        if self._warm is not None:
+            self._warm.communicate()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def foreign_packages(self) -> list[str]:
@@ -89,7 +94,8 @@ class Copy:
             "print(json.dumps({n: list(s.submodule_search_locations)[0] for n, s in specs.items() if s}))\n"
         )
         mine = [name for name, folder in PACKAGES.items() if (self.root / folder).is_dir()]
-        found = json.loads(self._python("-c", script, *mine).stdout)
+        with self._python("-c", script, *mine) as process:
+            found = json.loads(process.communicate()[0])
         return [name for name in mine if Path(found.get(name, "/")).resolve() != (self.root / PACKAGES[name]).resolve()]
 
     def try_tests(
@@ -102,16 +108,16 @@ class Copy:
     ) -> Trial:
         """Run these tests on the copy as it is. With `is_red_enough` a hang and an error in a fixture count as
         failures, and tests that pytest stopped at its time limit do not."""
-        report = self._scratch / "report.xml"
-        report.unlink(missing_ok=True)
-        command = ["-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options]
-        try:
-            command += [f"--junitxml={report}", "-o", "junit_family=xunit1", *selectors]
-            done = self._python(*command, limit_s=limit_s, **environment)
-        except subprocess.TimeoutExpired:
+        report, output = self._scratch / "report.xml", self._scratch / "output"
+        for file in (report, output):
+            file.unlink(missing_ok=True)
+        command = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-seed=0", *options]
+        command += [f"--junitxml={report}", "-o", "junit_family=xunit1", *selectors]
+        code = self._pytest([str(output), environment, command], limit_s)
+        if code is None:
             verdict = Verdict.KILLED if is_red_enough else Verdict.BROKEN
             return Trial(verdict, f"the tests did not end within {limit_s:.0f} s")
-        return judge(done.returncode, report, done.stdout + done.stderr, is_red_enough=is_red_enough)
+        return judge(code, report, output.read_text(errors="replace"), is_red_enough=is_red_enough)
 
     def try_mutant(self, mutant: Mutant) -> Trial:
         """Run the mutant's tests with its fault planted."""
@@ -135,25 +141,34 @@ class Copy:
             file.write_bytes(source)
             os.utime(file, ns=(changed_ns, changed_ns))
 
-    def _python(self, *arguments: str, limit_s: float = LIMIT_S, **more: str) -> subprocess.CompletedProcess[str]:
+    def _pytest(self, request: Sequence[object], limit_s: float) -> int | None:
+        """Return the exit code; None if it did not end in time."""
+        if self._warm is None:
+            self._warm = self._python("-P", warm.__file__)
+        assert self._warm.stdin is not None
+        assert self._warm.stdout is not None
+        self._warm.stdin.write(json.dumps(request).encode() + b"\n")
+        pid, has_ended = int(self._warm.stdout.readline()), False
+        try:
+            has_ended = bool(select([self._warm.stdout], [], [], limit_s)[0])
+        finally:
+            if not has_ended:
+                os.killpg(pid, signal.SIGKILL)  # also the processes that the tests have started
+        code = int(self._warm.stdout.readline())
+        return code if has_ended else None
+
+    def _python(self, *arguments: str) -> subprocess.Popen[bytes]:
+        """Return a process of Python that imports from the copy."""
         own = {"PYTHONPATH": source_path(self.root), "PYTHONDONTWRITEBYTECODE": ""}
-        with subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, *arguments],
+            bufsize=0,
             cwd=self.root,
-            env={**os.environ, **own, **more},
-            stdin=subprocess.DEVNULL,
+            env={**os.environ, **own},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
             process_group=0,
-        ) as process:
-            try:
-                out, err = process.communicate(timeout=limit_s)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)  # also the processes that the tests have started
-                raise
-        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+        )
 
 
 def judge(code: int, report: Path, output: str, *, is_red_enough: bool = False) -> Trial:

@@ -37,7 +37,7 @@ class BoundedCache(Generic[_V]):
             if text not in self._results:
                 self._results[text] = result
                 self.size_bytes += _count_bytes(text)
-            while self._results and (len(self._results) > self._max_entries or self.size_bytes > self._max_bytes):
+            while len(self._results) > self._max_entries or self.size_bytes > self._max_bytes:
                 self.size_bytes -= _count_bytes(self._results.popitem(last=False)[0])
         return result
 

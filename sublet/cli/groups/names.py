@@ -26,9 +26,10 @@ def resolve_subscription(cli: CommandContext, text: str, *, or_new: bool = False
     if not stored:
         return literal
     with cli.open_connection() as connection:
-        is_there = group_lifecycle.find_live(connection, literal) is not None
-        is_new = or_new and group_lifecycle.find_live(connection, stored[0]) is None
-    return literal if is_there or is_new else stored[0]
+        is_literal = group_lifecycle.find_live(connection, literal) is not None or (
+            or_new and group_lifecycle.find_live(connection, stored[0]) is None
+        )
+    return literal if is_literal else stored[0]
 
 
 def parse_typed(text: str) -> Subscription:
