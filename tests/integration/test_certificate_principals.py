@@ -25,6 +25,7 @@ from tests.integration.http_kit import Http
 from tests.integration.test_auth_sessions import open_and_poll, poll_to_the_end, publish
 from tests.integration.test_gate_http import GETS, KNOWN, OPEN, POSTS, get, post
 from tests.integration.test_gate_rpcs import METHODS, REQUESTS, answers_all, call, denies_all, refusal
+from tests.integration.test_request_bounds import refusal as refusal_of_bytes
 from tests.integration.test_tls import consumed, http_address
 from tests.integration.tls_kit import HOST, Certificates
 
@@ -100,6 +101,8 @@ def test_every_rpc_asks_whose_certificate_it_is(
             for name, method in METHODS:
                 code, text = refusal(channel, name, method, REQUESTS[method.name]("orders/#"), None)
                 assert (code, shown in text) == (grpc.StatusCode.UNAUTHENTICATED, True), (name, text)
+                code, _ = refusal_of_bytes(channel, name, b"\xff")
+                assert code is grpc.StatusCode.UNAUTHENTICATED, "before it is parsed"
     with trusted.channel(node.address, clients["other"]) as channel:
         denies_all(channel, OTHER)
     with trusted.channel(node.address, clients["etl"]) as channel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +27,7 @@ from sublet_storage.db.connect import connect
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import AppendOutcome, BlockAppend, ProducerIdentity, ProducerStamp, append
 from sublet_storage.log.epoch_capabilities import hold, read_lower_frontier, release, renew
+from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.producer import Publisher
 from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.send_buffer import SendBuffer
@@ -299,6 +300,22 @@ def test_messages_are_published_in_their_epochs(database: str, conn: psycopg.Con
     found = [(b"one", [3]), (b"two", [4]), (b"two", [4]), (b"without", None), (b"x", [5]), (b"y", None)]
     assert delivered(conn) == found
     assert least(read_lower_frontier(conn, space)) == [(6,)], "the publisher has left"
+
+
+def test_who_begins_with_an_epoch_notifies_of_it(
+    database: str, conn: psycopg.Connection[Any], space: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what is completed then, not before."""
+    sent: list[ObjectChange] = []
+
+    class Recorder:
+        def publish(self, changes: Iterable[ObjectChange]) -> None:
+            sent.extend(changes)
+
+    monkeypatch.setattr("sublet_storage.producer.epoch_capability.shared_publisher", lambda url: Recorder())
+    with Publisher(database, space="default") as publisher:
+        publisher.in_epoch(3)
+        assert sent[0] == epoch_capabilities.frontier_change(conn, space)
 
 
 def test_the_first_epoch_that_is_used_is_what_is_held(database: str, conn: psycopg.Connection[Any], space: int) -> None:

@@ -45,6 +45,27 @@ def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database
         assert orders.explore(participants, judge) > 1
 
 
+@pytest.mark.conforms("W3")
+def test_a_rollover_locks_streams_as_appends_do(conn: Connection, database: str) -> None:
+    """In the order of their ids, wherever their rows lie, and however Postgres finds them."""
+    space_changes.reshard(conn, "eu", 2)
+    eu = find_space(conn, "eu").space_id
+    streams = [stream.stream_id for stream in open_streams(conn) if stream.space_id == eu]
+    put(conn, streams[0], b"x")  # its row now lies behind that of the other
+    blocks = [stamped(stream, ProducerStamp("p", 1, 1), b"y") for stream in streams]
+
+    def roll_over(conn: Connection) -> int:
+        conn.execute("set enable_indexscan = off")
+        conn.execute("set enable_bitmapscan = off")
+        return space_changes.rollover(conn, "eu")
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"append": lambda conn: append(conn, blocks), "roll over": roll_over}, judge) > 1
+
+
 def is_stored(answers: list[AppendResult]) -> bool:
     return {each.outcome for each in answers} <= {AppendOutcome.APPENDED, AppendOutcome.DUPLICATE}
 

@@ -73,6 +73,16 @@ def test_what_is_reserved_is_given_away_in_time(is_led_anew: bool) -> None:
     assert bench.holders() == {1: "b/1", 2: "b/1"}
 
 
+def test_a_new_leader_gives_back_at_once() -> None:
+    """Who has left begins no more calls."""
+    bench = Bench(2, options=STABLE)
+    named(bench, "a/1", "one")
+    leave(bench, "a/1")
+    bench.lead()
+    named(bench, "b/1", "one", 2)
+    assert bench.holders() == {1: "b/1", 2: "b/1"}
+
+
 def test_what_is_taken_from_one_that_stays_is_free() -> None:
     bench = Bench(2, options=STABLE)
     named(bench, "a/1", "one")
