@@ -508,7 +508,7 @@ def test_parts_of_a_batch_are_committed_in_order(place: Place) -> None:
 @pytest.mark.parametrize("trouble", ["an exception", "not arrived", "arrived"])
 @pytest.mark.parametrize("done_before", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_an_uncommitted_part_is_still_to_be_done(place: Place, trouble: str, done_before: int) -> None:
-    """A poll gives a batch again of which a part failed, or may have, and each part counts once."""
+    """A poll gives again what is left of a batch of which a part failed, or may have, and each part counts once."""
     with Publisher(place.url) as publisher:
         for number in range(5):
             publisher.publish("t", str(number), key="k")
@@ -533,12 +533,39 @@ def test_an_uncommitted_part_is_still_to_be_done(place: Place, trouble: str, don
             with pytest.raises(UnknownOutcome):
                 commit(done_before, 1)
             cutter.resume()
-        assert session.poll(0.5) is batch
         done = done_before + (trouble == "arrived")
+        assert first(session).table["offset"].to_pylist() == list(range(done, 5))
         assert (place.output(), place.progress()) == (expected(done), done)
         commit(done_before, 1)
         commit(done_before + 1, 4 - done_before)
         assert (place.output(), place.progress()) == (expected(5), 5)
+
+
+@pytest.mark.conforms("E35", "E37")
+@pytest.mark.parametrize("done_by", ["transactions", "ack"])
+def test_a_loop_over_parts_goes_on_where_one_failed(place: Place, done_by: str) -> None:
+    """What is done of a batch does not come again, and the same code does the rest."""
+    with Publisher(place.url) as publisher:
+        for number in range(5):
+            publisher.publish("t", str(number), key="k")
+    seen: list[int] = []
+    with place.session() as session:
+        while len(seen) < 5:
+            with contextlib.suppress(Interrupted):
+                for batch in session:
+                    for start in range(len(batch)):
+                        part = batch.slice(start, 1)
+                        if start and len(seen) < 4:
+                            raise Interrupted
+                        if done_by == "ack":
+                            batch.ack(upto=part.end)
+                        else:
+                            with part.transaction() as connection:
+                                write(connection, part)
+                        seen += part.table["offset"].to_pylist()
+                    break
+    assert (seen, place.progress()) == (list(range(5)), 5)
+    assert done_by == "ack" or place.output() == expected(5)
 
 
 @pytest.mark.conforms("E35", "E37")

@@ -42,12 +42,17 @@ class RedeliveryQueue:
         self._batches.clear()
 
     def next(self, allowed: Callable[[Batch], bool]) -> Batch | None:
-        """Return the first batch of a stream that is still this session's and `allowed`. It stays until `discard`."""
+        """Return what is left of the first batch of a stream that is still this session's and `allowed`. It stays until
+        `discard`."""
         for batch in sorted(self._batches, key=lambda batch: batch.ticket):
             if not batch.is_outstanding:
                 self._batches.remove(batch)
             elif allowed(batch):
-                return batch
+                rest = batch.rest()
+                self._batches[self._batches.index(batch)] = rest
+                if len(rest):
+                    return rest
+                rest.acknowledge()  # what lies behind its last message does not match the filter
         return None
 
     def has_outstanding(self) -> bool:

@@ -8,8 +8,9 @@ Work that ended well is acknowledged and not repeated; work that failed is not a
 
 - A batch is acknowledged when the next is polled, and when its loop is left by `break` or `return`; the one that
   `poll` returned last also when `with Session(...)` ends without an exception.
-- A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, first of all, when the
-  session is polled, or else to the next holder. Where it cannot be seen how a loop was left, it has failed.
+- A loop that is left by an exception (KeyboardInterrupt too) has failed: its batch comes again, without what is done of
+  it, first of all, when the session is polled, or else to the next holder. Where it cannot be seen how a loop was left,
+  it has failed.
 - The same holds for a function that iterates, as in `list(map(work, session))`; `next` called by hand is like `poll`.
 - `close()` acknowledges nothing; nor does anything but `ack()` with `auto_ack=False`.
 - A batch that an exception in the middle of `poll` (a signal handler's) kept back is returned by the next call.

@@ -178,6 +178,15 @@ class Batch:
         part._source, part._row = self._source, self._row + min(start, len(self))
         return part
 
+    def rest(self) -> Batch:
+        """Return what is still to be done of it: the batch itself, or its last rows as a batch in its place."""
+        if not (rows_done := self._count_rows_done()):
+            return self
+        first, calls = self._granted.outstanding[self.ticket], (self._acknowledge, self._progressed, self._transact)
+        rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, self.ticket, self.step_end)
+        rest._delegate_ack, rest._began, rest.failures = self._delegate_ack, self._began, self.failures
+        return rest
+
     def join_transaction(self, together: Iterable[Batch]) -> None:
         """Check that a transaction may have its progress and that of the others in `together`. Raise `UsageError`."""
         if self.committed:
