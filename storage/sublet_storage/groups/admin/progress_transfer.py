@@ -188,9 +188,9 @@ def _check_nothing_lost(
     """Raise `Conflict` if messages that the group was to get are gone. `absent`: {deleted stream: whether it had
     messages}."""
     unfinished = [row for row in progress.positions if row.status is not LendingStatus.FINISHED]
-    places = [(row.stream_id, row.position) for row in unfinished]
-    lost = [place for place in places if absent.get(place[0])]
-    streams, positions = [place[0] for place in places], [place[1] for place in places]
+    keys = [(row.stream_id, row.position) for row in unfinished]
+    lost = [key for key in keys if absent.get(key[0])]
+    streams, positions = [stream_id for stream_id, _ in keys], [position for _, position in keys]
     lost += connection.execute(_GONE, {"streams": streams, "positions": positions}).fetchall()
     for stream_id, position in lost:
         raise _gone_error(f"stream {stream_id}: what there was from offset {position} on", subscription)
