@@ -98,6 +98,24 @@ def test_a_failed_batch_is_tried_again_entirely() -> None:
     assert len(source.waits) == 2
 
 
+@pytest.mark.parametrize(("bad", "calls"), [(2, 1), (2, 4), (3, 4)])
+def test_what_a_function_has_done_is_not_tried_again(bad: int, calls: int) -> None:
+    """It commits record by record; what is left is given to it, and at last record by record."""
+    source, seen, failures = Source(4), list[int](), iter(range(calls))
+
+    def one_by_one(batch: Batch) -> None:
+        for row in range(len(batch)):
+            record = batch.slice(row, 1)
+            if record.first == FIRST + bad and next(failures, None) is not None:
+                raise ValueError("cannot")
+            record.complete_transaction()
+            seen.append(record.first)
+
+    summary = run(source, one_by_one, policy=AT_ONCE)
+    assert seen == [FIRST, FIRST + 1, FIRST + 2, FIRST + 3]
+    assert (summary.failures, source.acknowledged) == (calls, FIRST + 4)
+
+
 @pytest.mark.parametrize("bad", [(0,), (1,), (4,), (7,), (8,), (8, 5, 6)])
 def test_the_first_bad_record_is_named(bad: tuple[int, ...]) -> None:
     """All before it counts, and nothing else."""

@@ -135,11 +135,12 @@ class _Runner:
         self.summary.messages += len(batch)
 
     def _try(self, batch: Batch, part: Batch, tries: int) -> Exception | None:
-        """Call the function on a part of the batch; return the last error if it raised every time."""
+        """Call the function on a part of the batch, or the rest of it that is not done in its transactions; return the
+        last error if it raised every time."""
         tried, backoff = 0, self._policy.new_backoff()
-        while True:
+        while (rows_done := part.count_rows_done()) < max(len(part), 1):
             try:
-                self._fn(part)
+                self._fn(part.slice(rows_done, len(part)) if rows_done else part)
             except GrantLost:
                 raise _Lost from None
             except Unavailable as away:  # an error of sublet's, not of the record: retried without a limit
@@ -150,14 +151,15 @@ class _Runner:
                 tried += 1
                 text = "user function failed: stream_id=%d start_offset=%d end_offset=%d attempt=%d max_attempts=%d: %s"
                 log.warning(text, *_get_range(part), tried, tries, _format_error(error))
-                if part.committed:
-                    return None  # by its transaction; another call would process it twice
+                if part.committed or part.is_done or part.count_rows_done() == len(part):
+                    return None  # by its transactions; another call would process it twice
                 if tried == tries:
                     return error
             else:
                 return None
             self._session.wait(backoff.draw_pause_s())
             self._await_trust(batch)
+        return None
 
     def _await_trust(self, batch: Batch) -> None:
         """Wait until no other session can have been granted the stream. Raise `_Lost` if one can."""

@@ -117,7 +117,7 @@ class Batch:
         """Return whether a transaction was begun for it, or for a part of it, and not all of it is known to be
         committed.
         """
-        return self._began and not self.committed and self._count_rows_done() < len(self)
+        return self._began and not self.committed and self.count_rows_done() < len(self)
 
     @property
     def is_recovered(self) -> bool:
@@ -178,9 +178,14 @@ class Batch:
         part._source, part._row = self._source, self._row + min(start, len(self))
         return part
 
+    def count_rows_done(self) -> int:
+        """Return how many of its rows are done."""
+        done = self._granted.outstanding.get(self.ticket, self.first)
+        return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
+
     def rest(self) -> Batch:
         """Return what is still to be done of it: the batch itself, or its last rows as a batch in its place."""
-        if not (rows_done := self._count_rows_done()):
+        if not (rows_done := self.count_rows_done()):
             return self
         first, calls = self._granted.outstanding[self.ticket], (self._acknowledge, self._progressed, self._transact)
         rest = Batch(self.table.slice(rows_done), first, self.end, self._granted, *calls, self.ticket, self.step_end)
@@ -221,7 +226,7 @@ class Batch:
         """Raise `UsageError` unless its parts are the next rows to be done, without a gap, each once, and all of them
         if a later batch follows.
         """
-        rows_done, offsets = self._count_rows_done(), self.table.column("offset")
+        rows_done, offsets = self.count_rows_done(), self.table.column("offset")
         for part in sorted((part for part in of_stream if part._source is self), key=lambda part: part._row):
             if part._row < rows_done or not len(part):
                 detail = "there is nothing in it"
@@ -242,11 +247,6 @@ class Batch:
             f"{part!r}: offset {offset}, which comes before it, is still to be done, and would be passed over. Do the "
             "parts of a batch in their order, or give them to one session.transaction()."
         )
-
-    def _count_rows_done(self) -> int:
-        """Return how many of its rows are done."""
-        done = self._granted.outstanding.get(self.ticket, self.first)
-        return 0 if done <= self.first else pc.sum(pc.less(self.table.column("offset"), done)).as_py() or 0
 
     @property
     def _rows(self) -> range:
