@@ -5,6 +5,7 @@ What Spark itself makes of it is in `tests/spark/test_source.py`.
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
+from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
 from sublet_borrower.spark.source.offsets import Offset
 from sublet_borrower.spark.source.range_reader import RangePartition, read_task
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
@@ -463,3 +465,17 @@ def test_a_plan_of_another_timeline_fails_a_task(database: str, conn: Connection
     )
     with pytest.raises(TimelineChanged, match=f"stream {stream} was planned on another timeline"):
         list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))
+
+
+def test_a_worker_collects_little_after_its_first_task(database: str, conn: Connection) -> None:
+    stream = stream_of(conn, "default")
+    put(conn, stream, b"a")
+    partition = RangePartition(
+        stream, generation_of(conn, stream), 0, 1, "#", "default", database, None, "here", True, timeline_number=0
+    )
+    freeze_loaded_objects.cache_clear()
+    gc.unfreeze()
+    list(read_task(partition, pa.schema([pa.field("offset", pa.int64())])))
+    left = len(gc.get_objects())
+    gc.unfreeze()
+    assert left < len(gc.get_objects()) / 10  # Spark's worker collects after each task

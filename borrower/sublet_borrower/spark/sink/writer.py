@@ -25,6 +25,7 @@ import psycopg
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from sublet_borrower.spark.common.retry import retry_while_unavailable
+from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.sink.sink_database import SinkDatabase
@@ -79,7 +80,9 @@ def stage_rows(
     """Stage what a task has. Raise what a publisher raises for a bad topic or message, and the database's errors."""
     with target.open_connection() as (_, conn):
         rows = (each for batch in batches for each in to_message_batches(batch, options.topic))
-        return StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
+        message = StagedTaskMessage(write, stage(conn, write, task, rows, space=options.space))
+    freeze_loaded_objects()
+    return message
 
 
 class SinkBatchWriter(DataSourceArrowWriter):

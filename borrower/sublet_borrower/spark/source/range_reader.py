@@ -21,6 +21,7 @@ from pyspark.sql.datasource import InputPartition
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, task_url
 from sublet_borrower.spark.common.database import check_socket_reachable, keep_server_running
 from sublet_borrower.spark.common.retry import retry_while_unavailable
+from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects, keep_freed_memory
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor
 from sublet_protocol.domain.errors import NotFound, PoisonBlock, PositionBeyondHead, PositionGone, Unavailable
 from sublet_protocol.domain.topics import TopicFilter
@@ -39,9 +40,6 @@ DATABASE_TIMEOUT_S = 30.0
 """How long a task waits for a database that is away, before it fails and Spark tries it again."""
 SILENCE_S = 10.0
 """Short enough that after a dead connection there is time for another."""
-
-FREED_BYTES = 31 * 1024 * 1024
-"""Just below the size that glibc always treats as large."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +140,7 @@ def read_task(partition: InputPartition, schema: pa.Schema) -> Iterator[pa.Recor
     while (page := ahead.result()) is not None:
         ahead = worker.submit(partial(next, pages, None))
         yield from page
+    freeze_loaded_objects()
 
 
 @cache
@@ -160,7 +159,7 @@ def _read_range(partition: RangePartition, schema: pa.Schema) -> Iterator[list[p
     check_socket_reachable(partition.address, partition.driver_host)
     if partition.schema_name is not None:
         os.environ["SUBLET_SCHEMA"] = partition.schema_name
-    _keep_freed_memory()
+    keep_freed_memory()
     if partition.step is None:
         for batches in _fetch_pages(partition, partition.start, partition.end):
             yield list(to_output_batches(batches, partition.space, schema))
@@ -199,14 +198,6 @@ def _find_poison(partition: RangePartition) -> PoisonBlock | None:
     except PoisonBlock as problem:
         return problem
     return None
-
-
-@cache
-def _keep_freed_memory() -> None:
-    """Have the memory of one page reused for the next: once glibc has seen a piece of this size freed, which is never
-    touched and costs nothing, it no longer returns a page's memory to the system, to get it back zeroed.
-    """
-    bytes(FREED_BYTES)
 
 
 def _fetch_pages(partition: RangePartition, start: int, end: int) -> Iterator[Sequence[pa.RecordBatch]]:
