@@ -17,7 +17,7 @@ from sublet_leader.observe.health_signals import HealthSignals
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome
 from sublet_storage.db.store_connection import TransactionRolledBack
-from sublet_storage.groups.model.records import Leadership
+from sublet_storage.groups.model.records import MAINTENANCE, Leadership
 from sublet_storage.node_directory import NodeRef
 
 SETTINGS = LeaderSettings()
@@ -122,6 +122,20 @@ def test_a_refusal_that_lasts_is_a_denial(vitals: HealthSignals, time: Time, pro
     renew(vitals, {0: 1}, None, problem)
     assert (state(vitals), worst(vitals).detail) == (HealthState.DENIED, str(problem))
     renew(vitals, {0: 1}, {0})
+    assert state(vitals) is HealthState.OK
+
+
+@pytest.mark.conforms("A8")
+def test_a_maintenance_that_cannot_be_claimed_is_shown(vitals: HealthSignals, time: Time) -> None:
+    """The node serves: a frozen process of Postgres of the node that runs the maintenance may hold the row."""
+    request = ClaimLeadership(MAINTENANCE, 0.0)
+    for _ in range(2):
+        ask(vitals, request, LeadershipClaimCompleted(request, None), TransactionRolledBack("locked"))
+        time.now += SETTINGS.claim_retry_interval_s
+        vitals.beat()
+    assert evaluate_health(vitals, SETTINGS).is_ready
+    assert (state(vitals), worst(vitals).detail) == (HealthState.STALLED, "it cannot be claimed: locked")
+    claim(vitals, MAINTENANCE, OTHERS)
     assert state(vitals) is HealthState.OK
 
 

@@ -32,7 +32,7 @@ class HealthState(StrEnum):
     UNREACHABLE = "database_unreachable"  # it leads nothing beyond the end of its leases
     DENIED = "lease_denied"  # the database answers, and does not grant it a lease that it claims
     NO_LEADER = "no_leader"  # there are groups that have consumers, and no leader
-    STALLED = "maintenance_stalled"  # Postgres is silent to a job of the maintenance
+    STALLED = "maintenance_stalled"  # Postgres is silent to a job of it, or its lease cannot be claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ def evaluate_health(vitals: HealthSignals, settings: LeaderSettings) -> Health:
             database,
             _assess_lease(vitals, settings, now),
             _assess_leaders(vitals, database),
-            _assess_maintenance(vitals),
+            _assess_maintenance(vitals, settings, now),
         )
     )
 
@@ -144,10 +144,14 @@ def _assess_leaders(vitals: HealthSignals, database: HealthCheck) -> HealthCheck
     return HealthCheck("leaders", HealthState.OK, is_required=False)
 
 
-def _assess_maintenance(vitals: HealthSignals) -> HealthCheck:
+def _assess_maintenance(vitals: HealthSignals, settings: LeaderSettings, now: float) -> HealthCheck:
     """Return the maintenance check. A job itself may take long, at payloads for instance; Postgres answers."""
     for name, connection in tuple(vitals.job_connections.items()):
         if (silent_s := connection.silent_s()) > SILENT_SHARE * connection.receive_timeout_s:
             detail = f"Postgres has been silent to {name!r} for {silent_s:.0f} s"
             return HealthCheck("maintenance", HealthState.STALLED, detail, is_required=False)
+    failure = vitals.maintenance_failure
+    if failure is not None and now - failure.since >= settings.claim_retry_interval_s:
+        detail = f"it cannot be claimed: {failure.reason}"
+        return HealthCheck("maintenance", HealthState.STALLED, detail, is_required=False)
     return HealthCheck("maintenance", HealthState.OK, is_required=False)

@@ -58,7 +58,8 @@ class DatabaseHealth:
 @dataclass(slots=True)
 class HealthSignals:
     """All signals, in seconds of the node's own `clock`. `leaderless_group_count`: groups that have consumers and no
-    leader; None: not counted yet. `job_connections`: the latest connection of each job of the maintenance."""
+    leader; None: not counted yet. `job_connections`: the latest connection of each job of the maintenance.
+    `maintenance_failure`: the maintenance could not be claimed: groups do not depend on it."""
 
     clock: Callable[[], float]
     incarnation: str = ""
@@ -70,6 +71,7 @@ class HealthSignals:
     name_conflict: str | None = None
     lost_leases: dict[int, LeadershipLeaseFailure] = field(default_factory=dict)
     lease_failure: LeadershipLeaseFailure | None = None
+    maintenance_failure: LeadershipLeaseFailure | None = None
     leaderless_group_count: int | None = None
     job_connections: dict[str, BoundedConnection] = field(default_factory=dict)
     _lost: set[int] = field(default_factory=set)
@@ -91,7 +93,10 @@ class HealthSignals:
         now = self.clock()
         self.worker.on_answer(now, problem)
         if isinstance(request, ClaimLeadership | RenewLeaderships) and not (problem and is_unreachable(problem)):
-            self._record_lease_outcome(problem, now)
+            if isinstance(request, ClaimLeadership) and request.leadership_id == MAINTENANCE:
+                self.maintenance_failure = _lease_outcome(problem, self.maintenance_failure, now)
+            else:
+                self.lease_failure = _lease_outcome(problem, self.lease_failure, now)
         match answer:
             case LeadershipRenewalCompleted(RenewLeaderships(terms=terms), renewed) if renewed is not None:
                 self._lost = (self._lost | set(terms)) - renewed
@@ -99,13 +104,6 @@ class HealthSignals:
                 self._record_claim(leadership_id, claim, now)
             case _:
                 pass
-
-    def _record_lease_outcome(self, problem: Exception | None, now: float) -> None:
-        if problem is None:
-            self.lease_failure = None
-        else:
-            since = now if self.lease_failure is None else self.lease_failure.since
-            self.lease_failure = LeadershipLeaseFailure(format_error(problem), since)
 
     def _record_claim(self, leadership_id: int, claim: Leadership, now: float) -> None:
         """Record the present holder of a lease. A lease that ended under the node counts as lost only if another node
@@ -122,6 +120,15 @@ class HealthSignals:
         for leadership_id in [each for each, denied in tuple(self.lost_leases.items()) if denied.since < cutoff]:
             self.lost_leases.pop(leadership_id, None)
         return list(self.lost_leases.values())
+
+
+def _lease_outcome(
+    problem: Exception | None, last_failure: LeadershipLeaseFailure | None, now: float
+) -> LeadershipLeaseFailure | None:
+    """Return the failure there is after this outcome."""
+    if problem is None:
+        return None
+    return LeadershipLeaseFailure(format_error(problem), now if last_failure is None else last_failure.since)
 
 
 def is_unreachable(problem: Exception) -> bool:
