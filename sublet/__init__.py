@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 from sublet._version import __version__
 
 if TYPE_CHECKING:
+    from sublet import errors
     from sublet.database import Database, connect
     from sublet_borrower.consumer.async_session import AsyncSession
     from sublet_borrower.consumer.session import Session
     from sublet_borrower.node_client.feed import Feed
     from sublet_borrower.streams.batch import Batch
-    from sublet_protocol.domain import errors
     from sublet_protocol.domain.epochs import GroupFrontier
     from sublet_storage.producer import AsyncPublisher, Delivery, Position, Publisher
 
@@ -53,7 +53,7 @@ _HOMES = {
     "Session": "sublet_borrower.consumer.session",
     "connect": "sublet.database",
 }
-_MODULES = {"errors": "sublet_protocol.domain.errors", "spark": "sublet.spark", "traces": "sublet.traces"}
+_MODULES = ("errors", "spark", "traces")
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +61,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value: Any = getattr(import_module(_HOMES[name]), name)
     elif name in _MODULES:
-        value = import_module(_MODULES[name])
+        value = import_module(f"sublet.{name}")
     else:
         raise AttributeError(f"module 'sublet' has no attribute {name!r}")
     globals()[name] = value

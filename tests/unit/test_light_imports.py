@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+
+import sublet
 
 REPOSITORY = Path(__file__).parents[2]
 HEAVY = (
@@ -102,3 +105,9 @@ def test_a_command_loads_what_it_runs() -> None:
         "try: main()\n"
         "except SystemExit as end: assert end.code == 5, end.code\n" + loads_none(LISTING)
     )
+
+
+def test_public_modules_can_be_imported_from() -> None:
+    """As documented: `from sublet.errors import PositionGone`."""
+    for name in ("errors", "spark", "traces"):
+        assert import_module(f"sublet.{name}") is getattr(sublet, name)

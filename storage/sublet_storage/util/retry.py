@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from sublet_protocol.domain.errors import format_error
+
+log = logging.getLogger(__name__)
+
 INITIAL_PAUSE_S = 0.05
 MAX_PAUSE_S = 2.0
 JITTER = 0.5
+WARN_AFTER_S = 5.0
 
 _T = TypeVar("_T")
 
@@ -58,7 +64,8 @@ def call_with_retry(
 ) -> _T:
     """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
     which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
-    raised. `retryable` may execute what is due between two attempts."""
+    raised. `retryable` may execute what is due between two attempts. What takes longer than 5 s is logged, once."""
+    warn_at = time.monotonic() + WARN_AFTER_S
     while True:
         try:
             return attempt()
@@ -66,4 +73,7 @@ def call_with_retry(
             pause_s = max(backoff.draw_pause_s(), getattr(error, "after_s", 0.0))
             if not retryable(error) or pause_s > backoff.left_s:
                 raise
+            if time.monotonic() >= warn_at:
+                log.warning("not done after %g s, and tried again: %s", WARN_AFTER_S, format_error(error))
+                warn_at = math.inf
         wait(pause_s)
