@@ -500,6 +500,17 @@ def test_progress_is_reported_no_oftener_than_is_set() -> None:
     assert play.reported() == [StreamProgress(5, 50, 12)]
 
 
+def test_progress_of_many_streams_is_one_report() -> None:
+    """The leader makes one commit of it, however many streams messages come from."""
+    play = connected(GRANT, replace(GRANT, stream_id=6))
+    assert play.do(ProgressReported(5, 50, 11), 0.1).sends != ()
+    for stream_id, at in ((6, 0.11), (5, 0.12)):
+        assert play.do(ProgressReported(stream_id, 50, 12), at).sends == ()
+    play.do(Tick(), 0.1 + SETTINGS.progress_interval_s)
+    both = (StreamProgress(5, 50, 12), StreamProgress(6, 50, 12))
+    assert play.said(UpdateProgress)[-1] == UpdateProgress(ME, TERM, both)
+
+
 @pytest.mark.conforms("E7")
 def test_progress_is_reported_until_it_is_saved() -> None:
     play = connected(GRANT)

@@ -26,7 +26,6 @@ class BorrowedStream:
     ends_at: float = float("inf")
     is_final: bool = False
     saved_position: int = -1
-    sent_at: float | None = None
     size: int = 0
     lag: int | None = None
     delivered_end: int = 0
@@ -125,9 +124,9 @@ class BorrowedStreams:
         """Return whether the grant has ended here before, or was refused."""
         return grant_id <= self._over.get(stream_id, -1)
 
-    def add(self, grant: Grant, now: float) -> BorrowedStream:
+    def add(self, grant: Grant) -> BorrowedStream:
         """Hold the stream from the grant's position."""
-        stream = BorrowedStream(grant.stream_id, grant.grant_id, grant.position, sent_at=now, consumed=grant.consumed)
+        stream = BorrowedStream(grant.stream_id, grant.grant_id, grant.position, consumed=grant.consumed)
         self._held[grant.stream_id] = stream
         return stream
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_borrower.machine.borrowed_streams import BorrowedStream, BorrowedStreams
@@ -127,7 +127,7 @@ class Borrower:
         self._predecessor, self._leave_reason = inherited.predecessor, inherited.leave_reason
         self._final_by: float | None = None
         self._ask_at = self._ping_at = self._report_at = self._disconnect_at = float("inf")
-        self._lost_at = float("inf")
+        self._lost_at, self._reported_at = float("inf"), float("-inf")
         self._is_disconnect_sent = False
         self._out = _OutcomeBuilder()
 
@@ -335,7 +335,7 @@ class Borrower:
             return
         if held is not None:
             self._forget(held.stream_id, held.grant_id, GrantOutcome.LOST)
-        stream = self.streams.add(grant, now)
+        stream = self.streams.add(grant)
         if (grant.stream_id, grant.grant_id) in self._without:
             stream.ends_at = float("-inf")
         self._out.updates.append(StreamGranted(grant))
@@ -394,16 +394,16 @@ class Borrower:
             return
         awaited = stream.is_final or stream.in_doubt not in (None, stream.saved_in_doubt)
         awaited |= stream.read_error != stream.sent_read_error
-        if awaited or stream.sent_at is None or now >= stream.sent_at + self.settings.progress_interval_s:
+        if awaited or now >= self._reported_at + self.settings.progress_interval_s:
             self._update(now, (stream,))
         else:
-            self._report_at = min(self._report_at, stream.sent_at + self.settings.progress_interval_s)
+            self._report_at = min(self._report_at, self._reported_at + self.settings.progress_interval_s)
 
-    def _update(self, now: float, streams: Iterable[BorrowedStream]) -> None:
-        chosen = tuple(streams)
-        for stream in chosen:
-            stream.sent_at, stream.sent_read_error = now, stream.read_error
-        for part in split_into_parts(s.to_progress() for s in chosen):
+    def _update(self, now: float, streams: Sequence[BorrowedStream]) -> None:
+        self._reported_at = now
+        for stream in streams:
+            stream.sent_read_error = stream.read_error
+        for part in split_into_parts(s.to_progress() for s in streams):
             self._send(UpdateProgress(self.borrower_id, self.term, part))
         self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 

@@ -74,6 +74,6 @@ def call_with_retry(
             if not retryable(error) or pause_s > backoff.left_s:
                 raise
             if time.monotonic() >= warn_at:
-                log.warning("not done after %g s, and tried again: %s", WARN_AFTER_S, format_error(error))
+                log.warning("call not done yet, retrying: took_s=%g: %s", WARN_AFTER_S, format_error(error))
                 warn_at = math.inf
         wait(pause_s)
