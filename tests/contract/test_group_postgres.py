@@ -317,23 +317,28 @@ def test_a_group_refused_repeatedly_is_logged_once(postgres: PostgresWorld, capl
     assert len(caplog.records) <= 3 * reports, "one for the whole, and one for each group"
 
 
-@pytest.mark.conforms("E33")
-def test_a_group_far_behind_gets_the_oldest_first(postgres: PostgresWorld) -> None:
-    """Some streams with a sync, and what is there is read and reported entirely, in pages."""
-    group, term, (first,) = postgres.led()
-    for ordinal in range(1, 5):
-        postgres.connection.execute(
-            """
+def add_closed_generation(world: PostgresWorld, ordinal: int, parent: int, streams: int) -> None:
+    """With a message in each of its streams."""
+    world.connection.execute(
+        """
 with made as (
   insert into generation (generation_id, space_id, ordinal, filter, state) overriding system value
   select 1 + %(ordinal)s, space_id, %(ordinal)s, filter, 'closed' from generation where ordinal = 0 returning *
 )
 insert into stream (stream_id, space_id, generation_id, hash_from, hash_to, parents, head, state)
 overriding system value
-select %(ordinal)s * 10000 + n, space_id, generation_id, 0, 1, array[%(first)s], 1, 'closed'
-  from made, generate_series(1, 1500) n""",
-            {"ordinal": ordinal, "first": first},
-        )
+select %(ordinal)s * 10000 + n, space_id, generation_id, 0, 1, array[%(parent)s], 1, 'closed'
+  from made, generate_series(1, %(streams)s) n""",
+        {"ordinal": ordinal, "parent": parent, "streams": streams},
+    )
+
+
+@pytest.mark.conforms("E33")
+def test_a_group_far_behind_gets_the_oldest_first(postgres: PostgresWorld) -> None:
+    """Some streams with a sync, and what is there is read and reported entirely, in pages."""
+    group, term, (first,) = postgres.led()
+    for ordinal in range(1, 5):
+        add_closed_generation(postgres, ordinal, first, 1500)
     store, reported = patient(postgres), []
     for _ in range(4):
         (result,) = store.commit([GroupWrites(group.group_id, term, sync_streams=True)])
@@ -342,6 +347,19 @@ select %(ordinal)s * 10000 + n, space_id, generation_id, 0, 1, array[%(first)s],
     loaded = store.load(group.group_id, term)
     assert len({lending.stream_id for lending in loaded}) == len(loaded) == 6001
     assert [lending.stream_id for lending in loaded if not lending.parents] == [first]
+
+
+def test_a_group_far_behind_delays_no_other(postgres: PostgresWorld) -> None:
+    """Groups of one node are synced together, and one of them may stand still for long."""
+    behind, behind_term, (first,) = postgres.led()
+    for ordinal in range(1, 5):
+        add_closed_generation(postgres, ordinal, first, 1500)
+    other = postgres.group(Subscription.parse("$share/other/#"))
+    other_term = postgres.lead(other)
+    add_closed_generation(postgres, 5, first, 3)
+    groups = [GroupWrites(behind.group_id, behind_term, sync_streams=True)]
+    groups.append(GroupWrites(other.group_id, other_term, sync_streams=True))
+    assert [len(result.synced) for result in patient(postgres).commit(groups)] == [3000, 3]
 
 
 def test_a_locked_leadership_costs_only_its_own_group(

@@ -32,14 +32,16 @@ select group_id, filter, coalesce((options ->> 'atomic')::boolean, false), desir
 
 # `oldest` states by a value what the planner cannot estimate of a column: how few generations are newer. They are
 # locked, so that none is deleted before the rows are committed; one that is being deleted is waited for, and left out.
+# `until`: the last generation that each group gets.
 _ADD = f"""
 insert into lending as l (group_id, stream_id, status, position, updated_at, consumed)
 select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 'free' else 'finished' end, 0, {NOW},
        case when (g.options ->> 'atomic')::boolean then jsonb_build_object('upto', 0, 'least', f.least) end
-  from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
+  from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[], %(until)s::bigint[])
+       as u (group_id, filter, matching, until)
   join consumer_group g on g.group_id = u.group_id and g.deleted_at is null
   join generation n on n.filter = u.filter and n.generation_id > g.after_generation
-   and n.generation_id > %(oldest)s and n.generation_id <= %(newest)s
+   and n.generation_id > %(oldest)s and n.generation_id <= u.until
   join stream s on s.generation_id = n.generation_id
   left join consumed_frontier f on f.group_id = u.group_id and f.space_id = s.space_id
  where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id)
@@ -48,24 +50,29 @@ select u.group_id, s.stream_id, case when s.state = 'closed' or u.matching then 
 returning l.group_id, l.stream_id, l.status"""
 
 _ADDED = """
-update consumer_group set after_generation = %(newest)s
- where group_id = any(%(groups)s::bigint[]) and after_generation < %(newest)s"""
+update consumer_group g set after_generation = u.until
+  from unnest(%(groups)s::bigint[], %(until)s::bigint[]) as u (group_id, until)
+ where g.group_id = u.group_id and g.after_generation < u.until"""
 
 # A group far behind gets the oldest generations first, and the next ones as it reads on, since each sync reads all its
-# unfinished rows. At least one comes with each sync, so that streams that stand still keep nothing out.
-_NEWEST = f"""
+# unfinished rows. At least one comes with each sync, so that streams that stand still keep nothing out. Groups that are
+# synced together do not count for each other: one that stands still would delay all others.
+_UNTIL = f"""
 with behind as (
-  select coalesce(max(streams), 0) as rows
-    from (select count(*) as streams from lending
-           where group_id = any(%(groups)s::bigint[]) and unfinished group by group_id) g
+  select g.group_id, g.after_generation,
+         (select count(*) from lending l where l.group_id = g.group_id and l.unfinished) as rows
+    from consumer_group g where g.group_id = any(%(groups)s::bigint[])
 )
-select min(generation_id) - 1
-  from (select generation_id, sum(streams) over (order by generation_id) - streams as before,
-               row_number() over (order by generation_id) as number
-          from generation n,
-               lateral (select count(*) as streams from stream s where s.generation_id = n.generation_id) s
-         where generation_id > %(oldest)s) n, behind
- where behind.rows + before >= {PAGE} and number > 1"""
+select b.group_id, min(m.generation_id) - 1
+  from behind b
+  cross join lateral (
+    select n.generation_id, sum(s.streams) over (order by n.generation_id) - s.streams as before,
+           row_number() over (order by n.generation_id) as number
+      from generation n,
+           lateral (select count(*) as streams from stream s where s.generation_id = n.generation_id) s
+     where n.generation_id > b.after_generation and n.generation_id between %(oldest)s and %(newest)s) m
+ where b.rows + m.before >= {PAGE} and m.number > 1
+ group by b.group_id"""
 
 _UNTIDY = f"""
 select {ROW} from lending l join stream s using (stream_id) join generation n using (generation_id)
@@ -156,10 +163,10 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
     if not groups:
         return set()
     oldest, newest = min(group.after_generation for group in groups), generations.newest_generation_id
+    until = {group.group_id: newest for group in groups}
     if not adds_all:
-        behind = {"groups": [group.group_id for group in groups], "oldest": oldest}
-        ((full,),) = connection.execute(_NEWEST, behind).fetchall()
-        newest = min(newest, full or newest)
+        behind = {"groups": list(until), "oldest": oldest, "newest": newest}
+        until |= connection.execute(_UNTIL, behind).fetchall()
     pairs = [
         (group.group_id, *pair) for group in groups for pair in generations.matching(TopicFilter(group.filter)).items()
     ]
@@ -167,12 +174,12 @@ def _add_streams(connection: Connection, groups: list[_SyncedGroup], now_us: int
         "groups": [group for group, _, _ in pairs],
         "filters": [filter.text for _, filter, _ in pairs],
         "matching": [matching for _, _, matching in pairs],
+        "until": [until[group] for group, _, _ in pairs],
         "oldest": oldest,
-        "newest": newest,
         "now_us": now_us,
     }
     added = connection.execute(_ADD, parameters).fetchall()
-    connection.execute(_ADDED, {"groups": [group.group_id for group in groups], "newest": newest})
+    connection.execute(_ADDED, {"groups": list(until), "until": list(until.values())})
     if added:
         group_lifecycle.set_revoked_at(connection, [group.group_id for group in groups], now_us)
     atomic = {group.group_id for group in groups if group.is_atomic}
