@@ -17,7 +17,7 @@ from typing import Any
 
 from sublet_borrower.machine import transitions as borrower_table
 from sublet_leader.election import transitions as election_table
-from sublet_leader.group import transitions as assignment_table
+from sublet_leader.group import grant_transitions as assignment_table
 from tools import drawing
 from tools.generated import write_or_check
 

@@ -17,7 +17,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.advisory_lock import acquire_lock
 from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import reset_transaction
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.coordinator.store import GroupStore

@@ -12,8 +12,8 @@ from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.admin.reset_targets import ResetTarget
-from sublet_storage.groups.coordinator.history_queries import HistoryPage, delete_old_history, read_history
+from sublet_storage.groups.admin.reset_target import ResetTarget
+from sublet_storage.groups.coordinator.history_queries import NewestHistory, delete_old_history, read_history
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant_of, granted
@@ -185,14 +185,14 @@ def test_history_is_read_from_its_end(postgres: PostgresWorld) -> None:
         postgres.apply(group, term, ReleaseStream(stream, held.grant_id, 0, "leave"))
     everything = postgres.store.history(group.group_id)
     assert len(everything) == 7
-    assert read_history(postgres.connection, group.group_id) == HistoryPage(everything, 7)
-    assert read_history(postgres.connection, group.group_id, limit=2) == HistoryPage(everything[-2:], 7)
+    assert read_history(postgres.connection, group.group_id) == NewestHistory(everything, 7)
+    assert read_history(postgres.connection, group.group_id, limit=2) == NewestHistory(everything[-2:], 7)
     ours = tuple(line for line in everything if line.stream_id == first)
     assert len(ours) == 4
-    assert read_history(postgres.connection, group.group_id, first) == HistoryPage(ours, 4)
-    assert read_history(postgres.connection, group.group_id, first, 1) == HistoryPage(ours[-1:], 4)
+    assert read_history(postgres.connection, group.group_id, first) == NewestHistory(ours, 4)
+    assert read_history(postgres.connection, group.group_id, first, 1) == NewestHistory(ours[-1:], 4)
     assert [line.event for line in read_history(postgres.connection, group.group_id, 0).records] == ["takeover"]
-    assert read_history(postgres.connection, group.group_id + 1) == HistoryPage()
+    assert read_history(postgres.connection, group.group_id + 1) == NewestHistory()
 
 
 def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:

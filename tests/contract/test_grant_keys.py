@@ -18,7 +18,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import SessionIdentity, next_session_epoch
 from sublet_storage.groups.coordinator import session_names
 from sublet_storage.groups.coordinator.history_queries import delete_old_session_epochs

@@ -11,7 +11,7 @@ from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.in_doubt import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,

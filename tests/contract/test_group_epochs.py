@@ -7,7 +7,7 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.model.records import (
     EPOCHS_CONSUMED,
     MAX_LOSSES,

@@ -12,7 +12,7 @@ from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, Usag
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup

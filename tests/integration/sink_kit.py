@@ -17,7 +17,7 @@ from sublet_borrower.spark.sink.writer import (
     stage_rows,
     stream_writer,
 )
-from sublet_storage.producer.staging import SinkBatch
+from sublet_storage.producer.sink_staging import SinkBatch
 from tests.integration.log_kit import by_key
 
 KEYS = 7

@@ -11,7 +11,7 @@ import pytest
 from sublet import Publisher, Session
 from sublet_storage.db.connect import connect
 from sublet_storage.db.roles import Role
-from sublet_storage.producer.staging import SinkBatch, commit, stage
+from sublet_storage.producer.sink_staging import SinkBatch, commit, stage
 from sublet_storage.spaces.space_changes import rollover
 from tests.integration.cli_kit import Shell, a_shell, done
 from tests.integration.log_kit import batch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
+from sublet_protocol.pubsub.channel_subscribers import SubscriptionIndex
 
 NAMES, CHANNELS, KEYS = ("a", "b", "c"), ("news", "price"), ("k", "l", None)
 STEP = st.tuples(st.booleans(), st.sampled_from(NAMES), st.sampled_from(CHANNELS), st.sampled_from(KEYS))

@@ -11,7 +11,7 @@ from unittest import mock
 
 from sublet_borrower.machine.transitions import ACTIONS as BORROWER
 from sublet_leader.election.transitions import TRANSITIONS as ELECTION
-from sublet_leader.group.transitions import TRANSITIONS as ASSIGNMENT
+from sublet_leader.group.grant_transitions import TRANSITIONS as ASSIGNMENT
 
 Pair = tuple[str, Enum, Enum]
 """(the machine's name, status, kind of event)."""

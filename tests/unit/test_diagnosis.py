@@ -10,11 +10,11 @@ import pytest
 
 from sublet_storage.groups.status.diagnosis import QUIET_S, RULES, SILENT_MEMBER_S, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
+    AwaitedEpochs,
     GroupDiagnosisFacts,
     ParentStream,
     StallReason,
     StreamDiagnosisFacts,
-    UnfinishedEpochs,
 )
 
 LED = GroupDiagnosisFacts(
@@ -37,7 +37,7 @@ FREE = StreamDiagnosisFacts(
 HELD = replace(FREE, status="held", session="etl", idle_s=1.0)
 DROPPED = replace(FREE, head_state="gone", lag=None, dropped_space="orders")
 QUOTED = "'$share/billing/orders/#'"
-FRONT = UnfinishedEpochs("orders", "7", ("closing",))
+FRONT = AwaitedEpochs("orders", "7", ("closing",))
 PARENTS = (ParentStream(3, "held", 5, 9), ParentStream(4, "free", 0, 2))
 
 

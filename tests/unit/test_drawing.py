@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree
 
-from sublet_leader.group import transitions as assignments
+from sublet_leader.group import grant_transitions as assignments
 from tools import drawing, protocol_doc, stories_doc
 from tools.drawing import Scene
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from sublet_leader.group.assignments import AssignmentManager
+from sublet_leader.group.grant_transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_leader.group.stream_table import StreamAssignment
-from sublet_leader.group.transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     GrantOutcome,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from sublet_protocol.pubsub.channel_subscribers import SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
 from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
@@ -27,7 +28,6 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
-from sublet_protocol.pubsub.subscription_index import SubscriptionIndex
 
 CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from sublet_leader.group.grant_transitions import TRANSITIONS, AssignmentEventKind, GrantStatus
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.rebalancer import Rebalancer
 from sublet_leader.group.stream_table import (
@@ -15,7 +16,6 @@ from sublet_leader.group.stream_table import (
     StreamTable,
     give_back,
 )
-from sublet_leader.group.transitions import TRANSITIONS, AssignmentEventKind, GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import Grant as GrantMessage
 from sublet_protocol.messages.borrower_leader import (

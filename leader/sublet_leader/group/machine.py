@@ -19,11 +19,11 @@ from sublet_leader.group.events import (
     WritesCommitted,
     WritesNotCommitted,
 )
+from sublet_leader.group.grant_transitions import AssignmentEventKind
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.schedule import GroupTimers
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
-from sublet_leader.group.transitions import AssignmentEventKind
 from sublet_leader.group.watch_events import EVICT, FENCE, GONE, JOIN, LEAVE, transient_record
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import GroupFrontier

@@ -18,9 +18,9 @@ from sublet_leader.allocation import (
     load_strategy,
     validate_plan,
 )
+from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.members import Member, Members
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
-from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.groups.model.records import LendingStatus

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
+from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.throughput import ThroughputMeter
-from sublet_leader.group.transitions import GrantStatus
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.in_doubt import InDoubtRange, choose_latest_in_doubt

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from sublet_leader.http.settings import REQUEST_TIMEOUT_S
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 
 JsonBody = dict[str, Any]
 

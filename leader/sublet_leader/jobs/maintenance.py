@@ -21,7 +21,7 @@ from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import ObjectChange
 from sublet_storage.notify.publisher import shared_publisher
 from sublet_storage.objects import unreferenced_objects
-from sublet_storage.producer import staging
+from sublet_storage.producer import sink_staging
 from sublet_storage.spaces import (
     generation_cleanup,
     retention,
@@ -272,5 +272,5 @@ def _delete_idle_producers(
 
 
 def _delete_abandoned_blocks(connection: psycopg.Connection[Any]) -> None:
-    if forgotten := staging.delete_abandoned_blocks(connection):
+    if forgotten := sink_staging.delete_abandoned_blocks(connection):
         log.info("abandoned staged blocks deleted: block_count=%d", forgotten)

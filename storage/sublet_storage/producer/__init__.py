@@ -15,7 +15,7 @@ A `Delivery` stands for a message until it is durable. The buffer is bounded: a 
 made to wait, and nothing is ever dropped in silence.
 
 A write by many processes goes another way: each makes blocks (`batches.block_builder`) and stages them, and one
-transaction publishes all (`staging`).
+transaction publishes all (`sink_staging`).
 """
 
 from sublet_storage.producer.async_publisher import AsyncPublisher

@@ -14,7 +14,7 @@ from sublet.cli.base.values import GroupName
 from sublet.cli.groups.names import resolve_subscription
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 
 if TYPE_CHECKING:
     from sublet_storage.groups.admin.reset_transaction import PositionChange

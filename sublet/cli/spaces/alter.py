@@ -10,7 +10,7 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext
 from sublet.cli.spaces import payload_location as location_options
-from sublet.cli.spaces.change import (
+from sublet.cli.spaces.apply_change import (
     Name,
     StoredCompression,
     apply_change,

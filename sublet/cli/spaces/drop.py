@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sublet.cli.base.command import CommandContext
-from sublet.cli.spaces.change import Name
+from sublet.cli.spaces.apply_change import Name
 from sublet_protocol.domain.errors import Conflict, UsageError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import typer
 from sublet.cli.base import values
 from sublet.cli.base.command import CommandContext, command, command_group
 from sublet.cli.spaces import alter, drop
-from sublet.cli.spaces.change import (
+from sublet.cli.spaces.apply_change import (
     Name,
     StoredCompression,
     apply_change,

@@ -1,8 +1,8 @@
 """The sink of `df.write` and `df.writeStream.format("sublet")`: each batch is published completely, once.
 
 Each task stages its messages in the database as blocks, and the driver's commit publishes all of them in one
-transaction (`sublet_storage.producer.staging`), whose record identifies the batch. What rests on how Spark works, as
-measured in 4.3:
+transaction (`sublet_storage.producer.sink_staging`), whose record identifies the batch. What rests on how Spark works,
+as measured in 4.3:
 
 - a batch write has one writer, made on the driver and sent to the tasks: it carries the name of the write. Of a
   streaming query's writer there is one for the tasks and another for each commit: there the tasks send the commit
@@ -30,7 +30,7 @@ from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
 from sublet_borrower.spark.sink.sink_database import SinkDatabase
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
-from sublet_storage.producer.staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
+from sublet_storage.producer.sink_staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -22,7 +22,7 @@ from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.admin import send_command
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import PositionChange
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.model.desired_state import FOR_A_RESET, PauseForReset, ResumeGroup

@@ -22,10 +22,10 @@ from sublet_protocol.domain.errors import Conflict, UsageError
 from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.admin.reset_targets import ResetTarget
+from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
+from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import add_streams
-from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
 from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import Group, LendingStatus, StartingPosition

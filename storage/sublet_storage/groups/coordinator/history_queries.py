@@ -87,7 +87,7 @@ _BEHIND = _NEWS.format("""
 
 
 @dataclass(frozen=True, slots=True)
-class HistoryPage:
+class NewestHistory:
     """The newest records, oldest first, of `total` that there are of their kind."""
 
     records: tuple[HistoryRecord, ...] = ()
@@ -134,7 +134,7 @@ def read_group_at(
 
 def read_history(
     conn: psycopg.Connection[Any], group_id: int, stream_id: int | None = None, limit: int | None = None
-) -> HistoryPage:
+) -> NewestHistory:
     """Return the newest `limit` lines of a group, or of one of its streams. Stream 0 is the group itself."""
     return _decode_page(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
@@ -152,7 +152,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
     return GroupHistoryBatch(records, rows[0][0])
 
 
-def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> HistoryPage:
+def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> NewestHistory:
     """Return the recent moves after which messages in [position, redelivery_end) may have been seen twice."""
     return _decode_page(conn.execute(_FORCED, {"group": group_id, "lately": LATELY_S, "limit": LATELY}))
 
@@ -176,6 +176,6 @@ def delete_old_session_epochs(conn: psycopg.Connection[Any], older_than_s: float
     conn.execute(_FORGET_EPOCHS, {"older": older_than_s})
 
 
-def _decode_page(cursor: psycopg.Cursor[Any]) -> HistoryPage:
+def _decode_page(cursor: psycopg.Cursor[Any]) -> NewestHistory:
     rows = cursor.fetchall()
-    return HistoryPage(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)
+    return NewestHistory(tuple(HistoryRecord(*row[:-1]) for row in rows), rows[0][-1] if rows else 0)

@@ -15,8 +15,8 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import Key
+from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
-from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import (
     FAILED_OVER,

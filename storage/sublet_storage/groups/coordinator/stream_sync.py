@@ -19,7 +19,7 @@ from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
 from sublet_storage.groups.coordinator.lending_rows import BEHIND_PAGE, FACTS, PAGE, ROW, Key
-from sublet_storage.groups.coordinator.write_buffer import LendingWriteBatch
+from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
 from sublet_storage.groups.model.reset_rules import close_out

@@ -33,7 +33,7 @@ class StallReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class UnfinishedEpochs:
+class AwaitedEpochs:
     """The epochs that an atomic group waits for in a space: the least that are not completed, and the producers that
     hold them."""
 
@@ -78,7 +78,7 @@ class StreamDiagnosisFacts(StreamView):
     taken_s: float | None = None
     revoked_because: str | None = None
     parents: tuple[ParentStream, ...] = ()
-    waits_for: UnfinishedEpochs | None = None
+    waits_for: AwaitedEpochs | None = None
     dropped_space: str | None = None
 
     @property

@@ -15,10 +15,10 @@ from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import StallDiagnosis, diagnose
 from sublet_storage.groups.status.diagnosis_facts import (
+    AwaitedEpochs,
     GroupDiagnosisFacts,
     ParentStream,
     StreamDiagnosisFacts,
-    UnfinishedEpochs,
 )
 from sublet_storage.groups.status.overview import read_overview, snapshot_transaction
 from sublet_storage.groups.status.overview_model import GroupOverview, StoredGroup, StreamView
@@ -138,15 +138,15 @@ def _read_stream_facts(
     ]
 
 
-def _decode_frontier(space: _Space) -> UnfinishedEpochs:
+def _decode_frontier(space: _Space) -> AwaitedEpochs:
     frontier = lower_frontier_from_json(space.least)
-    return UnfinishedEpochs(space.name, "none" if frontier is None else format_frontier(frontier), tuple(space.holders))
+    return AwaitedEpochs(space.name, "none" if frontier is None else format_frontier(frontier), tuple(space.holders))
 
 
 def _build_stream_facts(
     stream: StreamView,
     details: _StreamDetails,
-    frontiers: Mapping[int, UnfinishedEpochs],
+    frontiers: Mapping[int, AwaitedEpochs],
     parents: tuple[ParentStream, ...],
 ) -> StreamDiagnosisFacts:
     reserved_s = stream.reserved_s if details.reserved_s is None else details.reserved_s

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
 
-from sublet_storage.groups.coordinator.history_queries import HistoryPage
+from sublet_storage.groups.coordinator.history_queries import NewestHistory
 from sublet_storage.groups.model.desired_state import GroupDesiredState
 from sublet_storage.groups.model.options import GroupOptions
 
@@ -155,7 +155,7 @@ class GroupOverview:
     leader: LeaderRow | None
     counts: StreamCounts
     streams: tuple[StreamView, ...] = ()
-    forced: HistoryPage = field(default_factory=HistoryPage)
+    forced: NewestHistory = field(default_factory=NewestHistory)
     epochs: tuple[GroupFrontierRow, ...] = ()
 
     @property
