@@ -19,7 +19,7 @@ import grpc.aio
 
 from sublet_leader.feed.service import FeedServer
 from sublet_leader.http.settings import HttpOptions
-from sublet_leader.jobs.access_reader import AccessReader
+from sublet_leader.jobs.access_refresh import AccessReader
 from sublet_leader.jobs.maintenance import MaintenanceRunner
 from sublet_leader.jobs.node_registration import NodeRegistration
 from sublet_leader.jobs.outbox_relay import OutboxRelay
@@ -55,7 +55,7 @@ from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.gate.interceptor import GateInterceptor
 from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import ToBorrower, ToLeader
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin.reset_target import ResetTarget

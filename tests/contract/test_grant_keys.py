@@ -12,7 +12,7 @@ from psycopg import sql
 
 from sublet_protocol.domain.errors import NotFound, PermissionDenied, SessionNameLocked
 from sublet_protocol.domain.grant_keys import GrantKey
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_ID_BYTES, MAX_SESSION_NAMES_OF_USER, MAX_SUBSCRIPTION_BYTES
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from sublet_protocol.domain.errors import Conflict
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer
 from sublet_storage.groups.admin.reset_target import ResetTarget

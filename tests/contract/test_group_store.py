@@ -8,7 +8,7 @@ from threading import Barrier
 import pytest
 
 from sublet_protocol.domain.errors import StaleTerm, TooManyGroups, UndeclaredQueue
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore

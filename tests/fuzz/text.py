@@ -25,7 +25,7 @@ from sublet_protocol.domain.subscriptions import Bookmark, StartingPosition, Sub
 from sublet_protocol.domain.topics import TopicFilter, check_topic
 from sublet_protocol.gate.access_cache import AccessCache
 from sublet_protocol.gate.gate import AccessGate
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_storage.db.database_url import format_url, parse_url
 from sublet_storage.notify import codec
 

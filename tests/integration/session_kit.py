@@ -16,15 +16,15 @@ import grpc.aio
 from sublet_protocol.domain.errors import UndeclaredQueue
 from sublet_protocol.messages.agent_key import AgentKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
-from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import CHANNELS, Channel, ChannelCatalog, Command, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection
 from sublet_protocol.pubsub.node_side_machine import SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import SubscribedKeys
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher
+from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
 FAST = PubSubClientSettings(hold_s=0.3, retry_s=0.02, max_retry_s=0.1)
 

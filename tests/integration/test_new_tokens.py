@@ -11,8 +11,8 @@ import psycopg
 import pytest
 
 from sublet import Feed
-from sublet_leader.jobs import access_reader
-from sublet_leader.jobs.access_reader import AccessReader
+from sublet_leader.jobs import access_refresh
+from sublet_leader.jobs.access_refresh import AccessReader
 from sublet_protocol.domain.access.rights import Right
 from sublet_protocol.domain.errors import Unauthenticated
 from sublet_protocol.domain.topics import TopicFilter
@@ -61,7 +61,7 @@ def test_a_token_counts_at_once(
 @pytest.fixture
 def reader(database: str, conn: psycopg.Connection[Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[AccessReader]:
     """One that reads when it is asked only."""
-    monkeypatch.setattr(access_reader, "READ_INTERVAL_S", 1e6)
+    monkeypatch.setattr(access_refresh, "READ_INTERVAL_S", 1e6)
     reader = AccessReader(database, lambda: None, time.monotonic)
     yield reader
     reader.stop()
@@ -105,7 +105,7 @@ def test_a_token_is_looked_up_again_after_an_outage(conn: psycopg.Connection[Any
 
 def test_so_many_callers_wait_for_a_reading(reader: AccessReader) -> None:
     reader.open()
-    waiting = [reader.read_anew() for _ in range(access_reader.MAX_WAITING)]
+    waiting = [reader.read_anew() for _ in range(access_refresh.MAX_WAITING)]
     assert None not in waiting
     assert reader.read_anew() is None
     reader.start()
@@ -147,7 +147,7 @@ def test_notifications_that_wait_are_one_reading(
         left.append(len(list(connection.notifies(timeout=0))))
         return has_changed(connection, version)
 
-    monkeypatch.setattr(access_reader, "has_changed", read)
+    monkeypatch.setattr(access_refresh, "has_changed", read)
     reader.start()
     eventually(lambda: left)
     assert left[0] == 0

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from sublet_leader.node.notification_hub import PER_TURN, NotificationHub
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_protocol.pubsub.node_side_replies import PollReply

@@ -16,7 +16,7 @@ from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.grant_keys import TIMELINE_US
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.admin.admin import create_group

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping, PingResponse
-from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sublet_protocol.messages.borrower_leader import Ping
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.agent_side_events import (
     ConnectionLost,
     ConnectionLostReason,
@@ -19,8 +19,8 @@ from sublet_protocol.pubsub.agent_side_events import (
     ExpectDirectMessages,
 )
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
-from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
+from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from tests.integration.session_kit import FAST, Agent, a_node, an_agent, event, free_port, run, until
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,7 +10,7 @@ import grpc.aio
 import pytest
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_machine import PubSubClientSettings
 from sublet_protocol.pubsub.model import Channel, ChannelCatalog, ChannelKind, Command, SequencedMessage
 from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_publisher

@@ -8,9 +8,9 @@ import grpc
 import grpc.aio
 import pytest
 
-from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
-from sublet_protocol.pubsub.mailbox import MailboxLimits
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub.model import Channel
+from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from sublet_protocol.v1 import sublet_pb2 as pb
 from sublet_protocol.v1 import sublet_pb2_grpc
 from tests.integration.session_kit import a_node, an_agent, event, proven, run, until

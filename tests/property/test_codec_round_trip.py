@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_HOLD_S,
@@ -42,8 +42,8 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.model import (
     Channel,

@@ -29,10 +29,10 @@ from sublet_protocol.pubsub.agent_side_events import (
     SendCommands,
 )
 from sublet_protocol.pubsub.agent_side_machine import AgentSideMachine, PubSubClientSettings
-from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import ChannelKind, MailboxOverflow, MessageToNode, Subscribe
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine, SubscriberLimits
 from sublet_protocol.pubsub.node_side_replies import CommandsAccepted, HoldPoll, PollReply, UnknownSubscriber
+from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 from sublet_protocol.tick import Tick
 
 CHANNELS = {"log": ChannelKind.LOG, "state": ChannelKind.STATE}

@@ -25,7 +25,7 @@ from hypothesis.stateful import (
 )
 
 from sublet_protocol.domain.errors import StaleTerm, SubletError
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator.store import GroupStore
 from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, ResumeGroup, SetSessionWeight

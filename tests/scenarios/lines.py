@@ -11,7 +11,13 @@ from collections.abc import Callable, Iterable
 from typing import assert_never
 
 from sublet_borrower.machine.agent import SessionUpdate, SubscriptionClosed
-from sublet_borrower.machine.events import FrontierAdvanced, RevokeStarted, SavedProgress, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import (
+    GroupFrontiersAdvanced,
+    RevokeStarted,
+    SavedProgress,
+    StreamGranted,
+    StreamRemoved,
+)
 from sublet_protocol.messages.borrower_leader import (
     Disconnect,
     Grant,
@@ -109,7 +115,7 @@ class Lines:
                 text = f"remove {self.grant(stream_id, grant_id)} {reason}"
             case SavedProgress(stream_id, grant_id, position):
                 text = f"saved {self.grant(stream_id, grant_id)} at {position}"
-            case FrontierAdvanced(epochs):
+            case GroupFrontiersAdvanced(epochs):
                 text = f"announced {epochs}"
             case _:
                 assert_never(reported.update)

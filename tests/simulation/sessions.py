@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
-    FrontierAdvanced,
+    GroupFrontiersAdvanced,
     RevokeStarted,
     SavedProgress,
     StreamGranted,
@@ -61,7 +61,7 @@ class Session:
                 work = self._work.pop(notify.stream_id)
                 work.over = True
                 self._simulation.checkers.removed(work, reason is GrantOutcome.LOST)
-            case FrontierAdvanced(epochs):
+            case GroupFrontiersAdvanced(epochs):
                 assert group_id is not None
                 self._simulation.checkers.epochs.announcements.received(group_id, epochs)
                 for work in self._work.values():

@@ -24,7 +24,7 @@ TABLES: dict[str, Mapping[Any, Mapping[Any, Any]]] = {
 _READ_BY = {
     "borrower": "sublet_borrower.machine.borrower.ACTIONS",
     "election": "sublet_leader.election.machine.TRANSITIONS",
-    "assignment": "sublet_leader.group.assignments.TRANSITIONS",
+    "assignment": "sublet_leader.group.assignment_manager.TRANSITIONS",
 }
 """Name of each machine's table where the machine reads it."""
 

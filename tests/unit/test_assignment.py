@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.machine.events import (
-    FrontierAdvanced,
+    GroupFrontiersAdvanced,
     ProgressReported,
     RevokeStarted,
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epochs import GroupFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
@@ -243,7 +243,7 @@ def test_a_space_that_has_anothers_number_begins_anew() -> None:
     """A failover has lost the other, which had come further."""
     play, far, near = Play(), LowerFrontier(((1000,),)), LowerFrontier(((4,),))
     for space, frontier in (("eu", far), ("us", near)):
-        play.handler.apply_update(FrontierAdvanced((GroupFrontier(space, 2, frontier, frontier),)))
+        play.handler.apply_update(GroupFrontiersAdvanced((GroupFrontier(space, 2, frontier, frontier),)))
         assert play.handler.epochs[2].consumed == frontier
 
 

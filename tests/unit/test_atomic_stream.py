@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from sublet_borrower.machine.events import ProgressReported, RevokeStarted, StreamGranted, StreamRemoved
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEnd, EpochStepPiece
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.block import EpochBounds, add_position_columns

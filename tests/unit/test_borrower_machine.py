@@ -32,7 +32,7 @@ from sublet_borrower.machine.transitions import (
     BorrowerStatus,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Disconnect,

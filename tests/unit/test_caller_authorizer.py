@@ -16,7 +16,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.gate.access_cache import MAX_AGE_S, AccessCache
 from sublet_protocol.gate.gate import AccessGate
 from sublet_protocol.messages.borrower_leader import LeaderWanted, Ping
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, Subscribe
 from sublet_protocol.pubsub.server import make_publisher
 

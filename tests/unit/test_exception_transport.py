@@ -19,7 +19,7 @@ from sublet_borrower.spark.job.exception_transport import (
 from sublet_borrower.spark.job.task import TaskAttempt, TaskSummary, decode_summary, encode_summary
 from sublet_borrower.spark.job.task_reports import TaskReport, decode_report
 from sublet_protocol.domain.errors import UsageError, UserFunctionFailed
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 
 
 class Hostile(Exception):

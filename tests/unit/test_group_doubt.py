@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     Grant,
     Invalidate,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sublet_leader.group.assignments import AssignmentManager
+from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.grant_transitions import TRANSITIONS, Action, AssignmentEventKind, GrantStatus
 from sublet_leader.group.stream_table import StreamAssignment
 from sublet_protocol.messages.borrower_leader import (

@@ -27,7 +27,7 @@ from sublet_leader.node.group_event_publisher import (
 )
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.tick import Tick
 from sublet_storage.groups.model.records import GroupOptions, HistoryRecord, StartingPosition

@@ -6,7 +6,7 @@ import pytest
 
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 
 
 class Desk:

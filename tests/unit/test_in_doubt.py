@@ -7,7 +7,7 @@ from itertools import permutations
 import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange, choose_latest_in_doubt
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 
 FORMER, PRESENT = 7, 9
 

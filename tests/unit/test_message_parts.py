@@ -10,7 +10,7 @@ import pytest
 from sublet_borrower.machine.agent import Agent, NodeMessageReceived, NodesDiscovered, OpenSubscription
 from sublet_borrower.machine.borrower import Borrower
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported
-from sublet_borrower.machine.message_parts import split_into_parts
+from sublet_borrower.machine.message_splitter import split_into_parts
 from sublet_borrower.settings import BorrowerSettings
 from sublet_leader.node import message_reassembler
 from sublet_leader.node.message_reassembler import EXPIRY_S, MAX_STREAMS_OF_AGENT, MessageReassembler

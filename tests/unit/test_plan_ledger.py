@@ -13,7 +13,7 @@ from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import PoisonBlock
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.readers.epoch_steps import EpochStep
 from tests.kit import GRANT_KEY

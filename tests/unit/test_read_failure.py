@@ -10,13 +10,13 @@ import pytest
 
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader, StreamFetcher
 from sublet_borrower.machine.events import LeaveRequested, ProgressReported, StreamGranted
-from sublet_borrower.machine.message_parts import MAX_PART_BYTES, STREAM_BYTES
+from sublet_borrower.machine.message_splitter import MAX_PART_BYTES, STREAM_BYTES
 from sublet_borrower.machine.read_failure_report import (
     PERSISTENT_AFTER_S,
     RETRY_INTERVAL_S,
     ReadFailureTracker,
 )
-from sublet_borrower.streams.assignment import SessionAssignment
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import PayloadObjectUnreadable, PayloadUnavailable
 from sublet_protocol.domain.limits import MAX_EXPLANATION_CHARACTERS
 from sublet_protocol.messages.borrower_leader import (

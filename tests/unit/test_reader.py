@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sublet_borrower.fetch import database_reader as module
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import DatabaseUnreachable, PositionGone
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome

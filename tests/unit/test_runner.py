@@ -9,9 +9,9 @@ import pytest
 
 from sublet_borrower.consumer.runner import RetryPolicy, RunSummary, run
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, UserFunctionFailed
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from tests.kit import GRANT_KEY

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub import wire
-from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
+from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.v1 import sublet_pb2 as pb
 
 

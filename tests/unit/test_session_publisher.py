@@ -6,7 +6,6 @@ import pytest
 
 from sublet_protocol.pubsub.channel_subscribers import SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
-from sublet_protocol.pubsub.mailbox import MailboxLimits
 from sublet_protocol.pubsub.model import (
     ChannelKind,
     CommandRefusal,
@@ -28,6 +27,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
+from sublet_protocol.pubsub.subscriber_mailbox import MailboxLimits
 
 CHANNELS = {"news": ChannelKind.LOG, "chat": ChannelKind.LOG, "price": ChannelKind.STATE}
 INCARNATION = "node-1"

@@ -22,7 +22,7 @@ from sublet_borrower.node_client.group_event_watcher import (
 )
 from sublet_borrower.util.network_loop import network_loop
 from sublet_protocol.domain.errors import NotFound, Unavailable
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 
 GROUP = "$share/g/#"

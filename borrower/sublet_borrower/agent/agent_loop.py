@@ -36,7 +36,7 @@ from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost, ConnectionLostReason, ConnectionStatus
 from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.machine.agent import SubscriptionClosed
-from sublet_borrower.streams.assignment import SessionAssignment
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_borrower.util.network_loop import network_loop
 
 log = logging.getLogger(__name__)

@@ -44,10 +44,10 @@ from sublet_borrower.consumer.transaction import RESOLVE_INTERVAL_S, ProgressTra
 from sublet_borrower.fetch.stream_fetcher import StreamFetcher, fetch_heads_and_frontiers
 from sublet_borrower.new_data.head_tracker import HeadTrackerCounters
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import GrantLost, UsageError
 from sublet_protocol.pubsub.counters import AgentSideCounters

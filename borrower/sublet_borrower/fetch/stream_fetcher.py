@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypeVar
 
-from sublet_borrower.streams.assignment import SessionAssignment
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
+from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.errors import (
     PayloadObjectUnreadable,
     PayloadUnavailable,

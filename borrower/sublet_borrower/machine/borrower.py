@@ -11,7 +11,7 @@ from sublet_borrower.machine.events import (
     BorrowerEnded,
     BorrowerOutcome,
     Event,
-    FrontierAdvanced,
+    GroupFrontiersAdvanced,
     LeaderMessageReceived,
     LeaveRequested,
     NodeLost,
@@ -22,7 +22,7 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.machine.message_parts import split_into_parts
+from sublet_borrower.machine.message_splitter import split_into_parts
 from sublet_borrower.machine.transitions import (
     ACTIONS,
     ALLOWED_TRANSITIONS,
@@ -295,7 +295,7 @@ class Borrower:
                 stream.ends_at = min(stream.ends_at, self.trusted_until)
         self.trusted_until = max(self.trusted_until, sent_at + message.valid_for_s)
         if message.epochs:
-            self._out.updates.append(FrontierAdvanced(message.epochs))
+            self._out.updates.append(GroupFrontiersAdvanced(message.epochs))
 
     def _ping_and_resend(self, _: object, now: float) -> None:
         if now >= self._lost_at:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,
     Grant,
@@ -124,13 +124,13 @@ class SavedProgress:
 
 
 @dataclass(frozen=True, slots=True)
-class FrontierAdvanced:
+class GroupFrontiersAdvanced:
     """The progress of an atomic group, in each space."""
 
     frontiers: tuple[GroupFrontier, ...]
 
 
-AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress | FrontierAdvanced
+AssignmentUpdate = StreamGranted | RevokeStarted | StreamRemoved | SavedProgress | GroupFrontiersAdvanced
 
 
 @dataclass(frozen=True, slots=True)

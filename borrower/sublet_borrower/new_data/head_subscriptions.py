@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
-from sublet_protocol.messages.channel_payloads import StreamHead
+from sublet_protocol.messages.head_and_group_events import StreamHead
 
 NodeStreamCall = Callable[[str, int], None]
 """(node address, stream id)."""

@@ -25,7 +25,7 @@ from sublet_borrower.util.network_loop import network_loop
 from sublet_borrower.util.owner_process import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
-from sublet_protocol.messages.channel_payloads import LEADER, GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionStatus
 from sublet_protocol.pubsub.model import Channel, MailboxOverflow, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate

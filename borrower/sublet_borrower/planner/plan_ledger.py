@@ -18,7 +18,7 @@ from typing import assert_never
 
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
-    FrontierAdvanced,
+    GroupFrontiersAdvanced,
     ProgressReported,
     RevokeStarted,
     SavedProgress,
@@ -29,7 +29,7 @@ from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, 
 from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
 from sublet_storage.log.fetch import beyond_head_error
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner
@@ -78,7 +78,7 @@ class PlanLedger:
                     self._remove(stream_id, grant_id, reason)
                 case SavedProgress():
                     self._mark_saved(notify)
-                case FrontierAdvanced():
+                case GroupFrontiersAdvanced():
                     pass
                 case _:
                     assert_never(notify)

@@ -7,7 +7,7 @@ from enum import Enum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import LastPlannedRange
 from sublet_storage.readers.epoch_steps import EpochStep, EpochStepPlanner

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import assert_never
 
-from sublet_leader.group.assignments import AssignmentManager
+from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.events import (
     AgentsGone,
     BorrowerMessageReceived,
@@ -20,8 +20,8 @@ from sublet_leader.group.events import (
     WritesNotCommitted,
 )
 from sublet_leader.group.grant_transitions import AssignmentEventKind
+from sublet_leader.group.group_timers import GroupTimers
 from sublet_leader.group.members import Member, Members
-from sublet_leader.group.schedule import GroupTimers
 from sublet_leader.group.session_fencing import SessionFencing
 from sublet_leader.group.stream_table import StreamEntry, StreamTable
 from sublet_leader.group.watch_events import EVICT, FENCE, GONE, JOIN, LEAVE, transient_record

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sublet_leader.group.assignments import AssignmentManager
+from sublet_leader.group.assignment_manager import AssignmentManager
 from sublet_leader.group.members import Members
 from sublet_leader.group.stream_table import StreamTable
 from sublet_leader.settings import LeaderSettings

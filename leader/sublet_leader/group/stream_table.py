@@ -9,7 +9,7 @@ from sublet_leader.group.grant_transitions import GrantStatus
 from sublet_leader.group.throughput import ThroughputMeter
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.in_doubt import InDoubtRange, choose_latest_in_doubt
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, choose_latest_in_doubt
 from sublet_protocol.messages.borrower_leader import GrantOutcome
 from sublet_storage.groups.model.lending_row import is_of_former_timeline
 from sublet_storage.groups.model.records import (

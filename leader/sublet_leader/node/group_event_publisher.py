@@ -15,7 +15,7 @@ from sublet_leader.group.members import Member
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
-from sublet_protocol.messages.channel_payloads import LEADER, GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload
 from sublet_protocol.pubsub.model import Channel
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import Group, Leadership

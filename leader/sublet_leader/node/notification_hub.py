@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable
 
 from sublet_leader.node.pending_changes import PendingChanges, parse_stream_id
-from sublet_protocol.messages.channel_payloads import StreamHead
 from sublet_protocol.messages.field_checks import MAX_INT64
+from sublet_protocol.messages.head_and_group_events import StreamHead
 from sublet_protocol.pubsub.model import Channel
 from sublet_protocol.pubsub.node_side_machine import NodeSideMachine
 from sublet_storage.notify import catch_up_reads

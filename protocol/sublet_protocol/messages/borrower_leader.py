@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 
 PROTOCOL_VERSION = 6
 """Carried by every poll and command batch; a peer of another version is refused with both numbers."""

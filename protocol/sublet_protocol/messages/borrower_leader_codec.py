@@ -11,7 +11,7 @@ from typing import Any, TypeVar, assert_never
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
-from sublet_protocol.domain.in_doubt import InDoubtRange
+from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.limits import (
     MAX_ANTICHAIN,
     MAX_BORROWERS,

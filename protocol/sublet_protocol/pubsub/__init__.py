@@ -16,7 +16,7 @@ Each life of a node has an **incarnation**, and each life of a subscriber a **su
 a subscriber id reports that, and never answers with an empty success. Doubt on either side ends the life: the agent is
 notified of one lost connection, and the machine begins again under a new subscriber id and subscribes again.
 
-`model` has the values; `node_side_machine` (with `mailbox`, `channel_subscribers`, `node_side_replies`) and
+`model` has the values; `node_side_machine` (with `subscriber_mailbox`, `channel_subscribers`, `node_side_replies`) and
 `agent_side_machine` (with `agent_side_events`) are the pure machines; `server` and `node_connection` (with
 `callback_registry`) the shells with sockets, time and randomness. Bodies, of any kind, are opaque to all but `wire`.
 Both sides count (`counters`) and can list leaks (`find_leaks`). `docs/pubsub.md` is the page for users.

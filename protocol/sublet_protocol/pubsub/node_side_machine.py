@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from sublet_protocol.domain.limits import MAX_KEY_BYTES, MAX_SUBSCRIBERS, MAX_SUBSCRIPTIONS
 from sublet_protocol.pubsub.channel_subscribers import LatestValues, SubscriptionIndex
 from sublet_protocol.pubsub.counters import NodeSideCounters
-from sublet_protocol.pubsub.mailbox import Mailbox, MailboxLimits, QueuedMessage
 from sublet_protocol.pubsub.model import (
     CHANNELS,
     ChannelKind,
@@ -37,6 +36,7 @@ from sublet_protocol.pubsub.node_side_replies import (
     SubscriberRefused,
     UnknownSubscriber,
 )
+from sublet_protocol.pubsub.subscriber_mailbox import Mailbox, MailboxLimits, QueuedMessage
 
 MAX_SILENT_HOLDS = 3
 """A subscriber that has sent nothing for this many hold times is dropped."""

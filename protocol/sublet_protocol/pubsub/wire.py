@@ -27,8 +27,8 @@ from sublet_protocol.messages.borrower_leader import (
     RevokeFinished,
     UpdateProgress,
 )
-from sublet_protocol.messages.channel_payloads import GroupEventPayload, StreamHead
 from sublet_protocol.messages.field_checks import MalformedMessage, check_id, check_text
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload, StreamHead
 from sublet_protocol.pubsub.agent_side_events import CallPoll, CommandsReplied, PollReplied, SendCommands
 from sublet_protocol.pubsub.model import (
     CHANNELS,

@@ -18,7 +18,7 @@ from psycopg import sql
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import GrantLost, PermissionDenied, UnknownOutcome, UsageError
 from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
-from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import BoundedConnection, check_timeline_number

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.messages.channel_payloads import GroupEventPayload
+from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 
 DRAIN_EVENT = GroupEventPayload(json.dumps({"wish": "drain"}).encode())
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.grant_keys import GrantKey, timeline_number
-from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
 MICROSECONDS = 1_000_000

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
-from sublet_protocol.domain.in_doubt import InDoubtRange, pending_in_doubt
+from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.advisory_lock import compute_lock_key

@@ -17,7 +17,6 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.arrow_header import ArrowHeaderLayout, locate_numbers
 from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBounds, PackedBlock
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
@@ -29,6 +28,7 @@ from sublet_storage.log.column_encoding import (
     stored_schema,
 )
 from sublet_storage.log.record_batch_decoder import START
+from sublet_storage.log.record_batch_header import ArrowHeaderLayout, locate_numbers
 
 Header: TypeAlias = tuple[str, bytes | None]
 

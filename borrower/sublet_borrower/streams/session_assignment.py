@@ -18,7 +18,7 @@ from typing import Any, assert_never
 
 from sublet_borrower.machine.events import (
     AssignmentUpdate,
-    FrontierAdvanced,
+    GroupFrontiersAdvanced,
     ProgressReported,
     RevokeStarted,
     SavedProgress,
@@ -27,7 +27,7 @@ from sublet_borrower.machine.events import (
 )
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.lock_release import release_fully
+from sublet_borrower.util.thread_lock_release import release_fully
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter
@@ -67,7 +67,7 @@ class SessionAssignment:
                 case StreamRemoved(stream_id, grant_id, reason):
                     if self._find_granted(stream_id, grant_id) is not None:
                         self._remove(stream_id, reason)
-                case FrontierAdvanced(epochs):
+                case GroupFrontiersAdvanced(epochs):
                     self._note_epochs(epochs)
                 case SavedProgress():
                     pass
