@@ -98,6 +98,14 @@ def test_a_past_grant_answers_to_its_key_alone(postgres: PostgresWorld, stranger
     assert key.reveal().hex() not in str(stored)
 
 
+def test_a_key_answers_to_its_own_grant_alone(postgres: PostgresWorld) -> None:
+    group, _, stream, held = postgres.granted(atomic=True)
+    group_id, _, grant_id, key = grant_of(group, held)
+    for read in (consumer_progress.read_position, consumer_progress.read_consumed_frontier):
+        assert read(postgres.connection, group_id, stream, grant_id, key) is not None
+        assert read(postgres.connection, group_id, stream, grant_id + 1, key) is None
+
+
 def test_each_grant_has_a_key_of_its_own(postgres: PostgresWorld) -> None:
     group, term, (stream,) = postgres.led()
     keys = set()
