@@ -11,7 +11,7 @@ import pytest
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import StreamGranted
-from sublet_borrower.planner.epoch_planner import EpochPlanner
+from sublet_borrower.planner.atomic_group_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier

@@ -278,7 +278,7 @@ def test_whoever_listens_is_notified(database: str, conn: Connection) -> None:
 
 
 def test_a_commit_waits_for_a_lock(database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sublet_borrower.spark.sink.sink_database.LOCK_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("sublet_borrower.spark.sink.sink_connection.LOCK_TIMEOUT_S", 0.1)
     query = Query(database)
     done = query.write(0, [numbered(0, 100)])
     with connect(database) as other, ThreadPoolExecutor(1) as pool:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.types import ArrayType, StructType
 
-from sublet_borrower.spark.sink.sink_database import SinkDatabase
+from sublet_borrower.spark.sink.sink_connection import SinkDatabase
 from sublet_borrower.spark.sink.writer import batch_writer, stage_rows, stream_writer
 from sublet_protocol.domain.errors import DatabaseUnreachable, InvalidSetting, SchemaMismatch, SubletError
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres

@@ -9,7 +9,7 @@ import pytest
 
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.coordinator import group_lifecycle, leadership
-from sublet_storage.groups.coordinator.history_queries import GroupHistoryBatch, read_behind
+from sublet_storage.groups.coordinator.history_queries import GroupHistoryPage, read_behind
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup
 from sublet_storage.groups.model.records import GroupOptions
@@ -40,7 +40,7 @@ def lead(conn: Connection) -> None:
         leadership.claim(conn, 1, NODE, 30, None)
 
 
-def look(conn: Connection) -> GroupHistoryBatch:
+def look(conn: Connection) -> GroupHistoryPage:
     return read_behind(conn, 1, None, ALL)
 
 

@@ -10,7 +10,7 @@ import pytest
 from sublet_protocol.domain.epochs import LowerFrontier
 from sublet_storage.log import epoch_capabilities
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, ProducerIdentity, ProducerStamp, append
-from sublet_storage.producer import staging
+from sublet_storage.producer import sink_staging
 from sublet_storage.spaces import small_block_compaction, space_changes
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.log_kit import batch, block, everything, in_epochs, put, read, stamped, stream_of
@@ -48,15 +48,15 @@ def test_an_append_in_a_rollover_is_stored_or_refused(conn: Connection, database
 
 @pytest.mark.conforms("W2", "W3")
 def test_a_sink_batch_is_committed_in_a_rollover(conn: Connection, database: str) -> None:
-    write = staging.SinkBatch("sink", 0)
-    staged = staging.stage(conn, write, 0, [batch([b"a", b"b"])])
+    write = sink_staging.SinkBatch("sink", 0)
+    staged = sink_staging.stage(conn, write, 0, [batch([b"a", b"b"])])
 
     def judge(run: Run) -> None:
         assert not run.errors
         assert values(run) == [b"a", b"b"]
 
     participants: Mapping[str, Work] = {
-        "commit": lambda conn: staging.commit(conn, write, [staged]),
+        "commit": lambda conn: sink_staging.commit(conn, write, [staged]),
         "roll over": lambda conn: space_changes.rollover(conn, "default"),
     }
     with Interleavings(database) as orders:

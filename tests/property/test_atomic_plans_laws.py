@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.machine.events import ProgressReported, SavedProgress, StreamGranted
-from sublet_borrower.planner import epoch_planner
-from sublet_borrower.planner.epoch_planner import EpochPlanner
+from sublet_borrower.planner import atomic_group_planner
+from sublet_borrower.planner.atomic_group_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, StartableRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
@@ -30,8 +30,8 @@ _grant_ids = count(1)
 def in_logs() -> Iterator[None]:
     """Marks are read from logs in memory, as often as anybody likes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(epoch_planner, "TOGETHER_S", float("-inf"))
-        patch.setattr(epoch_planner, "COMPLETED_S", 0.0)
+        patch.setattr(atomic_group_planner, "TOGETHER_S", float("-inf"))
+        patch.setattr(atomic_group_planner, "COMPLETED_S", 0.0)
         yield
 
 

@@ -83,7 +83,7 @@ def test_a_key_is_in_no_repr_and_no_pickle() -> None:
 
 FORKING = """
 import os
-from sublet_borrower.util.owner_process import new_agent_key
+from sublet_borrower.util.session_process import new_agent_key
 
 before = new_agent_key()
 if os.fork() == 0:

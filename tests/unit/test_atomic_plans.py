@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
+from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_storage.log.block import EpochBounds

@@ -22,11 +22,11 @@ from typing import Any, NoReturn, Self, TypeVar
 
 import psycopg
 
-from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionLoopRegistry
+from sublet_borrower.consumer.iterators import AsyncSessionIterator, SessionIterations
 from sublet_borrower.consumer.max_poll_interval import describe_origin
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.streams.batch import Batch
-from sublet_borrower.util.owner_process import SessionProcess
+from sublet_borrower.util.session_process import SessionProcess
 from sublet_borrower.util.single_thread_executor import SingleThreadExecutor, wait_until_done
 from sublet_protocol.domain.errors import InvalidSubscription, UnknownOutcome, UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -72,7 +72,7 @@ class AsyncSession:
         """What a `wait` has raised that may have been cancelled, until somebody gets it."""
         self._unsettled: list[tuple[Batch, Callable[[], None]]] = []
         """Acknowledgements that wait for an outcome. Of the worker's thread."""
-        self._loops = SessionLoopRegistry()
+        self._loops = SessionIterations()
         self._polled_batch: Batch | None = None
         self._has_polled = False
         self._draining = False

@@ -53,14 +53,14 @@ class IterableSession(Protocol):
     """
 
     @property
-    def loops(self) -> SessionLoopRegistry: ...
+    def loops(self) -> SessionIterations: ...
 
     def poll(self) -> Batch | None: ...
 
     def left(self, batch: Batch, *, well: bool) -> None: ...
 
 
-class SessionLoopRegistry:
+class SessionIterations:
     """The loops over one session that are still alive."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class _Loop:
     Only `next` called by hand makes no loop: its batch is acknowledged as that of `poll` is.
     """
 
-    def __init__(self, loops: SessionLoopRegistry, left: Callable[[Batch, bool], None]) -> None:
+    def __init__(self, loops: SessionIterations, left: Callable[[Batch, bool], None]) -> None:
         self._left = left
         self.batches: list[Batch] = []
         self._is_for = self._is_over_for = self._is_by_hand = self._is_taken_by_hand = False
@@ -174,7 +174,7 @@ class _Loop:
             self._end(False)
 
     def on_poll_elsewhere(self, frame: FrameType) -> None:
-        """Note it as `SessionLoopRegistry` does. Another task or thread may advance the loop while this one is
+        """Note it as `SessionIterations` does. Another task or thread may advance the loop while this one is
         running.
         """
         task = None if self._task is None else self._task()
@@ -297,7 +297,7 @@ class AsyncSessionIterator(_Deleted, AsyncIterator[Batch]):
     def __init__(
         self,
         poll: Callable[[], Awaitable[Batch | None]],
-        loops: SessionLoopRegistry,
+        loops: SessionIterations,
         left: Callable[[Batch, bool], None],
         frame: FrameType,
     ) -> None:

@@ -36,7 +36,7 @@ import pyarrow as pa
 
 from sublet_borrower.consumer.arguments import check_arguments
 from sublet_borrower.consumer.group_membership import GroupMembership
-from sublet_borrower.consumer.iterators import SessionIterator, SessionLoopRegistry
+from sublet_borrower.consumer.iterators import SessionIterations, SessionIterator
 from sublet_borrower.consumer.max_poll_interval import PollMonitor
 from sublet_borrower.consumer.member_transport import MemberTransport, database_transport, node_transport
 from sublet_borrower.consumer.redelivery import RedeliveryQueue
@@ -124,7 +124,7 @@ class Session:
                 return node_transport(opened, nodes or (), max_batch_bytes, timeout_s)
             return database_transport(opened, url, data_dir, nodes, max_batch_bytes, timeout_s, listens=True)
 
-        self.loops = SessionLoopRegistry()
+        self.loops = SessionIterations()
         self._auto_ack, self._whole_epochs, self._on_epochs_consumed = auto_ack, whole_epochs, on_epochs_consumed
         self._last: Batch | None = None
         self._reading: tuple[GrantedStream, tuple[Any, ...]] | None = None

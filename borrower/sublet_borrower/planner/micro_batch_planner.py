@@ -14,7 +14,7 @@ from pathlib import Path
 from sublet_borrower.consumer.group_membership import GroupMembership
 from sublet_borrower.consumer.member_transport import database_transport
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.planner.epoch_planner import EpochPlanner
+from sublet_borrower.planner.atomic_group_planner import EpochPlanner
 from sublet_borrower.planner.grant_key_handoff import GrantKeyFile
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import (

@@ -49,7 +49,7 @@ from sublet_leader.node.events import (
     WritesCommitted,
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
-from sublet_leader.node.group_registry import GroupRegistry
+from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.pending_changes import PendingWrites
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
@@ -90,7 +90,7 @@ class Node:
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
         self.query_counts = CallerCounts(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
-        self.registry = GroupRegistry(self.query_counts)
+        self.registry = KnownGroups(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
         self._agent_watch = el.AgentWatch(settings)

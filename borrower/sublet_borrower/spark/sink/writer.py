@@ -28,7 +28,7 @@ from sublet_borrower.spark.common.retry import retry_while_unavailable
 from sublet_borrower.spark.common.worker_memory import freeze_loaded_objects
 from sublet_borrower.spark.sink.columns import check_columns, to_message_batches
 from sublet_borrower.spark.sink.options import WriteOptions, stream_write_options, write_options
-from sublet_borrower.spark.sink.sink_database import SinkDatabase
+from sublet_borrower.spark.sink.sink_connection import SinkDatabase
 from sublet_protocol.domain.errors import InvalidSetting, SubletError
 from sublet_storage.producer.sink_staging import SinkBatch, SinkCommitResult, StagedTask, commit, discard, stage
 

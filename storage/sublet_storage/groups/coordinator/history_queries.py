@@ -100,7 +100,7 @@ class NewestHistory:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupHistoryBatch:
+class GroupHistoryPage:
     """The records as (number, record), oldest first, and `next`: after which number to continue."""
 
     lines: tuple[tuple[int, HistoryRecord], ...]
@@ -139,7 +139,7 @@ def read_history(
     return _decode_page(conn.execute(_READ, {"group": group_id, "stream": stream_id, "limit": limit}))
 
 
-def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryBatch:
+def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None, limit: int) -> GroupHistoryPage:
     """Return a group's newest `limit` lines of those after `behind`, or of all; for repeated reads. Each is returned
     once, also one that was being written meanwhile. Raises `UsageError` for a `behind` that was never returned as
     `next`."""
@@ -149,7 +149,7 @@ def read_behind(conn: psycopg.Connection[Any], group_id: int, behind: str | None
     except psycopg.DataError:
         raise UsageError(f"{behind!r:.60} is no place in a history: give what an answer had as `next`.") from None
     records = tuple((row[1], HistoryRecord(*row[2:])) for row in rows if row[1] is not None)
-    return GroupHistoryBatch(records, rows[0][0])
+    return GroupHistoryPage(records, rows[0][0])
 
 
 def read_recent_forced_moves(conn: psycopg.Connection[Any], group_id: int) -> NewestHistory:

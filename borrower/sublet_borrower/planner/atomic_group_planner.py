@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
-from sublet_borrower.planner.epoch_plans import meet_completed, plan_steps
+from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.plan_ledger import PlanLedger
 from sublet_borrower.planner.planned_ranges import PlanLimits, PlannerStream
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
