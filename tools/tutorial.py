@@ -117,7 +117,8 @@ class Tour:
         deadline = time.monotonic() + WAIT_S
         while not self._is(words):
             if time.monotonic() > deadline:
-                raise Failed(f"not within {WAIT_S:g} s: {words}. Last seen: {self.watch.samples[-1:]}")
+                logs = {log.name: log.read_text()[:4000] for log in sorted(self._place.glob("*.log"))}
+                raise Failed(f"not within {WAIT_S:g} s: {words}. Last seen: {self.watch.samples[-1:]}. Logs: {logs}")
             time.sleep(POLL_INTERVAL_S)
 
     def _run(self, command: str) -> list[str]:
