@@ -5,6 +5,7 @@ This saves the half second of the imports. It receives requests on its stdin, a 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import importlib
@@ -18,8 +19,10 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 PACKAGES = ("sublet.cli", "sublet_storage", "sublet_leader", "sublet_borrower")
 LEFT_OUT = (".__main__", ".spark")
@@ -190,7 +193,24 @@ def main() -> None:
     gc.freeze()  # else a child that ends would collect garbage among all of it
     module, arguments = _serve()
     sys.argv = ["sublet", *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    code: object = 0
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    except SystemExit as error:
+        code = error.code
+    _end(code)
+
+
+def _end(code: object) -> NoReturn:
+    """End as the interpreter does, but without taking down all modules, which would copy most pages of the server."""
+    if isinstance(code, str):
+        sys.stderr.write(f"{code}\n")
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":
