@@ -105,7 +105,7 @@ class NodeServer:
         listen: ListenAddress,
         settings: LeaderSettings | None = None,
         announce: Callable[[str], None] = log.info,
-        notify: str = "poll",
+        notify: str = "postgres",
         http: HttpOptions | None = None,
         tls: TlsFiles | None = None,
         is_auth_required: bool = False,
