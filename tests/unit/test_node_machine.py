@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import (
@@ -14,7 +15,7 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseRequest,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LoadGroup,
@@ -609,8 +610,8 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_revoke_is_given_to_its_leader() -> None:
     play = leading()
-    play.do(ForcedRevokeRequested(1, (1,), "operator"))
-    play.do(ForcedRevokeRequested(9, (1,), "operator"))
+    play.do(GroupLeaderEvent(1, ForcedRevokeRequested((1,), "operator")))
+    play.do(GroupLeaderEvent(9, ForcedRevokeRequested((1,), "operator")))
     assert [m.stream_id for m in play.received(Revoke)] == [1]
 
 

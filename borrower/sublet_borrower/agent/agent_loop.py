@@ -19,7 +19,6 @@ from sublet_borrower.machine.agent import (
     AgentOutcome,
     CloseSubscription,
     LockAbsent,
-    NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
@@ -27,7 +26,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.events import ProgressReported
+from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings

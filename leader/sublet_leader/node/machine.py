@@ -23,7 +23,7 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
@@ -33,7 +33,6 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
-    MemberRightRevoked,
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
@@ -120,8 +119,8 @@ class Node:
                 self._agent_watch.note_poll(event.agent, event.is_held, now)
             case LeaderLookupRequested():
                 self._on_leader_query(event)
-            case ForcedRevokeRequested() | MemberRightRevoked():
-                self._run_led((event.group_id,), event.for_leader, now)
+            case GroupLeaderEvent(group_id, leader_event):
+                self._run_led((group_id,), leader_event, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():

@@ -29,7 +29,7 @@ class LendingWriteBatch:
             self.row_updates.append((transition.row, term))
 
     def flush(self, connection: Connection) -> None:
-        """Queue the statements, and empty the buffer."""
+        """Queue the statements, and empty the batch."""
         lending_rows.update_rows(connection, self.row_updates, self.now_us)
         lending_rows.write_history(connection, self.history, self.now_us)
         for record in self.history:
