@@ -2,7 +2,8 @@
 
 The flow of a first subscriber: `LeaderWanted` comes in, the group is opened, its leadership claimed, its rows loaded, a
 `GroupLeader` made and the message passed to it. Other borrowers wait meanwhile. If another node leads, the answer is
-its address. Writes of all groups leave in one `CommitWrites` at a time; later writes go into the next.
+its address. Writes of all groups leave in one `CommitWrites` at a time; later writes, and what is too much for
+one, go into the next.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
 from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.message_reassembler import MessageReassembler
-from sublet_leader.node.pending_changes import PendingWrites
+from sublet_leader.node.pending_changes import PendingWrites, take_batch
 from sublet_leader.node.session_epochs import DrawnSessionEpochs
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
@@ -425,8 +426,7 @@ class Node:
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:
             pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
-            pending_writes.changes.extend(outcome.changes)
-            pending_writes.needs_sync = pending_writes.needs_sync or outcome.sync_streams
+            pending_writes.add(outcome.changes, outcome.sync_streams)
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
             self._elect(el.Resign(group_id), now)
@@ -434,10 +434,8 @@ class Node:
     def _commit(self) -> None:
         if self._committing or not self._pending_writes:
             return
-        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.needs_sync) for g, u in self._pending_writes.items())
-        self._pending_writes.clear()
         self._committing = True
-        self._out.requests.append(CommitWrites(batch))
+        self._out.requests.append(CommitWrites(take_batch(self._pending_writes)))
 
     def _on_commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False
