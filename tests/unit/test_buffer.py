@@ -221,6 +221,13 @@ def test_a_call_that_is_broken_off_is_done_or_not(
     assert place > 10
 
 
+def test_small_batches_fill_a_block() -> None:
+    buffer = a_buffer(ROOMY)
+    for _ in range(2):
+        buffer.add_batches(to_record_batches({"topic": ["t"] * 2, "value": [b""] * 2}))
+    assert [load.to_batch().num_rows for load in buffer.take() or []] == [4]
+
+
 # --- the age of what is taken -----------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""The principal that a certificate names: of which kind of name, and what can be nobody's."""
+"""The principal that a certificate names: of which kind of name, and what can be nobody's; files that are replaced."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from cryptography import x509
 
 from sublet_protocol.domain.access.certificate import parse_principal
 from sublet_protocol.domain.errors import Unauthenticated
-from tests.integration.tls_kit import Certificates
+from sublet_protocol.tls.files import ReloadedFiles, TlsFiles
+from tests.integration.tls_kit import HOST, Certificates
 
 Issue = Callable[..., bytes]
 
@@ -101,3 +102,11 @@ def test_bytes_that_are_no_certificate_name_nobody(issue: Issue) -> None:
             parse_principal(bytes(changed))
         except Unauthenticated:
             continue
+
+
+def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
+    authority = Certificates(tmp_path / "ours")
+    files = ReloadedFiles(TlsFiles(*authority.write("node", HOST), None))
+    assert not files.reload()
+    authority.write("node", HOST)
+    assert (files.reload(), files.reload()) == (True, False)

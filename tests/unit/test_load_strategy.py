@@ -88,6 +88,13 @@ def test_nobody_gives_its_only_stream() -> None:
         assert 0 not in revokes
 
 
+def test_no_more_is_given_than_is_too_much() -> None:
+    """Of 20 streams each of four members may hold 11."""
+    held = dict.fromkeys(range(12), "a") | dict(zip(range(12, 20), "bbbcccdd", strict=True))
+    rates = dict.fromkeys(range(12), 10.0) | dict.fromkeys(range(12, 20), 60.0)
+    assert plan(held, [], rates, dict.fromkeys("abcd", 1.0)).revokes == (11,)
+
+
 def test_one_that_is_behind_counts_for_more() -> None:
     load = {0: StreamLoad(100.0, 1_000_000), 1: StreamLoad(100.0, 0), 2: StreamLoad(100.0, 0)}
     grants = LoadStrategy().plan(AllocationInput({}, [0, 1, 2], PAIR, loads=load)).grants

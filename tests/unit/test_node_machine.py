@@ -18,7 +18,10 @@ from sublet_leader.node.events import (
     GroupLeaderEvent,
     GroupLoadCompleted,
     GroupOpenCompleted,
+    LeaderLookupCompleted,
+    LeaderLookupRequested,
     LoadGroup,
+    LookUpLeader,
     NodeEvent,
     NodeOutcome,
     OpenGroup,
@@ -48,7 +51,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import LendingStatus, StartingPosition
+from sublet_storage.groups.model.records import Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store import groups
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -267,6 +270,16 @@ def test_another_leader_is_named_by_its_address() -> None:
     second.settle()
     assert second.sent == [("b", LeaderConnectResponse("b/1", 0, 1, "n1:1"))]
     assert second.machine.leaders == {}
+
+
+@pytest.mark.parametrize(("remaining_s", "is_sent_on"), [(0.0, False), (0.1, True)])
+def test_nobody_is_sent_to_a_former_leader(remaining_s: float, is_sent_on: bool) -> None:
+    play = Play()
+    play.want("a/1")
+    play.do(LeaderLookupRequested("w.1", Subscription.parse(SUBSCRIPTION)))
+    request = next(each for each in play.requests if isinstance(each, LookUpLeader))
+    play.do(LeaderLookupCompleted(request, None, Leadership(1, NodeRef("n2", "n2#1", "n2:1"), 1, remaining_s)))
+    assert bool(play.received(LeaderConnectResponse)) is is_sent_on
 
 
 def test_who_asks_again_is_served() -> None:

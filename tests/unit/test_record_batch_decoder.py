@@ -209,6 +209,8 @@ def test_what_cannot_be_packed_is_refused() -> None:
 def test_a_payload_is_bounded_before_it_is_read() -> None:
     with pytest.raises(PoisonBlock, match=f"more than {MAX_PAYLOAD_BYTES} bytes"):
         decode(0, bytes(MAX_PAYLOAD_BYTES + 1), 1)
+    with pytest.raises(PoisonBlock, match=r"^(?!.*more than)"):
+        decode(0, bytes(MAX_PAYLOAD_BYTES), 1)
 
 
 def test_causes_are_printable() -> None:

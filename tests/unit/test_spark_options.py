@@ -120,6 +120,7 @@ def test_what_must_be_there_is_asked_for(missing: str) -> None:
         ({"maxOffsetsPerTrigger": "ten"}, "option maxOffsetsPerTrigger is 'ten'"),
         ({"maxBytesPerTrigger": "-1"}, "option maxBytesPerTrigger is '-1'"),
         ({"minPartitions": "1.5"}, "option minPartitions is '1.5'"),
+        ({"minPartitions": "²"}, "option minPartitions is '²'"),
         ({"maxPartitions": "0"}, "option maxPartitions is '0': it is a whole number from 1 to 46"),
         ({"minPartitions": "4", "maxPartitions": "3"}, "minPartitions 4 and maxPartitions 3: no number"),
         ({"inDoubtTimeout": "soon"}, "option inDoubtTimeout is 'soon': it is a time, such as 90"),

@@ -156,7 +156,7 @@ class _MaintenanceThread(StoppableThread):
                 done.append(name)
         self._log_recovered(done)
         if failed:
-            remark = ["and so on"] if len(failed) > MAX_LISTED else []
+            remark = ["and so on"] if failed[MAX_LISTED:] else []
             log.warning(
                 "maintenance steps failed, retrying: step_count=%d: %s",
                 len(failed),

@@ -130,5 +130,5 @@ def _parse_commanded_group(change: ObjectChange) -> int | None:
 
 def parse_stream_id(key: str) -> int | None:
     """Return the stream's id; None for a key that is not a stream's, which any client may send."""
-    number = int(key) if key.isdecimal() and len(key) <= len(str(MAX_INT64)) else -1
-    return number if 0 <= number <= MAX_INT64 else None
+    is_number = key.isdecimal() and len(key) <= len(str(MAX_INT64)) and int(key) <= MAX_INT64
+    return int(key) if is_number else None
