@@ -13,13 +13,13 @@ from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     Group,
     Lending,
     LendingChange,
     LendingStatus,
     ReleaseStream,
-    UnreserveStream,
 )
 from tests.contract.group_world import FINISHED, FREE, HELD, INVALID, REFUSED, TWO, PostgresWorld, World, granted
 
@@ -127,7 +127,7 @@ def test_after_its_time_it_is_anybodys(world: World) -> None:
     """History then says what may be seen twice."""
     etl = Etl(world)
     ended = etl.end()
-    due = UnreserveStream(etl.stream, ended.grant_id, "not back")
+    due = FreeReservedStream(etl.stream, ended.grant_id, "not back")
     etl.wait(HOLD_S - 1)
     assert etl.refused(due).status is RESERVED
     assert etl.refused(replace(due, grant_id=etl.grant_id, is_forced=True)).status is RESERVED
@@ -142,7 +142,7 @@ def test_after_its_time_it_is_anybodys(world: World) -> None:
 
 def test_an_operator_may_end_it_before_its_time(world: World) -> None:
     etl = Etl(world)
-    assert etl.apply(UnreserveStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
+    assert etl.apply(FreeReservedStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_entire_epochs_are_in_doubt_until_consumed(world: World) -> None:
     assert planned.pending_in_doubt == doubt
     ended = world.applied(group, term, ForceRelease(stream, grant_id, "silent"))
     assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
-    freed = world.applied(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True))
+    freed = world.applied(group, term, FreeReservedStream(stream, ended.grant_id, "operator", is_forced=True))
     assert freed.pending_in_doubt is None
     assert world.store.history(group.group_id)[-1].redelivery_end == 4
     back = world.applied(group, term, grant_to(stream, "etl", 8))

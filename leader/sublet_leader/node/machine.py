@@ -17,7 +17,7 @@ from sublet_leader.election.leadership_restrictions import LeadershipRestriction
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
-from sublet_leader.node.caller_counts import CallerCounts
+from sublet_leader.node.caller_quota import CallerQuota
 from sublet_leader.node.events import (
     AgentMessageReceived,
     AgentPollChanged,
@@ -89,7 +89,7 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.query_counts = CallerCounts(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
+        self.query_counts = CallerQuota(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
         self.registry = KnownGroups(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER

@@ -239,7 +239,7 @@ class ForceRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreserveStream:
+class FreeReservedStream:
     """Frees a reserved stream whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
     twice."""
 
@@ -260,7 +260,7 @@ class RecordHistory:
 
 
 LendingChange = (
-    GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | UnreserveStream | RecordHistory
+    GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | FreeReservedStream | RecordHistory
 )
 
 HOLDING = AdvancePosition | ReclaimStream | RecordHistory

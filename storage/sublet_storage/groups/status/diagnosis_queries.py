@@ -10,7 +10,7 @@ from psycopg.rows import class_row
 from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import StallDiagnosis, diagnose
@@ -130,7 +130,7 @@ def _read_stream_facts(
         row.stream_id: ParentStream(row.stream_id, row.status, row.position, row.head) for row in overview.streams
     }
     keys = [(stream.group_id, stream.stream_id) for stream in streams if stream.status != "finished"]
-    ancestors = lending_rows.read_ancestor_pages(connection, keys)
+    ancestors = lending_statements.read_ancestor_pages(connection, keys)
     parents = {
         stream_id: tuple(parent_streams[ancestor_id] for ancestor_id in ancestor_ids)
         for (_, stream_id), ancestor_ids in ancestors.items()
