@@ -138,16 +138,25 @@ def elect(
     and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
-        older = leadership.read_older_grants(connection, leadership_id)
-        ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
-        (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
-        if any(each.outcome is LendingOutcome.BUSY for each in result.results):
+        results = _end_older_grants(connection, claim, now_us)
+        if any(each.outcome is LendingOutcome.BUSY for each in results):
             raise TransactionRolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
         leadership.mark_never_granted(connection, leadership_id)
-        _announce_redelivery(connection, claim, result.results, now_us)
+        _announce_redelivery(connection, claim, results, now_us)
     return claim
+
+
+def _end_older_grants(connection: Connection, claim: Leadership, now_us: int | None) -> list[LendingChangeResult]:
+    """End all grants of former leaders, page by page, then sync the streams; return the results of the ends."""
+    group_id, results = claim.leadership_id, list[LendingChangeResult]()
+    ends = [ForceRelease(*grant, FAILED_OVER) for grant in leadership.read_older_grants(connection, group_id)]
+    for start in range(0, len(ends), lending_statements.PAGE):
+        page = tuple(ends[start : start + lending_statements.PAGE])
+        results += commit_batch(connection, (GroupWrites(group_id, claim.term, page),), now_us)[0].results
+    commit_batch(connection, (GroupWrites(group_id, claim.term, sync_streams=True),), now_us)
+    return results
 
 
 def _announce_redelivery(
@@ -164,8 +173,8 @@ def _announce_redelivery(
         for row, stream, at_us in lending_statements.read_unfinished(connection, claim.leadership_id, now_us)
         if row.stream_id not in announced and (event := make_failover_event(row, stream)) is not None
     ]
-    if records:
-        lending_statements.write_history(connection, records, records[0].at_us)
+    for start in range(0, len(records), lending_statements.PAGE):
+        lending_statements.write_history(connection, records[start : start + lending_statements.PAGE], records[0].at_us)
 
 
 def _make_result(
