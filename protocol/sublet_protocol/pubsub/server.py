@@ -27,8 +27,8 @@ from sublet_protocol.domain.limits import (
     MAX_PUBLISH_BYTES,
     MAX_SUBSCRIBERS_OF_CONNECTION,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
-    SLICE_ITEMS,
 )
+from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
 from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
@@ -140,6 +140,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._clock = clock
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
+        self._loop_turns = CallerTurns()
         self._unknown: set[str] = set()
         self._of_connection: dict[str, set[str]] = {}
         self._of_principal: dict[str, set[str]] = {}
@@ -287,7 +288,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        turn = _LoopSlice()
+        async with TurnSlice(self._loop_turns, self._principal() or parse_agent_id(subscriber_id)) as turn:
+            return await self._execute_in_slices(subscriber_id, request, turn)
+
+    async def _execute_in_slices(self, subscriber_id: str, request: Any, turn: TurnSlice) -> Any:
         commands: list[ReceivedCommand] = []
         for command in request.commands:
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
@@ -318,14 +322,14 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return command
 
     async def _hand_over(
-        self, subscriber_id: str, index: int, message: object, turn: _LoopSlice
+        self, subscriber_id: str, index: int, message: object, turn: TurnSlice
     ) -> CommandRefusal | None:
         """Hand the message over, so that an error with it affects its sender only."""
         try:
             for part, items in wire.split_message(message):
                 result = self._on_message(subscriber_id, part)
                 if inspect.isawaitable(result):
-                    await result
+                    await turn.wait(result)
                 await turn.spend(items)
         except SubletError as error:
             return CommandRefusal(index, str(error))
@@ -434,19 +438,6 @@ class _PollPresence:
             self._on_poll(agent, is_held)
         except Exception:
             log.exception("poll handler failed")
-
-
-class _LoopSlice:
-    """The time that a batch has used of the event loop; after a slice, others have their turn."""
-
-    def __init__(self) -> None:
-        self._items = 0
-
-    async def spend(self, items: int) -> None:
-        self._items += items
-        if self._items >= SLICE_ITEMS:
-            self._items = 0
-            await asyncio.sleep(0)
 
 
 def _find_excess(request: Any) -> str | None:
