@@ -94,6 +94,12 @@ def test_an_atomic_group_does_not_skip_what_is_gone() -> None:
         GroupOptions(atomic=True, on_poison=OnPoison.SKIP)
 
 
+def test_the_name_of_a_strategy_is_bounded() -> None:
+    assert GroupOptions(strategy="s" * 255)
+    with pytest.raises(UsageError, match="1 to 255 printable characters"):
+        GroupOptions(strategy="s" * 256)
+
+
 @pytest.mark.parametrize(
     "wrong", [{"session_expiry_s": -1}, {"session_expiry_s": float("nan")}, {"session_expiry_s": 1e9}, {"strategy": ""}]
 )

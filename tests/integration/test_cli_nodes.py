@@ -96,6 +96,7 @@ def test_what_cannot_be_ordered_is_refused(conn: psycopg.Connection[Any], shell:
         ("drain n1 --undo", "n1 may lead again.\n"),
         ("drain n1 --undo", "n1 does not drain: nothing was changed.\n"),
         ("step-down n1 --wait 0", "n1 steps down from 1 group.\n"),
+        ("step-down n2", "n2 has stepped down. It led no groups.\n"),
     ):
         answer = shell.run("nodes", *command.split())
         assert (answer.code, answer.err) == (0, reported)

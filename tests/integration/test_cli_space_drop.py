@@ -116,6 +116,9 @@ def test_what_groups_would_lose_is_shown_before(shell: Shell, conn: psycopg.Conn
     assert shell.run("spaces", "alter", "orders", "--retention", "7d").code == 0
     retained = shell.run(*DROP, "--keep", "--dry-run")
     assert (retained.code, "unread" in retained.err) == (0, False), "nobody loses anything"
+    conn.execute("update generation set state = 'gone' where closed_at is not null")
+    reported = done(shell.run(*DROP, "--force", "--dry-run", "--json"))
+    assert [group["unread_messages"] for group in reported["groups"]] == [3, 3, 3], "the others are lost already"
 
 
 def test_why_reports_that_the_space_was_dropped(shell: Shell, conn: psycopg.Connection[Any], database: str) -> None:

@@ -177,6 +177,7 @@ def test_a_silent_producer_holds_nothing_back(conn: psycopg.Connection[Any], spa
     hold(conn, space, B, [(5,)], lease_s=LONG_S)
     assert epoch_capabilities.expire(conn) == [(space, "a")]
     assert epoch_capabilities.expire(conn) == []
+    assert not epoch_capabilities.expire_one(conn, space, "a"), "another process has found it, too"
     assert least(read_lower_frontier(conn, space)) == [(5,)]
     assert sent(conn, A, 1, (5,)) is AppendOutcome.EXPIRED
     assert renew(conn, A) == frozenset()
@@ -399,6 +400,12 @@ def test_the_largest_number_is_refused(database: str, space: int) -> None:
             publisher.publish_batch({"topic": "t", "value": [b"x", b"y"], "epoch": [[1], [2**63 - 1]]})
         publisher.in_epoch(2**63 - 2).publish("t", b"x").result()
         publisher.advance(2**63 - 2)
+        publisher.flush()
+        with (
+            Publisher(database, space="default") as other,
+            pytest.raises(EpochAlreadyCompleted, match="Begin with such an epoch"),
+        ):
+            other.in_epoch(0)
     with (
         Publisher(database, space="default") as publisher,
         pytest.raises(EpochAlreadyCompleted, match="There is none left: take another space"),

@@ -218,6 +218,19 @@ def test_who_could_not_look_looks_again_by_itself(database: str, caplog: pytest.
         notifier.close()
 
 
+def test_who_closes_waits_for_no_directory(database: str) -> None:
+    with PostgresProxy(database) as proxy:
+        proxy.hold()
+        notifier = NotificationPublisher(proxy.url, settings=SETTINGS)
+        notifier.publish([stream_change(5, 1, False)])
+        eventually(lambda: notifier._is_refreshing)
+        notifier.close(0.1)
+        assert notifier._thread is not None
+        notifier._thread.join(60)
+        assert notifier._is_refreshing, "it has not waited for the end of that"
+        proxy.resume()
+
+
 def test_a_publisher_at_rest_keeps_nothing_open(
     database: str, monkeypatch: pytest.MonkeyPatch, notifier: NotificationPublisher
 ) -> None:

@@ -86,6 +86,8 @@ def test_each_role_may_do_what_the_table_says(world: RoleWorld, admin: psycopg.C
     migrate(world.owner)
     assert unlisted(admin) == []
     assert too_much(admin) == {}
+    admin.execute("alter table node add former int; alter table node drop former")
+    assert too_much(admin) == {}, "columns that are gone"
 
 
 def test_each_row_of_the_table_is_of_something(admin: psycopg.Connection[Any]) -> None:

@@ -46,6 +46,7 @@ def test_a_key_proves_its_own_id_only() -> None:
         assert not is_key_of(mine.reveal(), claimed), claimed
     for key in (b"", mine.reveal()[:-1], mine.reveal() + b"x", other.reveal(), mine.agent_id.encode()):
         assert not is_key_of(key, f"{mine.agent_id}.1")
+    assert not is_key_of(b"short", f"{derive_agent_id(b'short')}.1"), "one that could be guessed"
 
 
 def test_a_label_makes_nobody_another() -> None:

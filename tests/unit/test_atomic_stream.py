@@ -177,7 +177,10 @@ def test_completed_epochs_without_messages_count() -> None:
     play = Play(5, completed=3)
     play.handler.report(play.granted)
     assert play.last() == (0, consumed(10, 3), False)
-    assert play.granted.is_waiting
+    granted = play.granted
+    assert granted.is_waiting
+    play.handler.apply_update(StreamRemoved(7, 1, GrantOutcome.LOST))
+    assert not granted.is_waiting
 
 
 def test_what_does_not_follow_directly_is_discarded() -> None:

@@ -6,9 +6,11 @@ import io
 import json
 import logging
 import re
+import sys
 
 import pytest
 
+from sublet import cli
 from sublet.cli.base.command import EscapingLogFormatter
 from sublet.cli.base.output import CliOutput
 from sublet_protocol.domain.errors import SubletError, UsageError
@@ -81,3 +83,13 @@ def test_who_cannot_be_asked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("sys.stdin", None)
     with pytest.raises(SubletError, match="Nothing was deleted"):
         CliOutput(json=False).confirm("Delete it?", "Nothing was deleted.")
+
+
+def test_only_a_package_that_is_missing_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module of our own that is missing is a fault."""
+    monkeypatch.setitem(sys.modules, "sublet.cli.app", None)
+    with pytest.raises(ModuleNotFoundError, match=r"sublet\.cli\.app"):
+        cli.main()
+    assert capsys.readouterr().err == ""

@@ -96,6 +96,12 @@ def test_intersecting_large_frontiers_is_bounded(monkeypatch: pytest.MonkeyPatch
     assert made < 6 * count**2
 
 
+def test_too_many_begun_epochs_have_one_bound() -> None:
+    begun = [(number, -number) for number in range(MAX_ANTICHAIN + 1)]
+    assert UpperFrontier.from_epochs(begun) == UpperFrontier(((MAX_ANTICHAIN, 0),))
+    assert UpperFrontier.from_epochs(begun[1:]) == UpperFrontier(tuple(begun[1:]))
+
+
 @pytest.mark.conforms("X4")
 def test_a_group_waits_for_too_many_epochs() -> None:
     lower = LowerFrontier(((0,) * 3,))

@@ -40,7 +40,7 @@ with line as (
   select u.group_id, s.stream_id, 'new', 0
     from unnest(%(groups)s::bigint[], %(filters)s::text[], %(matching)s::boolean[]) as u (group_id, filter, matching)
     join consumer_group c using (group_id)
-    join generation n on n.space_id = %(space)s and n.state <> 'gone' and n.filter = u.filter
+    join generation n on n.space_id = %(space)s and n.filter = u.filter
                      and n.generation_id > c.after_generation
     join stream s on s.generation_id = n.generation_id and (u.matching or s.state = 'closed')
    where not exists (select from lending k where k.group_id = u.group_id and k.stream_id = s.stream_id))
