@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockKeeper, LockLost
+from sublet_storage.db.liveness_lock import LockKeeper, LockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""

@@ -52,7 +52,7 @@ from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF
 from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.message_reassembler import MessageReassembler
 from sublet_leader.node.pending_changes import PendingWrites, take_batch
-from sublet_leader.node.session_epochs import DrawnSessionEpochs
+from sublet_leader.node.session_epoch_check import SessionEpochChecker
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -93,7 +93,7 @@ class Node:
         self.registry = KnownGroups(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._agent_watch = el.AgentWatch(settings)
+        self._agent_watch = el.DeadAgentDetector(settings)
         self._pending_writes: dict[int, PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
@@ -102,7 +102,7 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
-        self._session_epochs = DrawnSessionEpochs(self.query_counts)
+        self._session_epochs = SessionEpochChecker(self.query_counts)
         self._out = NodeOutcomeBuilder()
 
     # --- entry point --------------------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ import psycopg
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
