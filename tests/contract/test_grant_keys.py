@@ -198,6 +198,7 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
+    session_names.draw_epoch(conn, OTHER, "etl", "user:a")
     first = session_names.draw_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
         session_names.draw_epoch(conn, SHARE, "etl", "user:b")
@@ -208,6 +209,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     assert session_names.draw_epoch(conn, SHARE, "etl", "user:b") > first
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
+    assert session_names.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
 
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
