@@ -328,10 +328,11 @@ def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stran
 
 
 def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, (first, second) = postgres.led(2)
+    group, term, (first, second, free) = postgres.led(3)
     etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
     for stream, name in ((first, "etl"), (second, "theirs")):
         named(postgres, group, stream, term, name, 1)
+    for stream in (first, second, free):
         postgres.append(stream, 3)
 
     def unread(session: SessionIdentity, group_id: int) -> dict[int, bool]:
@@ -344,7 +345,7 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
         assert {stream: one.is_anothers for stream, one in wanted.items()} == dict(rows)
         return dict(rows)
 
-    assert unread(etl, group.group_id) == {first: False, second: True}
+    assert unread(etl, group.group_id) == {first: False, second: True, free: False}
     other = postgres.group(OTHER)
     for session, group_id in (
         (SessionIdentity("etl", etl.epoch + 1), group.group_id),
