@@ -198,6 +198,7 @@ def test_old_epochs_are_forgotten_and_stay_below(postgres: PostgresWorld) -> Non
 def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     """Until the name is released, which is in the history of rights."""
     conn = postgres.connection
+    session_names.draw_epoch(conn, OTHER, "etl", "user:a")
     first = session_names.draw_epoch(conn, SHARE, "etl", "user:a")
     with pytest.raises(PermissionDenied, match=r"session 'etl' of .* is another principal's.* access release-session"):
         session_names.draw_epoch(conn, SHARE, "etl", "user:b")
@@ -208,6 +209,7 @@ def test_another_principal_draws_nothing(postgres: PostgresWorld) -> None:
     assert session_names.draw_epoch(conn, SHARE, "etl", "user:b") > first
     noted = conn.execute("select event, principal, object from access_history").fetchall()
     assert noted == [("release-session", "user:a", f"etl of {SHARE}")]
+    assert session_names.release(conn, OTHER, "etl") == "user:a", "that of another group stays its own"
 
 
 def test_a_name_too_many_draws_nothing(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,10 +328,11 @@ def test_ended_grants_are_listed_to_their_session(postgres: PostgresWorld, stran
 
 
 def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, stranger: psycopg.Connection[Any]) -> None:
-    group, term, (first, second) = postgres.led(2)
+    group, term, (first, second, free) = postgres.led(3)
     etl = SessionIdentity("etl", next_session_epoch(postgres.connection, SHARE, "etl"))
     for stream, name in ((first, "etl"), (second, "theirs")):
         named(postgres, group, stream, term, name, 1)
+    for stream in (first, second, free):
         postgres.append(stream, 3)
 
     def unread(session: SessionIdentity, group_id: int) -> dict[int, bool]:
@@ -342,7 +345,7 @@ def test_unread_streams_are_listed_to_members_alone(postgres: PostgresWorld, str
         assert {stream: one.is_anothers for stream, one in wanted.items()} == dict(rows)
         return dict(rows)
 
-    assert unread(etl, group.group_id) == {first: False, second: True}
+    assert unread(etl, group.group_id) == {first: False, second: True, free: False}
     other = postgres.group(OTHER)
     for session, group_id in (
         (SessionIdentity("etl", etl.epoch + 1), group.group_id),

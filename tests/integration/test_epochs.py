@@ -240,6 +240,7 @@ def test_a_later_life_takes_over_what_was_held(conn: psycopg.Connection[Any], sp
     assert least(hold(conn, space, ProducerIdentity("a", 2), [(4,)])) == [(4,)]
     with pytest.raises(ProducerFenced):
         hold(conn, space, A, [(5,)])
+    assert least(hold(conn, space, B, [(6,)])) == [(4,)], "no other producer is fenced"
     with pytest.raises(ProducerFenced):
         release(conn, space, A)
     assert least(read_lower_frontier(conn, space)) == [(4,)], "the earlier life gives nothing back"

@@ -133,6 +133,15 @@ def test_a_fenced_publisher_completes_nothing(orders: Interleavings, stage: Stag
     assert orders.explore({"former": getattr(stage, act), "newer": stage.live_anew}, judge) > 1
 
 
+@pytest.mark.conforms("S12")
+def test_an_advance_and_its_retry_both_end(orders: Interleavings, stage: Stage) -> None:
+    def judge(run: Run) -> None:
+        assert run.errors == []
+        check_frontier(run)
+
+    assert orders.explore({"first": stage.advance, "retry": stage.advance}, judge) > 1
+
+
 ACTS = ("advance", "go_on", "renew", "expire", "release", "take", "live_anew", "alter")
 
 
