@@ -54,6 +54,20 @@ def test_a_round_of_the_loop_has_one_slice() -> None:
     assert all(former < later for former, later in itertools.pairwise(rounds))
 
 
+def test_a_turn_that_is_cancelled_passes_on() -> None:
+    async def run() -> None:
+        turns = CallerTurns()
+        async with TurnSlice(turns, "one"):
+            cancelled = asyncio.create_task(turns.acquire("two"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            last = asyncio.create_task(turns.acquire("three"))
+            await asyncio.sleep(0)
+        await last
+
+    asyncio.run(run())
+
+
 def test_who_waits_has_not_the_turn() -> None:
     async def run() -> None:
         turns, over = CallerTurns(), asyncio.Event()

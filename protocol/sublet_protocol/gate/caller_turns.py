@@ -43,9 +43,13 @@ class CallerTurns:
         if self._is_taken:
             caller = next(iter(self._waiting))
             turns = self._waiting.pop(caller)
-            turns.popleft().set_result(None)
+            turn = turns.popleft()
             if turns:
                 self._waiting[caller] = turns
+            if turn.done():  # cancelled, as at the loop's end
+                self._pass_on()
+            else:
+                turn.set_result(None)
 
 
 class TurnSlice:
