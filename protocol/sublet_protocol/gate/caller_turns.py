@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from sublet_protocol.domain.limits import SLICE_ITEMS, SLICE_S
 
 PAUSE_S = 0.001
-"""After a slice: calls that arrive are taken in by another thread, which a loop that is never idle keeps waiting."""
+"""After a slice, or as long as it took too long: taking in a call that arrives needs several rounds of the loop."""
 
 
 class CallerTurns:
@@ -29,14 +29,9 @@ class CallerTurns:
             self._pass_on()
         await turn
 
-    def release(self) -> None:
-        """Give the turn to who waits for it, on the loop's next round."""
-        asyncio.get_running_loop().call_soon(self._pass_on)
-
-    async def yield_turn(self, caller: str) -> None:
-        """Let the loop rest and others have their turn, and wait for the next one."""
-        asyncio.get_running_loop().call_later(PAUSE_S, self._pass_on)
-        await self.acquire(caller)
+    def release(self, pause_s: float = 0.0) -> None:
+        """Give the turn to who waits for it, on the loop's next round or after a pause."""
+        asyncio.get_running_loop().call_later(pause_s, self._pass_on)
 
     def _pass_on(self) -> None:
         self._is_taken = bool(self._waiting)
@@ -65,7 +60,8 @@ class TurnSlice:
         return self
 
     async def __aexit__(self, *raised: object) -> None:
-        self._turns.release()
+        overrun_s = time.perf_counter() - self._until
+        self._turns.release(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
 
     async def wait(self, result: Awaitable[object]) -> None:
         """Wait without the turn."""
@@ -79,8 +75,10 @@ class TurnSlice:
     async def spend(self, items: int) -> None:
         """Count so many items as done; after a slice, let others have their turn."""
         self._items += items
-        if self._items >= SLICE_ITEMS or time.perf_counter() >= self._until:
-            await self._turns.yield_turn(self._caller)
+        overrun_s = time.perf_counter() - self._until
+        if self._items >= SLICE_ITEMS or overrun_s >= 0:
+            self._turns.release(max(overrun_s, PAUSE_S))
+            await self._turns.acquire(self._caller)
             self._begin()
 
     def _begin(self) -> None:

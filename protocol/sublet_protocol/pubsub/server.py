@@ -24,6 +24,7 @@ from sublet_protocol.domain.limits import (
     HANDSHAKE_S,
     IDLE_CONNECTION_S,
     MAX_CALLS_OF_CONNECTION,
+    MAX_POLLS_OF_SUBSCRIBER,
     MAX_PUBLISH_BYTES,
     MAX_SUBSCRIBERS_OF_CONNECTION,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
@@ -61,6 +62,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression.value),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
     ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 500)),  # gRPC closes it after one to two times that
@@ -138,6 +140,7 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._presence = _PollPresence(on_poll, clock)
         self._channels = channels
         self._clock = clock
+        self._polls: Counter[str] = Counter()
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
         self._loop_turns = CallerTurns()
@@ -202,7 +205,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
-        reply = await asyncio.shield(self._begin_in_turn(subscriber_id, request))
+        turn = self._begin_in_turn(subscriber_id, request)
+        try:
+            reply = await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            await asyncio.wait([turn])  # so long it counts as its caller's
+            raise
         if isinstance(reply, SubscriberRefused):
             await _refuse(context, reply)
         return reply
@@ -212,6 +220,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
+        if self._polls[subscriber_id] >= MAX_POLLS_OF_SUBSCRIBER:
+            rule = f"{MAX_POLLS_OF_SUBSCRIBER} polls of {subscriber_id} are under way, which is the limit"
+            await _refuse(context, SubscriberRefused(f"{rule}. Take their answers."))
+        self._polls[subscriber_id] += 1
+        context.add_done_callback(lambda _: self._end_poll(subscriber_id))
         with self._presence.polling(parse_agent_id(subscriber_id)):
             return await self._answer_poll(subscriber_id, request, context)
 
@@ -233,6 +246,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
+
+    def _end_poll(self, subscriber_id: str) -> None:
+        self._polls[subscriber_id] -= 1
+        if not self._polls[subscriber_id]:
+            del self._polls[subscriber_id]
 
     async def _check_owner(self, subscriber_id: str, context: Any) -> None:
         try:
