@@ -54,15 +54,20 @@ def test_a_round_of_the_loop_has_one_slice() -> None:
     assert all(former < later for former, later in itertools.pairwise(rounds))
 
 
-def test_a_turn_that_is_cancelled_passes_on() -> None:
+@pytest.mark.parametrize("is_given", [False, True])
+def test_a_turn_that_is_cancelled_passes_on(is_given: bool) -> None:
+    """Before it is given, or between that and the caller's next step: else nobody had a turn any more."""
+
     async def run() -> None:
         turns = CallerTurns()
-        async with TurnSlice(turns, "one"):
-            cancelled = asyncio.create_task(turns.acquire("two"))
-            await asyncio.sleep(0)
+        await turns.acquire("one")
+        cancelled = asyncio.create_task(turns.acquire("two"))
+        last = asyncio.create_task(turns.acquire("three"))
+        await asyncio.sleep(0)
+        if not is_given:
             cancelled.cancel()
-            last = asyncio.create_task(turns.acquire("three"))
-            await asyncio.sleep(0)
+        turns.release()
+        asyncio.get_running_loop().call_later(0.0, cancelled.cancel)
         await last
 
     asyncio.run(run())
