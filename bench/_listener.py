@@ -12,7 +12,7 @@ from sublet_borrower.new_data.postgres_head_listener import subscribe_heads
 
 def main(url: str) -> None:
     """Listen, and ignore what is received."""
-    stop = subscribe_heads(url, lambda heads: None)
+    stop = subscribe_heads(url, lambda heads: None, lambda is_listening: None)
     sys.stdin.read()
     stop()
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from sublet_borrower.consumer.session import Session
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.spark.common.options import StreamOptions, to_camel_case
+from sublet_borrower.spark.common.source_options import StreamOptions, to_camel_case
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_borrower.spark.source.batch_options import BatchQueryOptions
 from sublet_leader.observe.settings import MetricsSettings

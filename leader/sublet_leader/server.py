@@ -62,7 +62,7 @@ from sublet_protocol.pubsub.server import SERVER_OPTIONS, PubSubServer, make_pub
 from sublet_protocol.tick import Tick
 from sublet_protocol.tls.files import TlsFiles
 from sublet_protocol.tls.server import make_server_credentials
-from sublet_storage.db.advisory_lock import LockKeeper
+from sublet_storage.db.liveness_lock import LockKeeper
 from sublet_storage.groups.admin.node_desired_state import NodeDesiredState
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import MAINTENANCE
@@ -105,7 +105,7 @@ class NodeServer:
         listen: ListenAddress,
         settings: LeaderSettings | None = None,
         announce: Callable[[str], None] = log.info,
-        notify: str = "poll",
+        notify: str = "postgres",
         http: HttpOptions | None = None,
         tls: TlsFiles | None = None,
         is_auth_required: bool = False,

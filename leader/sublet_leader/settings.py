@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sublet_protocol.domain.settings_base import CrossSettingRule, SettingsBase
-from sublet_storage.db.advisory_lock import LockTimes
+from sublet_storage.db.liveness_lock import LockTimes
 
 _SLACK = 1 + 1e-9
 """Scaling may change an exact equality in the last bit."""

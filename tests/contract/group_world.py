@@ -14,8 +14,8 @@ from sublet_protocol.domain.epochs import LowerFrontier, UpperFrontier
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
-from sublet_storage.db.advisory_lock import acquire_lock
 from sublet_storage.db.connect import connect
+from sublet_storage.db.liveness_lock import acquire_lock
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.consumer_progress import next_session_epoch
@@ -35,7 +35,7 @@ from sublet_storage.groups.model.records import (
     LendingStatus,
     StartingPosition,
 )
-from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
 from sublet_storage.spaces.routing import Space
@@ -110,7 +110,7 @@ class World:
         """A block of so many messages, in these epochs."""
         found = {(epoch,) for epoch in epochs}
         bounds = (
-            EpochBounds(LowerFrontier.from_epochs(found).least, UpperFrontier.from_epochs(found).greatest)
+            BlockEpochRange(LowerFrontier.from_epochs(found).least, UpperFrontier.from_epochs(found).greatest)
             if found
             else None
         )

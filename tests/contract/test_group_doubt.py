@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -9,22 +10,38 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
+from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     Group,
     Lending,
     LendingChange,
     LendingStatus,
     ReleaseStream,
-    UnreserveStream,
 )
-from tests.contract.group_world import FINISHED, FREE, HELD, INVALID, REFUSED, TWO, PostgresWorld, World, granted
+from tests.contract.group_world import (
+    FINISHED,
+    FREE,
+    HELD,
+    INVALID,
+    LEASE_S,
+    REFUSED,
+    TWO,
+    PostgresWorld,
+    World,
+    granted,
+)
 
 RESERVED = LendingStatus.RESERVED
 HOLD_S = 90.0
+SLOW_HISTORY = """
+create function nap() returns trigger language plpgsql as $$ begin perform pg_sleep(0.05); return new; end $$;
+create trigger nap before insert on lending_history for each row execute function nap()"""
 
 
 def grant_to(stream_id: int, session: str | None = "etl", epoch: int | None = 7) -> GrantStream:
@@ -127,7 +144,7 @@ def test_after_its_time_it_is_anybodys(world: World) -> None:
     """History then says what may be seen twice."""
     etl = Etl(world)
     ended = etl.end()
-    due = UnreserveStream(etl.stream, ended.grant_id, "not back")
+    due = FreeReservedStream(etl.stream, ended.grant_id, "not back")
     etl.wait(HOLD_S - 1)
     assert etl.refused(due).status is RESERVED
     assert etl.refused(replace(due, grant_id=etl.grant_id, is_forced=True)).status is RESERVED
@@ -142,7 +159,7 @@ def test_after_its_time_it_is_anybodys(world: World) -> None:
 
 def test_an_operator_may_end_it_before_its_time(world: World) -> None:
     etl = Etl(world)
-    assert etl.apply(UnreserveStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
+    assert etl.apply(FreeReservedStream(etl.stream, etl.end().grant_id, "operator", is_forced=True)).status is FREE
 
 
 @pytest.mark.parametrize(
@@ -214,7 +231,7 @@ def test_entire_epochs_are_in_doubt_until_consumed(world: World) -> None:
     assert planned.pending_in_doubt == doubt
     ended = world.applied(group, term, ForceRelease(stream, grant_id, "silent"))
     assert (ended.status, ended.pending_in_doubt) == (RESERVED, doubt)
-    freed = world.applied(group, term, UnreserveStream(stream, ended.grant_id, "operator", is_forced=True))
+    freed = world.applied(group, term, FreeReservedStream(stream, ended.grant_id, "operator", is_forced=True))
     assert freed.pending_in_doubt is None
     assert world.store.history(group.group_id)[-1].redelivery_end == 4
     back = world.applied(group, term, grant_to(stream, "etl", 8))
@@ -251,3 +268,22 @@ def test_a_failover_announces_what_may_come_again(postgres: PostgresWorld) -> No
     assert sorted(announced) == [(held, 0, 10), (planned, 2, 10), (free, 4, 10), (never, 0, 10)]
     assert postgres.row(group, term, planned).status is RESERVED
     assert postgres.row(group, term, empty).status is FREE
+
+
+@pytest.mark.conforms("E11", "P10")
+def test_a_failover_ends_grants_page_by_page(postgres: PostgresWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The statements of a large group would be canceled, at each claim: here each line of history takes 0.05 s."""
+    group, term, streams = postgres.led(60)
+    held, free = streams[:30], streams[30:]
+    for stream in streams:
+        postgres.append(stream, 1)
+    for stream in held:
+        granted(postgres, group, term, stream)
+    postgres.connection.execute("update leadership set timeline = 'the former'")
+    postgres.connection.execute(SLOW_HISTORY)
+    monkeypatch.setattr(lending_rows, "PAGE", 5)
+    with closing(PostgresGroupStore(postgres.url, postgres.clock, statement_timeout_s=1.2)) as store:
+        term = store.claim(group.group_id, TWO, LEASE_S).term
+    announced = [line.stream_id for line in postgres.store.history(group.group_id) if line.term == term]
+    assert set(announced) >= {*held, *free}
+    assert {row.status for row in postgres.store.load(group.group_id, term)} == {FREE}

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from sublet_storage.db.advisory_lock import compute_lock_key
+from sublet_storage.db.liveness_lock import compute_lock_key
 from sublet_storage.groups.model.records import (
     ForceRelease,
     GrantStream,

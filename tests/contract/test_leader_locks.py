@@ -10,9 +10,9 @@ import pytest
 
 from sublet_leader.election import LockAcquired, LockLost, LocksChecked
 from sublet_leader.settings import LeaderSettings
-from sublet_storage.db.advisory_lock import LockKeeper, acquire_lock, find_free_locks
 from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect
+from sublet_storage.db.liveness_lock import LockKeeper, acquire_lock, find_free_locks
 from sublet_storage.groups.model.records import LeaderLock
 from sublet_storage.node_directory import NodeRef
 from tests.contract.group_world import LEASE_S, ONE, TWO, PostgresWorld, World

@@ -14,7 +14,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows
 
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.spark.common.columns import all_columns
-from sublet_borrower.spark.common.options import StreamOptions, stream_options
+from sublet_borrower.spark.common.source_options import StreamOptions, stream_options
 from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 from tests.kit import eventually
 from tests.kit_nodes import SPEED

@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from sublet_leader.group.watch_events import GONE
-from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
+from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from tests.integration.sharing_kit import WAIT_S, Stage, last
 from tests.kit import eventually
 

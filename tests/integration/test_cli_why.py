@@ -19,13 +19,17 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
 )
-from sublet_storage.groups.status import diagnosis_queries
+from sublet_storage.groups.status import diagnosis_queries, overview
 from sublet_storage.groups.status.diagnosis_facts import StallReason
 from sublet_storage.node_directory import register
 from sublet_storage.producer import Publisher
-from sublet_storage.spaces.space_changes import rollover
+from sublet_storage.spaces.space_changes import create_space, rollover
 from tests.integration.cli_kit import Shell, done, refused
 from tests.integration.lending_kit import GROUP, NODE, SUBSCRIPTION, World, a_world, open_streams
+
+SLOW_AGE = """
+create or replace function appended_at(p_generation bigint, p_stream bigint, p_offset bigint) returns timestamptz
+language plpgsql as $$ begin perform pg_sleep(0.1); return clock_timestamp(); end $$"""
 
 
 @pytest.fixture
@@ -174,3 +178,16 @@ def test_a_group_that_is_well_does_not_sound_ill(shell: Shell, world: World, str
     world.write(ReleaseStream(second, held[second].grant_id, held[second].head, "left"))
     world.store.release(NODE, {world.group: world.term})
     assert said().startswith(f"{all_is_well}0, finished: 1.\n\nno_member: stream")
+
+
+def test_a_statement_reads_a_page_of_streams(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ages of all streams in one statement would take longer than that may: here each takes 0.1 s."""
+    monkeypatch.setattr(overview, "PAGE", 4)
+    monkeypatch.setattr(overview, "STATEMENT_TIMEOUT_S", 4.0)
+    create_space(world.conn, "wide", "orders/wide/#", shards=44)
+    world.conn.execute("update stream set head = 1 where state = 'open'")
+    world.conn.execute(SLOW_AGE)
+    answers = diagnosis_queries.diagnose_group(world.conn, SUBSCRIPTION)[1]
+    ids = [answer.stream.stream_id for answer in answers]
+    assert len(ids) > 44
+    assert ids == sorted(set(ids))

@@ -314,7 +314,7 @@ def test_who_begins_with_an_epoch_notifies_of_it(
         def publish(self, changes: Iterable[ObjectChange]) -> None:
             sent.extend(changes)
 
-    monkeypatch.setattr("sublet_storage.producer.epoch_capability.shared_publisher", lambda url: Recorder())
+    monkeypatch.setattr("sublet_storage.producer.epoch_lease.shared_publisher", lambda url: Recorder())
     with Publisher(database, space="default") as publisher:
         publisher.in_epoch(3)
         assert sent[0] == epoch_capabilities.frontier_change(conn, space)

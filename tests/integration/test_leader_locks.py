@@ -10,7 +10,7 @@ import signal
 import pytest
 
 from sublet_storage.bootstrap.embedded import EmbeddedPostgres
-from sublet_storage.db.advisory_lock import LOCK_CLASS
+from sublet_storage.db.liveness_lock import LOCK_CLASS
 from tests.integration.sharing_kit import WAIT_S, Stage, last
 from tests.kit import eventually
 

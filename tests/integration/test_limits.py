@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -291,5 +291,46 @@ def test_others_have_their_turn_between_slices() -> None:
             assert {len(ping.borrower_ids) for ping in pings} == {limits.SLICE_ITEMS}
             assert tuple(stream for report in reports for stream in report.streams) == streams
             assert Channel.BORROWER not in dict(node.subscriptions())
+
+    run(test)
+
+
+class _Untaken:
+    """A call whose client takes no answer."""
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callable[[object], None]] = []
+        self.trailers: tuple[tuple[str, str], ...] = ()
+
+    def peer(self) -> str:
+        return "ipv4:127.0.0.1:1"
+
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        self.callbacks.append(callback)
+
+    def set_trailing_metadata(self, trailers: tuple[tuple[str, str], ...]) -> None:
+        self.trailers = trailers
+
+    async def abort(self, code: grpc.StatusCode, text: str) -> None:
+        raise RuntimeError(code, text)
+
+
+def test_answers_that_are_not_taken_are_bounded() -> None:
+    """Each may have all that a mailbox gives at a time."""
+
+    async def test() -> None:
+        proof = proven("host")
+        async with a_node() as node:
+            calls = [_Untaken() for _ in range(limits.MAX_POLLS_OF_SUBSCRIBER)]
+            for call in calls:
+                await node.sessions.Poll(pb.PollRequest(**proof), call)
+            refused = _Untaken()
+            with pytest.raises(RuntimeError, match="are under way"):
+                await node.sessions.Poll(pb.PollRequest(**proof), refused)
+            assert RETRY_AFTER_METADATA in dict(refused.trailers)
+            for call in calls:
+                for over in call.callbacks:
+                    over(call)
+            await node.sessions.Poll(pb.PollRequest(**proof), _Untaken())
 
     run(test)

@@ -105,6 +105,18 @@ def test_without_push_changes_are_found_later(database: str, conn: Connection, n
         assert notifier.sent == 0
 
 
+@pytest.mark.conforms("D1")
+def test_behind_a_pooler_changes_are_found_later(database: str, conn: Connection) -> None:
+    """Nothing would arrive there, and without a word: the node polls as if it could not listen."""
+    stream = stream_of(conn, "default")
+    with PostgresProxy(database) as proxy:
+        proxy.pool()
+        with listening(database, through=proxy.url, read=make_snapshot_reader(lambda: [stream])) as received:
+            end = put(conn, stream, b"a")
+            eventually(lambda: received.subscriber.get("stream", str(stream)) == stream_change(stream, end, False))
+            assert received.subscriber.counters()["received"] == 0
+
+
 @pytest.mark.conforms("D6")
 def test_a_change_before_the_first_read_is_seen(
     database: str, conn: Connection, notifier: NotificationPublisher

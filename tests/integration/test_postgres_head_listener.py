@@ -57,7 +57,7 @@ def stage_settings() -> dict[str, str]:
 def received(url: str) -> Iterator[dict[int, int]]:
     """{stream: head} as told to this process so far."""
     heads: dict[int, int] = {}
-    stop = subscribe_heads(url, heads.update)
+    stop = subscribe_heads(url, heads.update, lambda _: None)
     try:
         yield heads
     finally:
@@ -150,7 +150,7 @@ def test_a_process_that_is_configured_so_never_listens(
     database: str, conn: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, "0")
-    stop = subscribe_heads(database, print)
+    stop = subscribe_heads(database, print, print)
     assert not [thread for thread in threading.enumerate() if isinstance(thread, PostgresHeadListener)]
     stop()
     monkeypatch.setenv(VARIABLE, "1")
@@ -164,7 +164,7 @@ def test_a_number_of_places_that_is_none_is_refused(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         InvalidSetting, match=rf"^{VARIABLE} is .*: it must be a whole number from 0 to 1000\. Leave it out for 8\.$"
     ):
-        subscribe_heads("postgresql:///x", print)
+        subscribe_heads("postgresql:///x", print, print)
 
 
 @pytest.mark.usefixtures("listened")
@@ -243,7 +243,7 @@ def test_a_direct_listener_takes_so_many_a_second() -> None:
     """What any user of the database sends is not decoded without end."""
     listener = PostgresHeadListener("never opened")
     taken: list[int] = []
-    listener.handlers = (lambda heads: taken.extend(heads.values()),)
+    listener.handlers = ((lambda heads: taken.extend(heads.values()), lambda _: None),)
     for head in range(1, MAX_NOTIFICATIONS_PER_S + 100):
         message = encode(ChangeNotification("p", "i", "stream", 1, 0, (stream_change(1, head, closed=False),)))
         listener.receive(encode_payload(message, 0).encode(), 5.0)

@@ -27,7 +27,7 @@ from sublet_protocol.domain.errors import (
 )
 from sublet_storage.db.connect import connect
 from sublet_storage.log.append import AppendOutcome, AppendResult, BlockAppend, append
-from sublet_storage.producer import AsyncPublisher, Publisher, epoch_capability
+from sublet_storage.producer import AsyncPublisher, Publisher, epoch_lease
 from sublet_storage.producer.batches.pending_batches import PendingBlock
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_changes import alter_space, create_space, drop_space, reshard, rollover
@@ -494,7 +494,7 @@ def test_epochs_of_a_lost_space_are_not_taken(database: str, conn: Connection, m
         connection.timeline = "another"
         return connection
 
-    monkeypatch.setattr(epoch_capability, "connect", connect_elsewhere)
+    monkeypatch.setattr(epoch_lease, "connect", connect_elsewhere)
     with Publisher(database, space="eu") as publisher:
         publisher.in_epoch(1)
     with Publisher(database, space="eu") as publisher:

@@ -11,9 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from sublet_borrower.consumer.session import Session
+from sublet_borrower.settings import BorrowerSettings
+from sublet_storage.db.connect import connect
 from sublet_storage.notify import catch_up_reads
 from sublet_storage.notify.changes import GROUP, KINDS, NODE, SPACE, NotifySettings
+from sublet_storage.notify.drivers.listener_slots import acquire_listener_slot
 from sublet_storage.notify.subscriber import NotificationSubscriber
+from sublet_storage.producer import Publisher
 from tests.integration.notify_kit import wait_until_caught_up
 from tests.integration.sharing_kit import WAIT_S, Stage
 from tests.kit import eventually
@@ -69,6 +74,39 @@ def test_consumers_are_notified_of_messages_by_push(staged: Staged, driver: str)
         news = stage.fleet.news(name)
         assert (news["pushed"] > 0) == (driver != "poll")
         assert news["polled"] > 0 or driver != "poll"
+
+
+@pytest.mark.conforms("D1", "D11")
+def test_nodes_push_no_heads_to_who_listens(staged: Staged, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They push them again to a process that has lost its place."""
+    stage = staged({})
+    stage.serve("n1")
+    monkeypatch.setenv("SUBLET_NOTIFY_DIRECT_LISTENERS", "1")
+    settings = BorrowerSettings().scaled(SPEED)
+    with Session("$share/g/#", stage.fleet.url, settings=settings) as session, connect(stage.fleet.url) as other:
+
+        def heads_at_node() -> int:
+            assert session.poll(0.05) is None
+            return len(stage.fleet.state("n1")["heads"])
+
+        def takes_the_place() -> bool:
+            others = "select pid from pg_stat_activity where application_name = 'sublet direct listener'"
+            other.execute(f"select pg_terminate_backend(pid) from ({others}) o")
+            return acquire_listener_slot(other)
+
+        eventually(lambda: session.assignment() and heads_at_node() == 0, WAIT_S)
+        eventually(takes_the_place, WAIT_S, every_s=0.001)
+        eventually(heads_at_node, WAIT_S)
+        other.close()
+        eventually(lambda: heads_at_node() == 0, WAIT_S)
+        with Publisher(stage.fleet.url) as publisher:
+
+            def is_pushed() -> bool:
+                publisher.publish("t", b"1").result(WAIT_S)
+                assert session.poll(WAIT_S)
+                return session.head_counters.pushed > 0
+
+            eventually(is_pushed, WAIT_S)
 
 
 @pytest.mark.conforms("D1", "D2", "D4", "D6", "P4", "P6", "R1", "R12", "E16")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,13 @@ from grpc_health.v1 import health_pb2
 
 from sublet_borrower.spark.job.driver_endpoint import DriverEndpoint
 from sublet_protocol.domain.access.rights import Right
-from sublet_protocol.domain.limits import MAX_COMMANDS, MAX_ITEMS, MAX_OPEN_REQUEST_BYTES, MAX_SESSION_REQUEST_BYTES
+from sublet_protocol.domain.limits import (
+    MAX_BATCHES_OF_PRINCIPAL,
+    MAX_COMMANDS,
+    MAX_ITEMS,
+    MAX_OPEN_REQUEST_BYTES,
+    MAX_SESSION_REQUEST_BYTES,
+)
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.v1 import sublet_pb2 as pb
@@ -133,6 +140,29 @@ def test_a_driver_has_the_bounds_too(driver: str) -> None:
     with grpc.insecure_channel(driver) as channel:
         for streams, story in ((EMPTY_STREAMS * 2, "limit of this method is"), (EMPTY_STREAMS, "300000 items")):
             assert story in refusal(channel, "/sublet.v1.Session/Commands", of_commands(progress(streams)))[1]
+
+
+@pytest.mark.long
+def test_a_sessions_request_comes_in_time(node: grpc.Channel, tokens: dict[str, str]) -> None:
+    """One that is left unfinished is not kept, and another principal's is read meanwhile."""
+    over = threading.Event()
+
+    def unfinished() -> Iterator[bytes]:
+        over.wait()
+        yield b""
+
+    call = node.stream_unary("/sublet.v1.Session/Commands")
+    calls = [
+        call.future(unfinished(), timeout=WAIT_S, metadata=bearer(tokens["nobody"]))
+        for _ in range(MAX_BATCHES_OF_PRINCIPAL)
+    ]
+    try:
+        empty = pb.CommandBatch().SerializeToString()
+        code, _ = refusal(node, "/sublet.v1.Session/Commands", empty, tokens["member"])
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert {each.code() for each in calls} == {grpc.StatusCode.INVALID_ARGUMENT}
+    finally:
+        over.set()
 
 
 @pytest.mark.conforms("X5")

@@ -36,7 +36,7 @@ def main(url: str, name: str, file: str = "") -> None:
         entire.replace(file)
         asyncio.get_running_loop().call_later(INTERVAL_S, watch)
 
-    notify = os.environ.get("SUBLET_NOTIFY", "poll")
+    notify = os.environ.get("SUBLET_NOTIFY", "postgres")
     listen = ListenAddress.parse("127.0.0.1:0", insecure=False)
     port = HttpOptions(listen, MetricsSettings.from_env(), read_admin_token())
     tls = TlsFiles.of_server(*(os.environ.get(f"SUBLET_TLS_{each}") for each in ("CERT", "KEY", "CLIENT_CA")))

@@ -1,4 +1,4 @@
-"""Histories of publishers in epochs, and readers that join them at any point: the world that `EpochSelection` is judged
+"""Histories of publishers in epochs, and readers that join them at any point: the world that `EpochFilter` is judged
 in.
 
 A world is drawn choice by choice, from dice or from hypothesis. After each step it remembers what one statement would
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier, is_at_or_before
-from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition
+from sublet_storage.log.epoch_selection import EpochFilter, StartingEpochs
 
 Choose = Callable[[int], int]
 """A number below the one that is given."""
@@ -118,15 +118,15 @@ class Reader:
 
     world: World
     joined: int
-    begin: EpochStartingPosition
-    selection: EpochSelection = field(init=False)
+    begin: StartingEpochs
+    selection: EpochFilter = field(init=False)
     given: list[list[int]] = field(default_factory=lambda: [[] for _ in SPACES])
     _position: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         view = self.world.views[self.joined]
-        self.selection = EpochSelection.starting_at(self.begin, view.lowers, view.begun)
-        self._position = list(view.heads) if self.begin is EpochStartingPosition.LATEST else [0] * len(SPACES)
+        self.selection = EpochFilter.starting_at(self.begin, view.lowers, view.begun)
+        self._position = list(view.heads) if self.begin is StartingEpochs.LATEST else [0] * len(SPACES)
 
     def read_all(self) -> Reader:
         """Look now and then until the history ends."""
@@ -179,13 +179,13 @@ class Reader:
 
     def _due(self, epoch: Epoch) -> bool:
         """By the definitions, from the messages that were there and the frontiers when it joined."""
-        if self.begin is EpochStartingPosition.EARLIEST:
+        if self.begin is StartingEpochs.EARLIEST:
             return True
         view = self.world.views[self.joined]
         least = [each for lower in view.lowers.values() if lower is not None for each in lower.least]
         if not any(is_at_or_before(each, epoch) for each in least):
             return False
-        if self.begin is EpochStartingPosition.ACTIVE:
+        if self.begin is StartingEpochs.ACTIVE:
             return True
         there = {e for log, head in zip(self.world.logs, view.heads, strict=True) for e in log[:head]}
         return not any(is_at_or_before(epoch, e) for e in there if any(is_at_or_before(each, e) for each in least))

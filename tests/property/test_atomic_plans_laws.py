@@ -15,7 +15,7 @@ from sublet_borrower.machine.events import ProgressReported, SavedProgress, Stre
 from sublet_borrower.planner import atomic_group_planner
 from sublet_borrower.planner.atomic_group_planner import EpochPlanner
 from sublet_borrower.planner.plan_ledger import PlanLedger
-from sublet_borrower.planner.planned_ranges import PlanLimits, StartableRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, RunnablePlannedRange
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, EpochStep, EpochStepPlanner
@@ -104,7 +104,7 @@ class Query:
                 SavedProgress(said.stream_id, said.grant_id, said.position, said.in_doubt, said.consumed)
             )
 
-    def _again(self, begun: StartableRange) -> list[int]:
+    def _again(self, begun: RunnablePlannedRange) -> list[int]:
         assert begun.step is not None
         stream, step = begun.planned.stream_id, begun.step
         log = self.logs[stream]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import EpochBounds, add_position_columns
+from sublet_storage.log.block import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
@@ -36,7 +36,7 @@ class Log:
         if allowed:
             first, some = len(self.messages), {epoch for epoch in allowed if epoch is not None}
             least, greatest = LowerFrontier.from_epochs(some).least, UpperFrontier.from_epochs(some).greatest
-            found = EpochBounds(least, greatest, None in allowed) if some else None
+            found = BlockEpochRange(least, greatest, None in allowed) if some else None
             self.messages += allowed
             self.marks.append(BlockEpochSummary(first, len(self.messages), len(allowed), self.lower, found))
 
@@ -194,8 +194,8 @@ def test_blocks_merged_meanwhile_are_read_once() -> None:
 def test_the_rest_of_a_merged_block_stays_behind() -> None:
     five, six = LowerFrontier(((5,),)), LowerFrontier(((6,),))
     done, merged = (
-        BlockEpochSummary(0, 5, 1, five, EpochBounds(((5,),), ((5,),))),
-        BlockEpochSummary(5, 20, 1, six, EpochBounds(((6,),), ((9,),))),
+        BlockEpochSummary(0, 5, 1, five, BlockEpochRange(((5,),), ((5,),))),
+        BlockEpochSummary(5, 20, 1, six, BlockEpochRange(((6,),), ((9,),))),
     )
     plan = EpochStepPlanner(0, ConsumedFrontier(10, five))
     plan.add_summaries(
@@ -211,7 +211,10 @@ def test_blocks_stored_elsewhere_are_read_as_well() -> None:
     plan = EpochStepPlanner(0, ConsumedFrontier(0))
     plan.add_summaries(
         BlockEpochSummaries(
-            (BlockEpochSummary(0, 5, 0, None, None), BlockEpochSummary(5, 9, 0, None, EpochBounds(((5,),), ((5,),)))),
+            (
+                BlockEpochSummary(0, 5, 0, None, None),
+                BlockEpochSummary(5, 9, 0, None, BlockEpochRange(((5,),), ((5,),))),
+            ),
             9,
             False,
             six,

@@ -16,18 +16,18 @@ from hypothesis import strategies as st
 from sublet_borrower.machine.agent import (
     Agent,
     CloseSubscription,
-    NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.events import ProgressReported
+from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
+from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node.events import (
     AgentMessageReceived,
     CommitWrites,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     NodeStarted,
     ShutdownRequested,
     WritesCommitFailed,
@@ -205,7 +205,8 @@ def test_a_node_survives_whatever_it_receives(data: st.DataObject) -> None:
                 if draw(st.integers(0, 9)) == 0 and play.requests and commit is not play.requests[0]:
                     fail_first(play)
             case 5:
-                play.do(ForcedRevokeRequested(draw(st.sampled_from([1, 2, BIG])), (draw(STREAMS),), "operator"))
+                forced = ForcedRevokeRequested((draw(STREAMS),), "operator")
+                play.do(GroupLeaderEvent(draw(st.sampled_from([1, 2, BIG])), forced))
             case 6 if draw(st.integers(0, 9)) == 0:
                 play.do(ShutdownRequested(play.now + 5.0))
             case _:

@@ -33,6 +33,7 @@ from sublet_storage.groups.model.lending_row import LendingRow
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     GroupOptions,
     GroupWrites,
@@ -44,7 +45,6 @@ from sublet_storage.groups.model.records import (
     RecordHistory,
     ReleaseStream,
     StartingPosition,
-    UnreserveStream,
 )
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
@@ -308,7 +308,7 @@ class Twins(RuleBasedStateMachine):
                 doubt = InDoubtRange(grant_id, position, position + which % 3, (0.0, 4.5, 4.5)[which % 3])
                 return AdvancePosition(stream, grant_id, position, in_doubt=doubt)
             case "unreserve":
-                return UnreserveStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
+                return FreeReservedStream(stream, grant_id, "not back", is_forced=which % 2 == 0)
             case "release":
                 return ReleaseStream(stream, grant_id, position, "leave", keep_s, position + which % 3)
             case "force_release":

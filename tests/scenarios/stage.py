@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from sublet_borrower.machine.agent import NodeLost, NodeMessageReceived, NodesDiscovered
+from sublet_borrower.machine.agent import NodeMessageReceived, NodesDiscovered
+from sublet_borrower.machine.events import NodeLost
+from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node.events import (
     AgentMessageReceived,
     DatabaseRequest,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     NodeStarted,
     ShutdownRequested,
 )
@@ -150,8 +152,9 @@ class Stage:
 
     def operator_takes(self, stream_id: int) -> None:
         """Whoever leads is told to take a stream back."""
+        event = GroupLeaderEvent(self._group_id, ForcedRevokeRequested((stream_id,), "operator"))
         for node in self.nodes.values():
-            node.soon(lambda node=node: node.handle(ForcedRevokeRequested(self._group_id, (stream_id,), "operator")))  # type: ignore[misc]
+            node.soon(lambda node=node: node.handle(event))  # type: ignore[misc]
 
     def delete_group(self) -> None:
         """An operator does; whoever subscribes next begins another life, under the next id."""

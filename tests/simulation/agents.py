@@ -10,7 +10,6 @@ from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
     CloseSubscription,
-    NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
@@ -18,7 +17,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.events import ProgressReported
+from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.grant_keys import TIMELINE_US
 from sublet_protocol.domain.subscriptions import Subscription

@@ -1,6 +1,6 @@
 """Advisory locks of nodes and agents in the simulated database, and each process's connection for them.
 
-A connection holds one lock and checks others, as in `sublet_storage.db.advisory_lock`: that of a process that dies is
+A connection holds one lock and checks others, as in `sublet_storage.db.liveness_lock`: that of a process that dies is
 closed, mostly at once and now and then late; that of a running process is cut, or dead only for the node, which opens
 another; a restart of the database closes all. It has its own random generator, and is part of most runs.
 """
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sublet_borrower.machine.agent import LockAbsent
 from sublet_leader.node.events import AgentPollChanged
-from sublet_storage.db.advisory_lock import (
+from sublet_storage.db.liveness_lock import (
     LockAcquired,
     LockEvent,
     LockLost,

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import TYPE_CHECKING
 
+from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.node.events import (
     AgentMessageReceived,
     AgentPollChanged,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     NodeDesiredStateRead,
     NodeEvent,
     NodeStarted,
@@ -79,7 +80,7 @@ class SimulatedNode(Process):
 
     def revoke(self, group_id: int, streams: tuple[int, ...]) -> None:
         """Revoke streams for an operator."""
-        self._in_this_life(lambda: self.handle(ForcedRevokeRequested(group_id, streams, "operator")))
+        self._in_this_life(lambda: self.handle(GroupLeaderEvent(group_id, ForcedRevokeRequested(streams, "operator"))))
 
     def order(self, *, draining: bool, step_down: Mapping[int, int]) -> None:
         """Deliver an operator's desired state: to lead nothing, or not under these terms."""

@@ -9,7 +9,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.block import BlockEpochRange
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -102,7 +102,7 @@ class Publishers:
         if self._lowered_heads.holds(stream_id):
             return
         some = {epoch for epoch in epochs if epoch is not None}
-        bounds = EpochBounds(
+        bounds = BlockEpochRange(
             LowerFrontier.from_epochs(some).least, UpperFrontier.from_epochs(some).greatest, None in epochs
         )
         at_us = self._world.wall_us()

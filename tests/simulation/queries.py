@@ -27,7 +27,7 @@ from sublet_borrower.planner.planned_ranges import (
     PlannedRange,
     PlannedRangeStatus,
     PlannerStream,
-    StartableRange,
+    RunnablePlannedRange,
     resolve_outcome,
 )
 from sublet_protocol.messages.borrower_leader import GrantOutcome
@@ -122,7 +122,7 @@ class Query(Session):
         self._planning.restore((*before, *batch.done), batch.ranges)
         self._resume(set(batch.ranges), [])
 
-    def _resume(self, open: set[PlannedRange], again: list[StartableRange]) -> None:
+    def _resume(self, open: set[PlannedRange], again: list[RunnablePlannedRange]) -> None:
         """Resolve which ranges of the batch are to be repeated; lost ones are left out of it."""
         for planned in tuple(open):
             if (found := self._planning.restart(planned)) is not None:
@@ -183,17 +183,17 @@ class Query(Session):
         else:
             self._soon(lambda: self._write_down(begun))
 
-    def _write_down(self, begun: Sequence[StartableRange]) -> None:
+    def _write_down(self, begun: Sequence[RunnablePlannedRange]) -> None:
         batch = Batch(self._group_id, tuple(one.planned for one in begun), self._unsaved())
         self._checkpoint.batches.append(batch)
         self._world.say(self._agent.name, f"begins batch {len(self._checkpoint.batches)}:", batch)
         self._run(begun)
 
-    def _run(self, begun: Sequence[StartableRange]) -> None:
+    def _run(self, begun: Sequence[RunnablePlannedRange]) -> None:
         slow = self._whims.uniform(5, 18) if self._whims.random() < 0.05 else self._whims.uniform(0.05, 1.0)
         self._later(slow, self._if_alive(lambda: self._put_into_sink(begun)))
 
-    def _put_into_sink(self, begun: Sequence[StartableRange]) -> None:
+    def _put_into_sink(self, begun: Sequence[RunnablePlannedRange]) -> None:
         checkpoint = self._checkpoint
         number, group_id = len(checkpoint.batches), checkpoint.batches[-1].group_id
         if checkpoint.in_sink < number:

@@ -16,7 +16,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
 )
 from sublet_borrower.settings import BorrowerSettings
-from sublet_leader.election.lock_watch import AgentWatch
+from sublet_leader.election.lock_watch import DeadAgentDetector
 from sublet_leader.group.events import AgentsGone
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.messages.borrower_leader import (
@@ -27,7 +27,7 @@ from sublet_protocol.messages.borrower_leader import (
     Ping,
     PingResponse,
 )
-from sublet_storage.db.advisory_lock import LockAcquired, LockLost, LocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import LockAcquired, LockLost, LocksChecked, compute_lock_key
 from tests.unit.leader_bench import Bench
 from tests.unit.test_agent_machine import NODES, SUBSCRIPTION, TERM, Play
 
@@ -47,16 +47,16 @@ def look(at: float, *, is_free: bool = True, connected_at: float = 0.0) -> Locks
     return LocksChecked(connected_at, at, at + 0.01, free, held)
 
 
-def watching(missing_at: float = 10.0) -> AgentWatch:
+def watching(missing_at: float = 10.0) -> DeadAgentDetector:
     """A node that has seen the agent's lock held, and whose poll is missing now."""
-    watch = AgentWatch(SETTINGS)
+    watch = DeadAgentDetector(SETTINGS)
     watch.note_message("a", WANTED, 9.0)
     watch.check(look(9.1, is_free=False))
     watch.note_poll("a", False, missing_at)
     return watch
 
 
-def gone(watch: AgentWatch, *looks: LocksChecked) -> list[bool]:
+def gone(watch: DeadAgentDetector, *looks: LocksChecked) -> list[bool]:
     """For each of the looks, whether the agent counts as gone by then."""
     return ["a" in watch.check(each) for each in looks]
 
@@ -87,7 +87,7 @@ def test_a_message_begins_the_grace_anew() -> None:
 
 def test_a_lock_never_seen_held_means_nothing() -> None:
     """The agent's database may be another one, or a standby."""
-    watch = AgentWatch(SETTINGS)
+    watch = DeadAgentDetector(SETTINGS)
     watch.note_message("a", WANTED, 9.0)
     watch.check(look(9.1))
     watch.note_poll("a", False, 10.0)
@@ -116,7 +116,7 @@ def test_a_watch_ends_with_the_eviction_time() -> None:
 
 def test_a_former_leaders_word_counts() -> None:
     """That the lock was held when the row was granted, where this connection has never seen it held."""
-    watch = AgentWatch(SETTINGS)
+    watch = DeadAgentDetector(SETTINGS)
     watch.watch({"a"}, 10.0)
     assert gone(watch, look(9.9), look(10.1), look(10.95), look(11.2)) == [False, False, False, True]
 
@@ -132,7 +132,7 @@ def test_a_lock_free_before_the_watch_began_is_new() -> None:
 @pytest.mark.parametrize("comes", ["message", "poll"])
 def test_who_comes_is_watched_no_longer(comes: str) -> None:
     """It reclaims: an older look says nothing of what it holds then."""
-    watch = AgentWatch(SETTINGS)
+    watch = DeadAgentDetector(SETTINGS)
     watch.watch({"a"}, 10.0)
     gone(watch, look(10.1))
     if comes == "message":

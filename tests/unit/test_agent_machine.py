@@ -10,7 +10,6 @@ from sublet_borrower.machine.agent import (
     AgentEvent,
     AgentOutcome,
     CloseSubscription,
-    NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
@@ -18,7 +17,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
+from sublet_borrower.machine.events import NodeLost, ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.messages.borrower_leader import (
     BorrowerEndReason,

@@ -7,7 +7,7 @@ import pytest
 from sublet_borrower.planner.common_epoch_end import meet_completed, plan_steps
 from sublet_borrower.planner.planned_ranges import PlanLimits
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary, EpochStepPlanner
 
 
@@ -18,7 +18,7 @@ def lower(epoch: int) -> LowerFrontier:
 def stream(completed: int | None, *epochs: int) -> EpochStepPlanner:
     """A block of ten messages of each epoch, written when all before it was completed."""
     blocks = tuple(
-        BlockEpochSummary(10 * number, 10 * number + 10, 100, lower(epoch), EpochBounds(((epoch,),), ((epoch,),)))
+        BlockEpochSummary(10 * number, 10 * number + 10, 100, lower(epoch), BlockEpochRange(((epoch,),), ((epoch,),)))
         for number, epoch in enumerate(epochs)
     )
     entire = EpochStepPlanner(0, ConsumedFrontier(0))
@@ -63,7 +63,7 @@ def test_a_batch_has_the_rest_of_a_begun_block() -> None:
     """As compaction leaves it: messages without epochs, of which those before offset 15 are consumed."""
     entire = EpochStepPlanner(0, ConsumedFrontier(15, lower(2)))
     blocks = (
-        BlockEpochSummary(0, 10, 100, lower(1), EpochBounds(((7,),), ((7,),))),
+        BlockEpochSummary(0, 10, 100, lower(1), BlockEpochRange(((7,),), ((7,),))),
         BlockEpochSummary(10, 20, 100, lower(2), None),
     )
     entire.add_summaries(BlockEpochSummaries(blocks, 20, False, lower(3), 1))

@@ -12,7 +12,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream, EpochStepEn
 from sublet_borrower.streams.session_assignment import SessionAssignment
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.messages.borrower_leader import Grant, GrantOutcome
-from sublet_storage.log.block import EpochBounds, add_position_columns
+from sublet_storage.log.block import BlockEpochRange, add_position_columns
 from sublet_storage.log.column_encoding import BLOCK_SCHEMA
 from sublet_storage.log.fetch import LogPage
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
@@ -52,7 +52,7 @@ class Play:
         granted = self.granted
         blocks = [
             BlockEpochSummary(
-                BLOCK * place, BLOCK * (place + 1), 1, before(epoch), EpochBounds(((epoch,),), ((epoch,),))
+                BLOCK * place, BLOCK * (place + 1), 1, before(epoch), BlockEpochRange(((epoch,),), ((epoch,),))
             )
             for place, epoch in enumerate(self.epochs)
         ]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import shlex
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
 from contextvars import Context
 from types import SimpleNamespace
@@ -189,6 +190,9 @@ class _Context:
     def peer(self) -> str:
         return "ipv4:127.0.0.1:1"
 
+    def add_done_callback(self, callback: Callable[[object], None]) -> None:
+        """The call lasts longer than the test."""
+
     async def abort(self, code: grpc.StatusCode, text: str) -> None:
         raise RuntimeError(code, text)
 
@@ -205,11 +209,17 @@ def call(gate: AccessGate, method: str, answer: Any, *metadata: tuple[str, str])
         if handler is None:
             return None
         try:
-            return await (handler.unary_unary or handler.stream_unary)(b"", _Context(*metadata))
+            if handler.unary_unary is not None:
+                return await handler.unary_unary(b"", _Context(*metadata))
+            return await handler.stream_unary(_one_request(), _Context(*metadata))
         except RuntimeError as error:
             return error.args[0]
 
     return asyncio.run(run())
+
+
+async def _one_request() -> AsyncIterator[bytes]:
+    yield b""
 
 
 async def _answers(request: object, context: object) -> str:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import pytest
 
+from sublet_leader.group.events import ForcedRevokeRequested
 from sublet_leader.group.watch_events import GroupWatchEvent
 from sublet_leader.node.database_request_executor import execute
 from sublet_leader.node.events import (
@@ -14,7 +15,7 @@ from sublet_leader.node.events import (
     ClaimLeadership,
     CommitWrites,
     DatabaseRequest,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
@@ -31,6 +32,7 @@ from sublet_leader.node.events import (
 )
 from sublet_leader.node.group_event_publisher import MAX_QUERIES_OF_CALLER
 from sublet_leader.node.machine import Node
+from sublet_leader.node.pending_changes import MAX_CHANGES_PER_COMMIT
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import (
@@ -49,7 +51,7 @@ from sublet_protocol.messages.borrower_leader import (
     UpdateProgress,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.groups.model.records import Leadership, StartingPosition
+from sublet_storage.groups.model.records import Leadership, LendingStatus, StartingPosition
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store import groups
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -531,6 +533,24 @@ def test_one_commit_at_a_time() -> None:
     assert sorted((e.stream_id, e.position) for w in second.batch for e in w.changes) == [(1, 7), (2, 9)]  # type: ignore[union-attr]
 
 
+def test_many_changes_leave_in_several_commits() -> None:
+    """One transaction of all would be canceled on a busy machine, and be done again for ever."""
+    streams = MemoryCatalogue()
+    streams.add_space(shards=2 * MAX_CHANGES_PER_COMMIT + 1)
+    play = Play(store=MemoryGroupStore(streams, lambda: 1_700_000_000_000_000))
+    play.want()
+    play.now = 1.0
+    play.do(Tick())
+    sizes = []
+    while play.requests:
+        if isinstance(commit := play.requests[0], CommitWrites):
+            sizes.append(sum(len(writes.changes) for writes in commit.batch))
+        play.answer()
+        play.do(Tick(), play.now + 0.1)
+    assert max(sizes) <= MAX_CHANGES_PER_COMMIT
+    assert all(row.status is LendingStatus.HELD for row in play.store.rows(1).values())
+
+
 def test_a_failed_commit_is_written_again() -> None:
     play, commit = writing()
     play.do(WritesCommitFailed(commit, is_outcome_unknown=False))
@@ -622,8 +642,8 @@ def test_a_broken_leader_costs_only_its_group(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_revoke_is_given_to_its_leader() -> None:
     play = leading()
-    play.do(ForcedRevokeRequested(1, (1,), "operator"))
-    play.do(ForcedRevokeRequested(9, (1,), "operator"))
+    play.do(GroupLeaderEvent(1, ForcedRevokeRequested((1,), "operator")))
+    play.do(GroupLeaderEvent(9, ForcedRevokeRequested((1,), "operator")))
     assert [m.stream_id for m in play.received(Revoke)] == [1]
 
 

@@ -23,7 +23,7 @@ from sublet_storage.notify.publisher_machine import (
     CloseRequested,
     Event,
     NotificationPublisherMachine,
-    NotificationPublisherStatus,
+    NotificationPublisherState,
     NotificationSendersOpened,
 )
 
@@ -182,7 +182,7 @@ def test_leaving_sends_what_waits_and_a_goodbye() -> None:
         ChangeNotification("p", "i", "stream", 2, 1, (head(1, 2),)),
         NotificationHeartbeat("p", "i", {"stream": 2}, is_leaving=True),
     ]
-    assert harness.machine.status is NotificationPublisherStatus.CLOSED
+    assert harness.machine.status is NotificationPublisherState.CLOSED
     assert harness.notify(2.0, head(1, 3)) == []
     assert harness.do(NotificationSendersOpened(None), 3.0) == []
     assert harness.wake_at is None

@@ -21,5 +21,5 @@ def test_what_takes_long_is_logged_once(caplog: pytest.LogCaptureFixture, monkey
 
     monkeypatch.setattr(retry, "WARN_AFTER_S", 0.0)
     with caplog.at_level(logging.WARNING):
-        assert call_with_retry(attempt, lambda error: True, Backoff(first_s=0.0)) == "done"
-    assert [record.message for record in caplog.records] == ["call not done yet, retrying: took_s=0: gone"]
+        assert call_with_retry("publish", attempt, lambda error: True, Backoff(first_s=0.0)) == "done"
+    assert [record.message for record in caplog.records] == ["not done yet, retrying: action=publish took_s=0: gone"]

@@ -41,7 +41,7 @@ REVEALED = {
     "bench/tls.py": 1,  # of a token that it has made, into its own environment
     "protocol/sublet_protocol/pubsub/wire.py": 2,  # of an agent's key, into the requests that it proves
     "protocol/sublet_protocol/messages/borrower_leader_codec.py": 1,  # of a grant's key, into the grant
-    "storage/sublet_storage/groups/coordinator/lending_rows.py": 1,  # of a grant's key, into its row
+    "storage/sublet_storage/groups/coordinator/lending_statements.py": 1,  # of a grant's key, into its row
     "storage/sublet_storage/groups/consumer_progress.py": 2,  # of a grant's key, into the calls that demand it
     "borrower/sublet_borrower/planner/grant_key_handoff.py": 1,  # of a grant's key, into a file of the same user
 }

@@ -18,6 +18,7 @@ from sublet_borrower.spark.job import driver_link, task
 from sublet_borrower.spark.job.shutdown_signals import ShutdownSignals
 from sublet_borrower.streams.batch import Batch
 from sublet_borrower.util.network_loop import network_loop
+from sublet_storage.util import retry
 from tests.kit import eventually
 
 LONG_S = 60.0
@@ -134,11 +135,14 @@ def _no_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_driver")
-def test_a_task_that_leaves_needs_no_database(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_leaves_needs_no_database(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retry, "WARN_AFTER_S", 0.0)
     work = some_work("t", "postgresql://127.0.0.1:1/none")
 
     def end_it() -> None:
-        eventually(lambda: caplog.text.count("session not opened") >= 2, LONG_S)
+        eventually(lambda: "action=open session" in caplog.text, LONG_S)
         os.kill(os.getpid(), signal.SIGTERM)
 
     with ThreadPoolExecutor(1) as threads, the_process_ends(signal.SIGTERM):

@@ -19,7 +19,6 @@ from sublet_borrower.machine.agent import (
     AgentOutcome,
     CloseSubscription,
     LockAbsent,
-    NodeLost,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
@@ -27,7 +26,7 @@ from sublet_borrower.machine.agent import (
     SubscriptionClosed,
     SubscriptionProgressed,
 )
-from sublet_borrower.machine.events import ProgressReported
+from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
@@ -42,7 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockKeeper, LockLost
+from sublet_storage.db.liveness_lock import LockKeeper, LockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,7 @@ class AgentLoop:
         self._listed: tuple[str, ...] = ()
         self._queues: dict[int, SessionEventQueue] = {}
         self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
+        self._has_direct_heads = False
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
         self._is_looking_up = False
@@ -144,6 +144,10 @@ class AgentLoop:
         """End a subscription to the stream's head."""
         self._loop.call_soon_threadsafe(self._head_subscriptions.remove, handle, subscription)
 
+    def set_direct_heads(self, has_direct_heads: bool) -> None:
+        """Subscribe to heads at nodes, or not while they come from the database itself."""
+        self._loop.call_soon_threadsafe(self._set_direct_heads, has_direct_heads)
+
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Return whether a user call on this stream may begin now."""
         return self._machine.may_start_call(handle, stream_id, grant_id, boottime_clock())
@@ -201,8 +205,7 @@ class AgentLoop:
         for address, message in outcome.sends:
             self._send(address, message)
         self._notify(outcome)
-        for handle in tuple(self._queues):  # others may begin or end meanwhile
-            self._head_subscriptions.set_leader_node(handle, self._machine.leader_node(handle))
+        self._move_head_subscriptions()
         if outcome.needs_discovery:
             self._look_up()
         if self._timer is not None:
@@ -210,6 +213,15 @@ class AgentLoop:
             self._timer = None
         if outcome.wake_at is not None:
             self._timer = self._loop.call_later(max(outcome.wake_at - boottime_clock(), 0.001), self._handle, Tick())
+
+    def _set_direct_heads(self, has_direct_heads: bool) -> None:
+        self._has_direct_heads = has_direct_heads
+        self._move_head_subscriptions()
+
+    def _move_head_subscriptions(self) -> None:
+        for handle in tuple(self._queues):  # others may begin or end meanwhile
+            node = None if self._has_direct_heads else self._machine.leader_node(handle)
+            self._head_subscriptions.set_leader_node(handle, node)
 
     def _notify(self, outcome: AgentOutcome) -> None:
         for update in outcome.updates:

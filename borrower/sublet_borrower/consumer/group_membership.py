@@ -75,6 +75,7 @@ class GroupMembership(Generic[A]):
         self.handle = 0
         self.is_leaving = self.is_closed = self.is_given_up = False
         self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
+        self._is_listening = False
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
             self.reader, self.url = transport.reader, transport.url
@@ -83,7 +84,7 @@ class GroupMembership(Generic[A]):
             is_newest = name is not None and is_name_stable
             self.session_epoch = transport.next_session_epoch(group, name or "") if is_newest else 0
             if transport.subscribe_heads is not None:
-                opened.callback(transport.subscribe_heads(self._on_heads))
+                opened.callback(transport.subscribe_heads(self._on_heads, self._on_listening))
             self.resources = opened.pop_all()
         self.monitor = NewDataMonitor(
             self.assignment,
@@ -176,6 +177,8 @@ class GroupMembership(Generic[A]):
     def _subscribe_head(self, subscription: HeadSubscriptionId) -> None:
         self._head_subscriptions[subscription.stream_id] = subscription
         self.agent.subscribe_head(self.handle, subscription)
+        if self._is_listening:
+            self._confirm_push(subscription)
 
     def _unsubscribe_head(self, subscription: HeadSubscriptionId) -> None:
         if self._head_subscriptions.get(subscription.stream_id) == subscription:
@@ -187,3 +190,14 @@ class GroupMembership(Generic[A]):
         for stream_id, head in heads.items():
             if (subscription := self._head_subscriptions.get(stream_id)) is not None:
                 self.events.put(HeadPushed(subscription, head))
+
+    def _on_listening(self, is_listening: bool) -> None:
+        """Take heads from the direct listener alone, or from nodes again."""
+        self._is_listening = is_listening
+        self.agent.set_direct_heads(is_listening)
+        for subscription in tuple(self._head_subscriptions.values()) if is_listening else ():
+            self._confirm_push(subscription)
+
+    def _confirm_push(self, subscription: HeadSubscriptionId) -> None:
+        """Let the monitor know that the stream's heads are pushed, as a node does by its answer."""
+        self.events.put(HeadPushed(subscription, 0))

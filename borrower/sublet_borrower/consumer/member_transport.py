@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sublet_borrower.fetch.database_reader import DatabaseReader
 from sublet_borrower.fetch.stream_fetcher import GrantedStreamReader
-from sublet_borrower.new_data.postgres_head_listener import OnHeads, subscribe_heads
+from sublet_borrower.new_data.postgres_head_listener import OnHeads, OnListening, subscribe_heads
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.bootstrap.database import open_database
 from sublet_storage.db.connect import connect
@@ -28,7 +28,7 @@ class MemberTransport:
     discover_nodes: Callable[[], Sequence[str]]
     next_session_epoch: Callable[[Subscription, str], int]
     url: str | None = None
-    subscribe_heads: Callable[[OnHeads], Callable[[], None]] | None = None
+    subscribe_heads: Callable[[OnHeads, OnListening], Callable[[], None]] | None = None
 
 
 def database_transport(

@@ -150,6 +150,7 @@ class NodeReader:
         backoff = Backoff(total_s=timeout_s)
         try:
             return call_with_retry(
+                method,
                 lambda: self._query_nodes(method, request, decode, timeout_s / len(self._nodes), backoff.left_s),
                 lambda error: isinstance(error, RetryableCallError),
                 backoff,

@@ -16,9 +16,17 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from sublet_borrower.machine import events as borrower_events
 from sublet_borrower.machine.borrower import Borrower, InheritedState, SubscriptionRequest
-from sublet_borrower.machine.events import AssignmentUpdate, BorrowerEnded, ProgressReported
+from sublet_borrower.machine.events import (
+    AssignmentUpdate,
+    BorrowerEnded,
+    BorrowerOutcome,
+    Event,
+    LeaderMessageReceived,
+    LeaveRequested,
+    NodeLost,
+    ProgressReported,
+)
 from sublet_borrower.machine.transitions import BorrowerStatus
 from sublet_borrower.settings import BorrowerSettings
 from sublet_protocol.domain.limits import MAX_BORROWERS
@@ -31,7 +39,7 @@ from sublet_protocol.messages.borrower_leader import (
     ToLeader,
 )
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 
 SUSPECT_S = 10.0
 """How long a node that failed to answer is tried only after the others."""
@@ -65,13 +73,6 @@ class NodeMessageReceived:
 
     node: str
     message: ToBorrower
-
-
-@dataclass(frozen=True, slots=True)
-class NodeLost:
-    """The event that the connection to that node is dead."""
-
-    node: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +178,7 @@ class Agent:
                 self._receive(event.node, event.message, now)
             case NodeLost():
                 self._suspect(event.node, now)
-                self._pass_all(borrower_events.NodeLost(event.node), now)
+                self._pass_all(event, now)
             case NodesDiscovered():
                 self._learn(event.nodes, now)
             case SubscriptionProgressed():
@@ -242,7 +243,7 @@ class Agent:
     def _replace_all(self, reason: str, now: float) -> None:
         for handle, borrower in tuple(self.borrowers.items()):
             over = Invalidate(borrower.borrower_id, 0, BorrowerEndReason.RETRY, reason)
-            self._pass(handle, borrower_events.LeaderMessageReceived("", over), now)
+            self._pass(handle, LeaderMessageReceived("", over), now)
 
     def _open(self, handle: int, request: SubscriptionRequest, now: float) -> None:
         if self._waiting is None:
@@ -255,7 +256,7 @@ class Agent:
         if self._waiting is not None and self._waiting.pop(event.handle, None) is not None:
             self._out.updates.append(SubscriptionClosed(event.handle, BorrowerEndReason.DONE, "left before it began"))
         else:
-            self._pass(event.handle, borrower_events.LeaveRequested(event.reason), now)
+            self._pass(event.handle, LeaveRequested(event.reason), now)
 
     def _outcome(self, now: float) -> AgentOutcome:
         for node, ids in self._out.pings.items():
@@ -269,12 +270,12 @@ class Agent:
         self._queried_nodes.pop(message.borrower_id, None)
         if handle is None:
             return
-        self._pass(handle, borrower_events.LeaderMessageReceived(node, message), now)
+        self._pass(handle, LeaderMessageReceived(node, message), now)
         if isinstance(message, LeaderConnectResponse) and self._failed_lately(message.address, now):
             borrower = self.borrowers.get(handle)
             if borrower is not None and borrower.status is BorrowerStatus.CONNECTING:
                 # That leader may be dead, and the node that names it its successor before it could answer.
-                self._pass(handle, borrower_events.NodeLost(message.address), now)
+                self._pass(handle, NodeLost(message.address), now)
 
     def _make(self, handle: int, request: SubscriptionRequest, inheritance: InheritedState | None, now: float) -> None:
         self._borrower_count += 1
@@ -290,16 +291,16 @@ class Agent:
         self._handles[borrower.borrower_id] = handle
         self._carry_out(handle, borrower, borrower.start(now), now)
 
-    def _pass_all(self, event: borrower_events.Event, now: float) -> None:
+    def _pass_all(self, event: Event, now: float) -> None:
         for handle in tuple(self.borrowers):
             self._pass(handle, event, now)
 
-    def _pass(self, handle: int, event: borrower_events.Event, now: float) -> None:
+    def _pass(self, handle: int, event: Event, now: float) -> None:
         borrower = self.borrowers.get(handle)
         if borrower is not None:
             self._carry_out(handle, borrower, borrower.decide(event, now), now)
 
-    def _carry_out(self, handle: int, borrower: Borrower, outcome: borrower_events.BorrowerOutcome, now: float) -> None:
+    def _carry_out(self, handle: int, borrower: Borrower, outcome: BorrowerOutcome, now: float) -> None:
         chosen: str | None = None
         for send in outcome.sends:
             if send.node is None:
@@ -337,7 +338,7 @@ class Agent:
         self._failed_at = {node: at for node, at in self._failed_at.items() if node in self._nodes}
         if not set(self._nodes) <= set(previous_nodes):
             for handle in tuple(self.borrowers):
-                self._pass(handle, borrower_events.NodeLost(""), now)
+                self._pass(handle, NodeLost(""), now)
 
     def _choose(self, borrower: Borrower, now: float) -> str | None:
         """Choose the node to query for the leader. One that was queried and has not answered at all is not the first

@@ -37,7 +37,7 @@ class HeadSubscriptions:
             del self._follows[handle][follow.stream_id]
 
     def set_leader_node(self, handle: int, node: str | None) -> None:
-        """Move the session's subscriptions to its leader's node; None: it has no leader."""
+        """Move the session's subscriptions to its leader's node; None: to no node."""
         if self._nodes.get(handle) == node:
             return
         for stream_id in self._follows.get(handle, {}):

@@ -32,6 +32,9 @@ BACKOFF_MAX_S = 300.0
 OnHeads = Callable[[Mapping[int, int]], None]
 """Called with {stream: head}, of any stream, on the listener's thread."""
 
+OnListening = Callable[[bool], None]
+"""Called with whether the process listens: when that changes, on any thread, which it must not block."""
+
 
 class PostgresHeadListener(StoppableThread):
     """The listener thread of a process, which listens while it has a slot and tries to acquire one while it has
@@ -41,7 +44,8 @@ class PostgresHeadListener(StoppableThread):
     def __init__(self, url: str) -> None:
         super().__init__("sublet direct listener")
         self._url = url
-        self.handlers: tuple[OnHeads, ...] = ()
+        self.handlers: tuple[tuple[OnHeads, OnListening], ...] = ()
+        self.is_listening = False
         self._rate = NotificationRateLimiter()
 
     def run(self) -> None:
@@ -54,17 +58,26 @@ class PostgresHeadListener(StoppableThread):
                 ) as connection:
                     if acquire_listener_slot(connection):
                         backoff.reset()
+                        self._set_listening(True)
                         for payload in receive_payloads(connection, self):
                             self.receive(payload, time.monotonic())
             except (psycopg.Error, SubletError, OSError) as error:  # the last: no more files
                 log.info("direct listener not connected, using nodes: %s", error)
+            finally:
+                self._set_listening(False)
             self.sleep(backoff.draw_pause_s())
 
     def receive(self, payload: bytes, now: float) -> None:
-        """Pass on the heads of a payload, of as many as a node takes in in a second: nodes push the others."""
+        """Pass on the heads of a payload, of as many as a node takes in in a second: polls find the others."""
         heads = decode_heads(payload) if self._rate.take(now) else {}
-        for handler in self.handlers if heads else ():
-            self.call_handler(handler, heads)
+        for on_heads, _ in self.handlers if heads else ():
+            self.call_handler(on_heads, heads)
+
+    def _set_listening(self, is_listening: bool) -> None:
+        with _lock:
+            has_changed, self.is_listening = self.is_listening != is_listening, is_listening
+            for _, on_listening in self.handlers if has_changed else ():
+                self.call_handler(on_listening, is_listening)
 
 
 _open: dict[tuple[str, str], PostgresHeadListener] = {}
@@ -72,9 +85,9 @@ _open: dict[tuple[str, str], PostgresHeadListener] = {}
 _lock = threading.Lock()
 
 
-def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
-    """Call `on_heads` with new heads from now on. Return the function that ends that, to be called once. Raise
-    `InvalidSetting`.
+def subscribe_heads(url: str, on_heads: OnHeads, on_listening: OnListening) -> Callable[[], None]:
+    """Call `on_heads` with new heads from now on, while the process listens. Return the function that ends that, to be
+    called once. Raise `InvalidSetting`.
     """
     if direct_listener_slots() == 0:
         return lambda: None
@@ -89,11 +102,13 @@ def subscribe_heads(url: str, on_heads: OnHeads) -> Callable[[], None]:
                 log.info("direct listener not connected, using nodes: %s", error)
                 return lambda: None
             _open[database] = listener
-        listener.handlers = (*listener.handlers, on_heads)
+        listener.handlers = (*listener.handlers, (on_heads, on_listening))
+        if listener.is_listening:
+            on_listening(True)
 
     def stop() -> None:
         with _lock:
-            listener.handlers = tuple(each for each in listener.handlers if each is not on_heads)
+            listener.handlers = tuple(each for each in listener.handlers if each[0] is not on_heads)
             is_last = not listener.handlers and _open.get(database) is listener
             if is_last:
                 del _open[database]

@@ -132,7 +132,11 @@ class NodePublishSender(threading.Thread):
 
         try:
             answer = call_with_retry(
-                lambda: self._call_node(request, batch.num_rows, backoff), may_try_again, backoff, self._giving_up.wait
+                "publish",
+                lambda: self._call_node(request, batch.num_rows, backoff),
+                may_try_again,
+                backoff,
+                self._giving_up.wait,
             )
         except RetryableCallError as error:
             self._timeout.record_timeout()

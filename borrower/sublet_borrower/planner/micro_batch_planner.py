@@ -22,7 +22,7 @@ from sublet_borrower.planner.planned_ranges import (
     PlannedRange,
     PlannedRangeStatus,
     PlannerStream,
-    StartableRange,
+    RunnablePlannedRange,
     resolve_outcome,
 )
 from sublet_borrower.settings import BorrowerSettings
@@ -107,7 +107,7 @@ class MicroBatchPlanner:
         """Take over what is known of earlier processes of this session, first of all: see `PlanLedger.restore`."""
         self._ledger.restore(done, begun)
 
-    def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[StartableRange], list[PlannedRange]]:
+    def resolve_started(self, begun: Iterable[PlannedRange]) -> tuple[list[RunnablePlannedRange], list[PlannedRange]]:
         """Wait until the outcome of each is known. Return those that are to be done again, and those that other members
         have, or may get. All others were done, and that is durable.
 
@@ -193,7 +193,7 @@ class MicroBatchPlanner:
         """Note that these are done for good; the next `plan` reports it to the leader."""
         self._ledger.acknowledge(done)
 
-    def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[StartableRange]:
+    def plan(self, limits: PlanLimits, wait_s: float = 0.0, *, finite: bool = False) -> list[RunnablePlannedRange]:
         """Return the ranges to process next, saved in the rows, with those planned before and not acknowledged.
 
         `wait_s`: how long to wait for new messages where there are none; it waits at least `PLAN_SAVED_TIMEOUT_S` for a

@@ -25,7 +25,7 @@ from sublet_borrower.machine.events import (
     StreamGranted,
     StreamRemoved,
 )
-from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, StartableRange
+from sublet_borrower.planner.planned_ranges import PlannedRange, PlannerStream, RunnablePlannedRange
 from sublet_borrower.streams.granted_stream import with_final_error
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
@@ -187,7 +187,7 @@ class PlanLedger:
             for granted in self._granted.values():
                 self._settle(granted)
 
-    def restart(self, planned: PlannedRange) -> StartableRange | None:
+    def restart(self, planned: PlannedRange) -> RunnablePlannedRange | None:
         """Return the begun range, as it is to be done again; None if its stream is no longer held."""
         with self.changed:
             granted = self._granted.get(planned.stream_id)
@@ -359,7 +359,7 @@ class PlanLedger:
         with self.changed:
             return any(granted.in_doubt is not None and not granted.is_plan_saved for granted in self._granted.values())
 
-    def take_saved_plans(self) -> list[StartableRange]:
+    def take_saved_plans(self) -> list[RunnablePlannedRange]:
         """Return what is planned and saved, by stream, and mark it as begun."""
         with self.changed:
             ready = [

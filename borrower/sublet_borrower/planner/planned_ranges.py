@@ -77,7 +77,7 @@ def resolve_outcome(planned: PlannedRange, last: LastPlannedRange | None) -> Pla
 
 
 @dataclass(frozen=True, slots=True)
-class StartableRange:
+class RunnablePlannedRange:
     """Messages that may be begun: those planned from `position` on that match the filter; in an atomic group those of
     the step. `grant_id`: under which the stream is held now.
     """
@@ -153,12 +153,14 @@ class PlannerStream:
         return self.is_stopping or self.is_at_end
 
     @property
-    def to_started(self) -> StartableRange | None:
+    def to_started(self) -> RunnablePlannedRange | None:
         """Return what is planned and saved; None if nothing is."""
         if self.in_doubt is None or not self.is_plan_saved or (self.step_planner is not None and self.step is None):
             return None
         grant, planned = self.grant, PlannedRange.from_in_doubt(self.grant.stream_id, self.in_doubt)
-        return StartableRange(planned, grant.grant_id, self.position, grant.generation_id, grant.filter, self.step)
+        return RunnablePlannedRange(
+            planned, grant.grant_id, self.position, grant.generation_id, grant.filter, self.step
+        )
 
     @property
     def known_end(self) -> int:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class DefaultSource(DataSource):
     """The data source `sublet`: a group's messages as a stream of rows, history as a table, and rows as messages. The
-    options are those of `sublet_borrower.spark.common.options`, `.source.batch_options` and `.sink.options`.
+    options are those of `sublet_borrower.spark.common.source_options`, `.source.batch_options` and `.sink.options`.
     """
 
     @classmethod
@@ -49,7 +49,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 Spark's name
         """Return the reader of a query."""
         from sublet_borrower.spark.common.columns import select_columns
-        from sublet_borrower.spark.common.options import stream_options
+        from sublet_borrower.spark.common.source_options import stream_options
         from sublet_borrower.spark.source.stream_reader import SubletStreamReader
 
         return SubletStreamReader(stream_options(self.options), select_columns(schema))

@@ -27,7 +27,7 @@ from sublet_borrower.machine.events import (
 )
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.thread_lock_release import release_fully
+from sublet_borrower.util.interrupted_lock_release import release_fully
 from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
 from sublet_protocol.domain.topics import TopicFilter

@@ -30,16 +30,16 @@ from sublet_leader.election.events import (
     ResignAll,
     StartCampaign,
 )
-from sublet_leader.election.lock_watch import AgentWatch
+from sublet_leader.election.lock_watch import DeadAgentDetector
 from sublet_leader.election.machine import Election
 from sublet_leader.election.transitions import TRANSITIONS, Action, ElectionEventKind, ElectionStatus
-from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 
 __all__ = [
     "TRANSITIONS",
     "Action",
-    "AgentWatch",
     "ClaimCompleted",
+    "DeadAgentDetector",
     "Election",
     "ElectionEventKind",
     "ElectionOutcome",

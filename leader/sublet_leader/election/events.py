@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockEvent
+from sublet_storage.db.liveness_lock import LockEvent
 from sublet_storage.groups.model.records import LeaderLock, Leadership
 
 

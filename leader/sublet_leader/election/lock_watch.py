@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
-from sublet_storage.db.advisory_lock import LocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import LocksChecked, compute_lock_key
 
 
 class LockWatch:
@@ -53,7 +53,7 @@ class _MissingAgent:
     was_held: bool = False
 
 
-class AgentWatch:
+class DeadAgentDetector:
     """Finds the agents whose process has ended: no poll of theirs is held, nothing comes from them, and for
     `reconnect_grace_s` every check has found their locks free.
 

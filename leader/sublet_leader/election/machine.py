@@ -26,7 +26,7 @@ from sublet_leader.election.lock_watch import LockWatch
 from sublet_leader.election.transitions import TRANSITIONS, ElectionEventKind, ElectionStatus
 from sublet_leader.settings import CLOCKS_APART, LeaderSettings
 from sublet_protocol.tick import Tick
-from sublet_storage.db.advisory_lock import LockAcquired, LockEvent, LockLost, LocksChecked
+from sublet_storage.db.liveness_lock import LockAcquired, LockEvent, LockLost, LocksChecked
 from sublet_storage.groups.model.records import LeaderLock
 
 

@@ -33,6 +33,7 @@ from sublet_storage.groups.model.records import (
     UNREADABLE,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     Group,
     LendingStatus,
@@ -40,7 +41,6 @@ from sublet_storage.groups.model.records import (
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
-    UnreserveStream,
 )
 
 _NEVER = float("inf")
@@ -351,7 +351,7 @@ class AssignmentManager:
         assert entry is not None
         row = entry.lending
         reason = f"session {row.session!r} has not come back to what it left in doubt"
-        self._streams.enqueue(UnreserveStream(stream_id, row.grant_id, reason))
+        self._streams.enqueue(FreeReservedStream(stream_id, row.grant_id, reason))
 
     def _compute_reserved_s(self, entry: StreamEntry) -> float:
         """Return how long the stream of a leaving holder is reserved for its session once it is free."""

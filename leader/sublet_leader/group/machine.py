@@ -48,6 +48,7 @@ from sublet_storage.groups.model.records import (
     COMMAND,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     Group,
     GroupDesiredState,
@@ -61,7 +62,6 @@ from sublet_storage.groups.model.records import (
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
-    UnreserveStream,
 )
 
 MAX_REASON_CHARS = 500
@@ -367,7 +367,7 @@ class GroupLeader:
                 self._assignments.progress_written(entry, answer.change, applied, now)
             case ReleaseStream() | ForceRelease():
                 self._assignments.end_written(entry, answer.change, applied, now)
-            case UnreserveStream() | RecordHistory():
+            case FreeReservedStream() | RecordHistory():
                 pass  # the row has the present state
             case _:
                 assert_never(answer.change)

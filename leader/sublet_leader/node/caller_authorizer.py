@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Collection, Iterable, Iterator
 
+from sublet_leader.group.events import MemberRightRevoked
 from sublet_leader.group.machine import GroupLeader
-from sublet_leader.node.events import GroupOpenCompleted, MemberRightRevoked, SessionEpochRead
+from sublet_leader.node.events import GroupLeaderEvent, GroupOpenCompleted, SessionEpochRead
 from sublet_leader.node.group_event_publisher import parse_leader_query
 from sublet_protocol.domain.access.rights import ALL, Right
 from sublet_protocol.domain.errors import PermissionDenied, Unavailable, UsageError
@@ -62,7 +63,7 @@ class CallerAuthorizer:
             caller.check_token()
             _check_subscribe(caller, channel, key)
 
-    def find_denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
+    def find_denied_members(self, leaders: Iterable[GroupLeader]) -> Iterator[GroupLeaderEvent]:
         """Yield the members that have lost the right to be one. An agent that is away is checked when it comes back, as
         its principal was dropped."""
         leaders = tuple(leaders)
@@ -70,7 +71,7 @@ class CallerAuthorizer:
         self._unjudged = frozenset(agents.difference(self._principals))
         yield from self._find_denied(leaders, agents)
 
-    def find_denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[MemberRightRevoked]:
+    def find_denied_on_return(self, agent: str, leaders: Iterable[GroupLeader]) -> Iterator[GroupLeaderEvent]:
         """Yield the same for an agent that has sent a message, if it was away when the rights changed. Yields nothing
         while the rules are too old: the agent is checked later."""
         if agent not in self._unjudged:
@@ -79,7 +80,7 @@ class CallerAuthorizer:
             yield from tuple(self._find_denied(tuple(leaders), {agent}))
             self._unjudged -= {agent}
 
-    def _find_denied(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[MemberRightRevoked]:
+    def _find_denied(self, leaders: Iterable[GroupLeader], agents: Collection[str]) -> Iterator[GroupLeaderEvent]:
         for leader in leaders:
             group = leader.group.subscription
             for member in leader.members:
@@ -89,7 +90,7 @@ class CallerAuthorizer:
                 caller = self._gate.make_caller(principal, member.agent)
                 if not caller.may(Right.JOIN, group.filter, group.group):
                     problem = caller.denied_error(Right.JOIN, group.filter, group.group)
-                    yield MemberRightRevoked(leader.group.group_id, member.borrower_id, str(problem))
+                    yield GroupLeaderEvent(leader.group.group_id, MemberRightRevoked(member.borrower_id, str(problem)))
 
     def expel_watchers(self) -> None:
         """Disconnect subscribers that may no longer watch what they subscribe to; when they reconnect, that is

@@ -144,20 +144,6 @@ class AgentPollChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberRightRevoked:
-    """A member of a group that may be led here has lost the right to be one."""
-
-    group_id: int
-    borrower_id: str
-    reason: str
-
-    @property
-    def for_leader(self) -> group_events.Event:
-        """Return the event of the group's leader."""
-        return group_events.MemberRightRevoked(self.borrower_id, self.reason)
-
-
-@dataclass(frozen=True, slots=True)
 class GroupOpenCompleted:
     """Answer to `OpenGroup`: the group; or None with the reason, `is_final` if a retry cannot help. `is_limited`: its
     principal has reached its limit of created groups for now."""
@@ -266,17 +252,11 @@ class LeaderLookupRequested:
 
 
 @dataclass(frozen=True, slots=True)
-class ForcedRevokeRequested:
-    """Revoke these streams of a group led here, by force at the revoke deadline."""
+class GroupLeaderEvent:
+    """An event of the leader of a group that may be led here."""
 
     group_id: int
-    stream_ids: tuple[int, ...]
-    reason: str
-
-    @property
-    def for_leader(self) -> group_events.Event:
-        """Return the event of the group's leader."""
-        return group_events.ForcedRevokeRequested(self.stream_ids, self.reason)
+    event: group_events.Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,8 +301,7 @@ NodeEvent = (
     | AgentMessageReceived
     | AgentPollChanged
     | LeaderLookupRequested
-    | ForcedRevokeRequested
-    | MemberRightRevoked
+    | GroupLeaderEvent
     | StreamsChanged
     | NodeDesiredStateRead
     | ShutdownRequested

@@ -2,7 +2,8 @@
 
 The flow of a first subscriber: `LeaderWanted` comes in, the group is opened, its leadership claimed, its rows loaded, a
 `GroupLeader` made and the message passed to it. Other borrowers wait meanwhile. If another node leads, the answer is
-its address. Writes of all groups leave in one `CommitWrites` at a time; later writes go into the next.
+its address. Writes of all groups leave in one `CommitWrites` at a time; later writes, and what is too much for
+one, go into the next.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from sublet_leader.election.leadership_restrictions import LeadershipRestriction
 from sublet_leader.group import events as group_events
 from sublet_leader.group.machine import GroupLeader
 from sublet_leader.group.watch_events import STEP_DOWN, GroupWatchEvent, transient_record
-from sublet_leader.node.caller_counts import CallerCounts
+from sublet_leader.node.caller_quota import CallerQuota
 from sublet_leader.node.events import (
     AgentMessageReceived,
     AgentPollChanged,
     ClaimLeadership,
     CommitWrites,
     DatabaseAnswer,
-    ForcedRevokeRequested,
+    GroupLeaderEvent,
     GroupLoadCompleted,
     GroupOpenCompleted,
     LeaderLookupCompleted,
@@ -33,7 +34,6 @@ from sublet_leader.node.events import (
     LeadershipRenewalCompleted,
     LoadGroup,
     LookUpLeader,
-    MemberRightRevoked,
     NodeDesiredStateRead,
     NodeEvent,
     NodeOutcome,
@@ -51,8 +51,8 @@ from sublet_leader.node.events import (
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER, LeaderLookups
 from sublet_leader.node.known_groups import KnownGroups
 from sublet_leader.node.message_reassembler import MessageReassembler
-from sublet_leader.node.pending_changes import PendingWrites
-from sublet_leader.node.session_epochs import DrawnSessionEpochs
+from sublet_leader.node.pending_changes import PendingWrites, take_batch
+from sublet_leader.node.session_epoch_check import SessionEpochChecker
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import UsageError
 from sublet_protocol.domain.subscriptions import Subscription
@@ -89,11 +89,11 @@ class Node:
         self.ref, self.settings = ref, settings
         self.election = el.Election(settings, ref.incarnation)
         self.leaders: dict[int, GroupLeader] = {}
-        self.query_counts = CallerCounts(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
+        self.query_counts = CallerQuota(MAX_QUERIES_OF_CALLER, MAX_QUERIES)
         self.registry = KnownGroups(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._agent_watch = el.AgentWatch(settings)
+        self._agent_watch = el.DeadAgentDetector(settings)
         self._pending_writes: dict[int, PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
@@ -102,7 +102,7 @@ class Node:
         self._inquiries = LeaderLookups()
         self._parts = MessageReassembler()
         self.foreign_pings = 0
-        self._session_epochs = DrawnSessionEpochs(self.query_counts)
+        self._session_epochs = SessionEpochChecker(self.query_counts)
         self._out = NodeOutcomeBuilder()
 
     # --- entry point --------------------------------------------------------------------------------------------------
@@ -120,8 +120,8 @@ class Node:
                 self._agent_watch.note_poll(event.agent, event.is_held, now)
             case LeaderLookupRequested():
                 self._on_leader_query(event)
-            case ForcedRevokeRequested() | MemberRightRevoked():
-                self._run_led((event.group_id,), event.for_leader, now)
+            case GroupLeaderEvent(group_id, leader_event):
+                self._run_led((group_id,), leader_event, now)
             case StreamsChanged():
                 self._read_streams_again(event, now)
             case NodeDesiredStateRead():
@@ -426,8 +426,7 @@ class Node:
         self._wake[group_id] = _NEVER if outcome.wake_at is None else outcome.wake_at
         if outcome.changes or outcome.sync_streams:
             pending_writes = self._pending_writes.setdefault(group_id, PendingWrites(leader.term))
-            pending_writes.changes.extend(outcome.changes)
-            pending_writes.needs_sync = pending_writes.needs_sync or outcome.sync_streams
+            pending_writes.add(outcome.changes, outcome.sync_streams)
         if outcome.stop_reason is not None:
             self._step_down(group_id, outcome.stop_reason)
             self._elect(el.Resign(group_id), now)
@@ -435,10 +434,8 @@ class Node:
     def _commit(self) -> None:
         if self._committing or not self._pending_writes:
             return
-        batch = tuple(GroupWrites(g, u.term, tuple(u.changes), u.needs_sync) for g, u in self._pending_writes.items())
-        self._pending_writes.clear()
         self._committing = True
-        self._out.requests.append(CommitWrites(batch))
+        self._out.requests.append(CommitWrites(take_batch(self._pending_writes)))
 
     def _on_commit_answered(self, answer: WritesCommitted | WritesCommitFailed, now: float) -> None:
         self._committing = False

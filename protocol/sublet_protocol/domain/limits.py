@@ -82,6 +82,14 @@ MAX_OPEN_REQUEST_BYTES = 1_024
 """Largest request of such a call, in bytes."""
 OPEN_REQUEST_S = 5.0
 """How long in seconds the request of such a call may take to come."""
+MAX_CALLS_OF_PRINCIPAL = 2_000
+"""Most calls of `Session/Commands` under way for one principal at a node that asks who calls, and of `Session/Poll`."""
+MAX_BATCHES_OF_PRINCIPAL = 32
+"""Most batches of commands of one principal that such a node reads and executes at a time; its others wait unread."""
+REQUEST_S = 10.0
+"""How long in seconds the request of a call of these may take to come, once it is its turn."""
+MAX_POLLS_OF_SUBSCRIBER = 4
+"""Most polls of a subscriber id under way: held, or answered and not taken yet."""
 MAX_SUBSCRIBERS_OF_CONNECTION = 1_000
 """Most subscriber ids on one connection to a node."""
 MAX_SUBSCRIBERS_OF_PRINCIPAL = 1_000
@@ -116,3 +124,5 @@ MAX_TOMBSTONE_BYTES = 8 << 20
 """What a node keeps of objects that were deleted, in bytes; of more, the newest."""
 SLICE_ITEMS = 200
 """So many items of a batch of commands are executed before other senders have their turn."""
+SLICE_S = 0.005
+"""And no more, once they have taken so many seconds."""

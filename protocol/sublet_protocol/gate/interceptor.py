@@ -11,8 +11,11 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import Unauthenticated
+from sublet_protocol.domain.limits import MAX_BATCHES_OF_PRINCIPAL
+from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
 from sublet_protocol.gate.gate import UNKNOWN, AccessGate, Caller
 from sublet_protocol.gate.open_call_limiter import OpenCallLimiter
+from sublet_protocol.gate.principal_call_limiter import PrincipalCallLimiter
 from sublet_protocol.gate.request_parser import parse_request
 from sublet_protocol.gate.rpc_rights import RPC_RIGHTS, RpcRight
 
@@ -32,6 +35,11 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
     def __init__(self, gate: AccessGate) -> None:
         self._gate, self._open_calls = gate, OpenCallLimiter()
+        self._turns = CallerTurns()
+        self._limiters = {
+            "/sublet.v1.Session/Commands": PrincipalCallLimiter(MAX_BATCHES_OF_PRINCIPAL),
+            "/sublet.v1.Session/Poll": PrincipalCallLimiter(),
+        }
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: Any) -> Any:
         """Return the method's handler behind the gate."""
@@ -66,9 +74,13 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         }
         inner, make = kinds[streams_in, streams_out]
 
-        async def call(raw: bytes, context: Any) -> Any:
+        limiter = self._limiters.get(method) if self._gate.is_on else None
+
+        async def call(request: Any, context: Any) -> Any:
             caller = await self._admit_call(context, method)
-            answer = inner(await parse_request(raw, handler.request_deserializer, needed.max_bytes, context), context)
+            raw = request if limiter is None else await limiter.read(request, str(caller.principal), context)
+            parsing = parse_request(raw, handler.request_deserializer, needed.max_bytes, context)
+            answer = inner(await (parsing if limiter is None else self._take_turn(caller, parsing)), context)
             if hasattr(answer, "__aiter__"):
                 async for page in answer:
                     await context.write(page)
@@ -77,7 +89,14 @@ class GateInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             await _abort_unless_checked(caller, needed, context)
             return reply
 
+        if limiter is not None:
+            make = grpc.stream_unary_rpc_method_handler
         return make(call, None, handler.response_serializer)
+
+    async def _take_turn(self, caller: Caller, parsing: Awaitable[Any]) -> Any:
+        """Parse one request a round of the loop, which may take the time of many calls."""
+        async with TurnSlice(self._turns, str(caller.principal)):
+            return await parsing
 
     async def _admit_call(self, context: Any, method: str) -> Caller:
         authorization = _find_authorization(context.invocation_metadata())

@@ -6,7 +6,6 @@ all for an address that has as many calls under way as it may. A watch of health
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote
@@ -15,7 +14,7 @@ import grpc
 
 from sublet_protocol.domain.limits import MAX_OPEN_CALLS_OF_ADDRESS, OPEN_REQUEST_S
 from sublet_protocol.gate.client_address_counts import ClientAddressCounts
-from sublet_protocol.gate.request_parser import parse_request
+from sublet_protocol.gate.request_parser import parse_request, read_request
 
 
 class OpenCallLimiter:
@@ -41,25 +40,13 @@ class OpenCallLimiter:
                 await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
             self._counts.add(host)
             try:
-                raw = await self._read(requests, context)
+                raw = await read_request(requests, self._request_s, context)
                 request = await parse_request(raw, handler.request_deserializer, max_bytes, context)
                 return await inner(request, context)
             finally:
                 self._counts.remove(host)
 
         return kind(call, None, handler.response_serializer)
-
-    async def _read(self, requests: Any, context: Any) -> bytes:
-        try:
-            async with asyncio.timeout(self._request_s):
-                raw: bytes | None = await anext(aiter(requests), None)
-        except TimeoutError:
-            raw = None
-        if raw is None:
-            text = f"the request did not come within {self._request_s:g} s"
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
-            raise AssertionError("abort raises")
-        return raw
 
 
 def parse_host(peer: str) -> str:

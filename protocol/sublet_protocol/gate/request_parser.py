@@ -1,7 +1,8 @@
-"""Parses requests within the bound of their method: a few bytes of a request may become a hundred times as many."""
+"""Reads requests, and parses them within the bound of their method: a few bytes may become a hundred times as many."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -20,3 +21,16 @@ async def parse_request(raw: bytes, parse: Callable[[bytes], Any], max_bytes: in
         return parse(raw)
     except DecodeError:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, NO_REQUEST)
+
+
+async def read_request(requests: Any, request_s: float, context: Any) -> bytes:
+    """Return the one request of a stream. Abort the call if it does not come in time."""
+    try:
+        async with asyncio.timeout(request_s):
+            raw: bytes | None = await anext(aiter(requests), None)
+    except TimeoutError:
+        raw = None
+    if raw is None:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the request did not come within {request_s:g} s")
+        raise AssertionError("abort raises")
+    return raw

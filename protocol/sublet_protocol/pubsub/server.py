@@ -24,11 +24,12 @@ from sublet_protocol.domain.limits import (
     HANDSHAKE_S,
     IDLE_CONNECTION_S,
     MAX_CALLS_OF_CONNECTION,
+    MAX_POLLS_OF_SUBSCRIBER,
     MAX_PUBLISH_BYTES,
     MAX_SUBSCRIBERS_OF_CONNECTION,
     MAX_SUBSCRIBERS_OF_PRINCIPAL,
-    SLICE_ITEMS,
 )
+from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
 from sublet_protocol.messages.agent_key import parse_agent_id
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION
 from sublet_protocol.messages.feed import RETRY_AFTER_METADATA
@@ -61,6 +62,7 @@ SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", wire.MAX_REPLY_BYTES),
     ("grpc.compression_enabled_algorithms_bitset", 1 << grpc.Compression.NoCompression.value),
     ("grpc.so_reuseport", 0),
+    ("grpc.http2.bdp_probe", 0),
     ("grpc.max_concurrent_streams", MAX_CALLS_OF_CONNECTION),
     ("grpc.server_handshake_timeout_ms", round(HANDSHAKE_S * 1000)),
     ("grpc.max_connection_idle_ms", round(IDLE_CONNECTION_S * 500)),  # gRPC closes it after one to two times that
@@ -138,8 +140,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         self._presence = _PollPresence(on_poll, clock)
         self._channels = channels
         self._clock = clock
+        self._polls: Counter[str] = Counter()
         self._held: dict[str, asyncio.Future[bool]] = {}
         self._turns: dict[str, asyncio.Task[Any]] = {}
+        self._loop_turns = CallerTurns()
         self._unknown: set[str] = set()
         self._of_connection: dict[str, set[str]] = {}
         self._of_principal: dict[str, set[str]] = {}
@@ -201,7 +205,12 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
-        reply = await asyncio.shield(self._begin_in_turn(subscriber_id, request))
+        turn = self._begin_in_turn(subscriber_id, request)
+        try:
+            reply = await asyncio.shield(turn)
+        except asyncio.CancelledError:
+            await asyncio.wait([turn])  # so long it counts as its caller's
+            raise
         if isinstance(reply, SubscriberRefused):
             await _refuse(context, reply)
         return reply
@@ -211,6 +220,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         subscriber_id = await _check_request(request, context)
         await self._check_owner(subscriber_id, context)
         await self._admit(subscriber_id, context)
+        if self._polls[subscriber_id] >= MAX_POLLS_OF_SUBSCRIBER:
+            rule = f"{MAX_POLLS_OF_SUBSCRIBER} polls of {subscriber_id} are under way, which is the limit"
+            await _refuse(context, SubscriberRefused(f"{rule}. Take their answers."))
+        self._polls[subscriber_id] += 1
+        context.add_done_callback(lambda _: self._end_poll(subscriber_id))
         with self._presence.polling(parse_agent_id(subscriber_id)):
             return await self._answer_poll(subscriber_id, request, context)
 
@@ -232,6 +246,11 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
                 return wire.encode_poll_reply(self.publisher.incarnation, unknown=True)
             case SubscriberRefused():
                 return await _refuse(context, answer)
+
+    def _end_poll(self, subscriber_id: str) -> None:
+        self._polls[subscriber_id] -= 1
+        if not self._polls[subscriber_id]:
+            del self._polls[subscriber_id]
 
     async def _check_owner(self, subscriber_id: str, context: Any) -> None:
         try:
@@ -287,7 +306,10 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return await self._execute(subscriber_id, request)
 
     async def _execute(self, subscriber_id: str, request: Any) -> Any:
-        turn = _LoopSlice()
+        async with TurnSlice(self._loop_turns, self._principal() or parse_agent_id(subscriber_id)) as turn:
+            return await self._execute_in_slices(subscriber_id, request, turn)
+
+    async def _execute_in_slices(self, subscriber_id: str, request: Any, turn: TurnSlice) -> Any:
         commands: list[ReceivedCommand] = []
         for command in request.commands:
             commands.append(self._authorize(subscriber_id, wire.decode_command(command, self._channels)))
@@ -318,14 +340,14 @@ class PubSubServer(sublet_pb2_grpc.SessionServicer):  # type: ignore[misc]
         return command
 
     async def _hand_over(
-        self, subscriber_id: str, index: int, message: object, turn: _LoopSlice
+        self, subscriber_id: str, index: int, message: object, turn: TurnSlice
     ) -> CommandRefusal | None:
         """Hand the message over, so that an error with it affects its sender only."""
         try:
             for part, items in wire.split_message(message):
                 result = self._on_message(subscriber_id, part)
                 if inspect.isawaitable(result):
-                    await result
+                    await turn.wait(result)
                 await turn.spend(items)
         except SubletError as error:
             return CommandRefusal(index, str(error))
@@ -433,19 +455,6 @@ class _PollPresence:
             self._on_poll(agent, is_held)
         except Exception:
             log.exception("poll handler failed")
-
-
-class _LoopSlice:
-    """The time that a batch has used of the event loop; after a slice, others have their turn."""
-
-    def __init__(self) -> None:
-        self._items = 0
-
-    async def spend(self, items: int) -> None:
-        self._items += items
-        if self._items >= SLICE_ITEMS:
-            self._items = 0
-            await asyncio.sleep(0)
 
 
 def _find_excess(request: Any) -> str | None:

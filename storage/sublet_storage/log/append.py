@@ -18,7 +18,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.types.numeric import Int2, Int4, Int8
 
 from sublet_protocol.domain.errors import ProducerFenced, Unavailable, UnknownOutcome
-from sublet_storage.log.block import EpochBounds, PackedBlock
+from sublet_storage.log.block import BlockEpochRange, PackedBlock
 
 _APPEND = """
 select outcome, end_offset from append_block(
@@ -167,7 +167,7 @@ def _execute(conn: psycopg.Connection[Any], append: BlockAppend) -> psycopg.Curs
     return conn.execute(_APPEND, parameters, prepare=True, binary=True)
 
 
-def _encode_epochs(epochs: EpochBounds | None) -> str | None:
+def _encode_epochs(epochs: BlockEpochRange | None) -> str | None:
     if epochs is None:
         return None
     return json.dumps({"least": epochs.least, "greatest": epochs.greatest, "has_unset": epochs.has_unset})

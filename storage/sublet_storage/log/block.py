@@ -42,7 +42,7 @@ MAX_PACKED_BYTES = MAX_BLOCK_BYTES - (1 << 20)
 
 
 @dataclass(frozen=True, slots=True)
-class EpochBounds:
+class BlockEpochRange:
     """The least and the greatest epochs in a block. `has_unset`: there are messages without an epoch among the
     others."""
 
@@ -61,7 +61,7 @@ class PackedBlock:
     topics: list[str] | None
     codec: int
     payload: pa.Buffer
-    epochs: EpochBounds | None = None
+    epochs: BlockEpochRange | None = None
 
 
 def pack(batch: pa.RecordBatch, compression: str = "none") -> PackedBlock:
@@ -126,7 +126,7 @@ def build_topic_index(batch: pa.RecordBatch) -> list[str] | None:
     return topics.to_pylist() if len(topics) <= MAX_INDEXED_TOPICS else None
 
 
-def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
+def compute_epoch_bounds(batch: pa.RecordBatch) -> BlockEpochRange | None:
     """Return the bounds of the epochs of a block; None if no message has one. All epochs have the same number of
     dimensions."""
     column = batch.column("epoch")
@@ -136,14 +136,16 @@ def compute_epoch_bounds(batch: pa.RecordBatch) -> EpochBounds | None:
     numbers, mixed = pc.list_flatten(column), column.null_count > 0
     if len(numbers) == with_epoch:
         bounds = pc.min_max(numbers)
-        return EpochBounds(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
+        return BlockEpochRange(((bounds["min"].as_py(),),), ((bounds["max"].as_py(),),), mixed)
     distinct = {tuple(epoch) for epoch in column.drop_null().to_pylist()}
-    return EpochBounds(LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed)
+    return BlockEpochRange(
+        LowerFrontier.from_epochs(distinct).least, UpperFrontier.from_epochs(distinct).greatest, mixed
+    )
 
 
-def _get_only_epoch(batch: pa.RecordBatch) -> EpochBounds:
+def _get_only_epoch(batch: pa.RecordBatch) -> BlockEpochRange:
     epoch = tuple(batch.column("epoch")[0].as_py())
-    return EpochBounds((epoch,), (epoch,))
+    return BlockEpochRange((epoch,), (epoch,))
 
 
 def filter_by_topic(batch: pa.RecordBatch, filter: TopicFilter, topics: Sequence[str] | None = None) -> pa.RecordBatch:

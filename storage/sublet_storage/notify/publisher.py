@@ -34,7 +34,7 @@ from sublet_storage.notify.publisher_machine import (
     CloseRequested,
     Event,
     NotificationPublisherMachine,
-    NotificationPublisherStatus,
+    NotificationPublisherState,
     NotificationSendersOpened,
 )
 from sublet_storage.util.fork_guard import OwnerProcess
@@ -166,7 +166,7 @@ class NotificationPublisher:
     def _is_over(self) -> bool:
         """Return whether nothing is left to do before closing: changes that wait for the directory are, while there is
         time."""
-        is_waiting = self._is_refreshing and self._announcer.status is NotificationPublisherStatus.WAITING
+        is_waiting = self._is_refreshing and self._announcer.status is NotificationPublisherState.WAITING
         return self._is_closing and not (is_waiting and time.monotonic() < self._close_by)
 
     def _work(self, now: float) -> float:
@@ -189,7 +189,7 @@ class NotificationPublisher:
             self._restart_machine(now)
         if now >= self._rest_at:
             self._close_idle_senders(now)
-        if self._announcer.status is NotificationPublisherStatus.WAITING and self._announcer.has_pending:
+        if self._announcer.status is NotificationPublisherState.WAITING and self._announcer.has_pending:
             self._refresh_if_due(now)  # the last look may have failed
             return self._refresh_at
         return self._send(Tick(), now)

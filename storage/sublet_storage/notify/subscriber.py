@@ -122,8 +122,9 @@ class NotificationSubscriber:
         self._listener = NotificationSubscriberMachine(
             self._settings, pushes=driver.capabilities.is_push, channels=self._channels
         )
-        self._queue: deque[bytes | Event | _CatchUpRead] = deque([SubscriberStarted()])
+        self._queue: deque[bytes | Event | _CatchUpRead] = deque()
         self._rung = threading.Event()
+        self._put(SubscriberStarted())
         self._closing = False
         self._handler_failures = self._dropped = 0
         self._bytes_in = self._bytes_out = 0  # each written by one thread only

@@ -43,7 +43,7 @@ from sublet_storage.producer.batches.input_conversion import (
 )
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import BatchDelivery, Delivery
-from sublet_storage.producer.epoch_capability import EpochCapability
+from sublet_storage.producer.epoch_lease import EpochCapability
 from sublet_storage.producer.send_buffer import BufferLimits, SendBuffer
 from sublet_storage.producer.sender import ATTEMPT_TIMEOUT_S, TRANSACTION_TIMEOUT_S, Sender
 from sublet_storage.spaces.space_queries import find_space

@@ -196,7 +196,7 @@ class Sender(threading.Thread):
 
         try:
             answer = call_with_retry(
-                lambda: self._try_once(attempt, backoff), may_try_again, backoff, self._giving_up.wait
+                "publish", lambda: self._try_once(attempt, backoff), may_try_again, backoff, self._giving_up.wait
             )
         except Retryable as error:
             self._timeout.record_timeout()

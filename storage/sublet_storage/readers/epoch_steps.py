@@ -30,7 +30,7 @@ from psycopg.types.numeric import Int8
 from sublet_protocol.domain.bounded_cache import BoundedCache
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier, lower_frontier_from_text
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.log.partition_reads import read_blocks
 
 PAGE_MARKS: Final = 2048
@@ -65,7 +65,7 @@ class BlockEpochSummary:
     end: int
     size: int
     lower: LowerFrontier | None
-    epochs: EpochBounds | None
+    epochs: BlockEpochRange | None
 
     def has_same_epochs(self, behind: BlockEpochSummary) -> bool:
         """Return whether the mark `behind`, which follows directly, is equal."""
@@ -396,10 +396,10 @@ def _make_block_summary(
     )
 
 
-def _parse_epoch_bounds(stored: str) -> EpochBounds:
+def _parse_epoch_bounds(stored: str) -> BlockEpochRange:
     document = json.loads(stored)
     least, greatest = (tuple(tuple(epoch) for epoch in document[end]) for end in ("least", "greatest"))
-    return EpochBounds(least, greatest, document["has_unset"])
+    return BlockEpochRange(least, greatest, document["has_unset"])
 
 
 _bounds = BoundedCache(_parse_epoch_bounds, max_entries=1024)

@@ -26,7 +26,7 @@ from sublet_protocol.domain.errors import PositionGone, UsageError
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import get_timeline
 from sublet_storage.log import fetch as message_log
-from sublet_storage.log.epoch_selection import EpochSelection, EpochStartingPosition, ExcludedEpochs, active_epochs
+from sublet_storage.log.epoch_selection import EpochFilter, ExcludedEpochs, StartingEpochs, active_epochs
 from sublet_storage.readers.tail import MultiStreamReader, StreamCursor, list_matching_streams
 from sublet_storage.spaces.space_queries import find_spaces_that_matched
 
@@ -98,8 +98,8 @@ class EpochTailReader:
             streams = list_matching_streams(conn, filter)
             ids = {cursor.space_id for cursor in streams.cursors} | set(find_spaces_that_matched(conn, filter))
             spaces = conn.execute(_SPACES, (list(ids),)).fetchall()
-            begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is EpochStartingPosition.LATEST else []
-        start = "latest" if begin is EpochStartingPosition.LATEST else "earliest"
+            begun = conn.execute(_BEGUN, (list(ids),)).fetchall() if begin is StartingEpochs.LATEST else []
+        start = "latest" if begin is StartingEpochs.LATEST else "earliest"
         self._reading = MultiStreamReader(conn, filter, start, streams)
         self._selection, self.snapshot = _make_selection(begin, streams.cursors, spaces, begun)
         self._needs_complete, self._on_data_loss = entire, on_data_loss
@@ -167,25 +167,25 @@ class EpochTailReader:
         self._on_data_loss(gone)
 
 
-def _parse_start(starting_position: str, entire: bool) -> EpochStartingPosition:
-    if starting_position not in list(EpochStartingPosition):
+def _parse_start(starting_position: str, entire: bool) -> StartingEpochs:
+    if starting_position not in list(StartingEpochs):
         raise UsageError(
-            f"starting position {starting_position!r}: whole epochs are read from {', '.join(EpochStartingPosition)}. "
+            f"starting position {starting_position!r}: whole epochs are read from {', '.join(StartingEpochs)}. "
             "Give one of these."
         )
-    if starting_position == EpochStartingPosition.ACTIVE and not entire:
+    if starting_position == StartingEpochs.ACTIVE and not entire:
         raise UsageError(
             "starting position 'active' is for whole epochs. Begin at latest or earliest to read them in part."
         )
-    return EpochStartingPosition(starting_position)
+    return StartingEpochs(starting_position)
 
 
 def _make_selection(
-    begin: EpochStartingPosition,
+    begin: StartingEpochs,
     cursors: list[StreamCursor],
     spaces: list[tuple[Any, ...]],
     begun_in_streams: list[tuple[Any, ...]],
-) -> tuple[EpochSelection, EpochTailStart]:
+) -> tuple[EpochFilter, EpochTailStart]:
     lowers = {space_id: lower_frontier_from_json(lower) for space_id, lower, _ in spaces}
     gone_frontiers = {space_id: upper_frontier_from_json(lost) for space_id, _, lost in spaces}
     open = {cursor.space_id for cursor in cursors if not cursor.is_closed}
@@ -197,7 +197,7 @@ def _make_selection(
                 upper_frontier_from_json(cursor.greatest)
             )
     apart = {
-        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is EpochStartingPosition.ACTIVE else None)
+        space_id: ExcludedEpochs(gone_frontiers[space_id], lower if begin is StartingEpochs.ACTIVE else None)
         for space_id, lower in lowers.items()
         if space_id not in open
     }
@@ -206,7 +206,7 @@ def _make_selection(
         if space_id in elsewhere:
             elsewhere[space_id] = elsewhere[space_id].join(upper_frontier_from_json(upper))
     compared = {space_id: lowers[space_id] for space_id in open}
-    selection = EpochSelection.starting_at(
+    selection = EpochFilter.starting_at(
         begin, compared, begun, [gone_frontiers[space_id] for space_id in open], apart, elsewhere
     )
     return selection, EpochTailStart(

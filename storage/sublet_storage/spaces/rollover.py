@@ -46,7 +46,7 @@ def retry_on_lock_timeout(conn: psycopg.Connection[Any], change: Callable[[], _T
 
     backoff = Backoff(max_s=0.5, total_s=RETRY_TIMEOUT_S)
     try:
-        return call_with_retry(attempt, lambda error: isinstance(error, _LOCKED), backoff)
+        return call_with_retry("lock spaces", attempt, lambda error: isinstance(error, _LOCKED), backoff)
     except _LOCKED as error:
         raise Unavailable(
             f"the spaces are locked by others: no change within {RETRY_TIMEOUT_S:g} s. "

@@ -57,6 +57,7 @@ class Backoff:
 
 
 def call_with_retry(
+    action: str,
     attempt: Callable[[], _T],
     retryable: Callable[[Exception], bool],
     backoff: Backoff,
@@ -64,7 +65,8 @@ def call_with_retry(
 ) -> _T:
     """Return the answer of an attempt, made again while what it raises is `retryable`, and the pause before the next,
     which is at least `after_s` of what was raised, ends within the time of the `backoff`. Raises what the last attempt
-    raised. `retryable` may execute what is due between two attempts. What takes longer than 5 s is logged, once."""
+    raised. `retryable` may execute what is due between two attempts. That an
+    `action` takes longer than 5 s is logged, once."""
     warn_at = time.monotonic() + WARN_AFTER_S
     while True:
         try:
@@ -74,6 +76,8 @@ def call_with_retry(
             if not retryable(error) or pause_s > backoff.left_s:
                 raise
             if time.monotonic() >= warn_at:
-                log.warning("call not done yet, retrying: took_s=%g: %s", WARN_AFTER_S, format_error(error))
+                log.warning(
+                    "not done yet, retrying: action=%s took_s=%g: %s", action, WARN_AFTER_S, format_error(error)
+                )
                 warn_at = math.inf
         wait(pause_s)

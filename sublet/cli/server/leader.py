@@ -89,9 +89,9 @@ def leader(
         typer.Option(
             metavar="DRIVER",
             envvar="SUBLET_NOTIFY",
-            help="How news of messages reach this node: postgres, zmq, or poll (they do not: consumers look).",
+            help="How news of messages reach this node: postgres (LISTEN), zmq, or poll (they do not: consumers look).",
         ),
-    ] = "poll",
+    ] = "postgres",
     log_format: Annotated[
         LogFormat,
         typer.Option(

@@ -9,6 +9,7 @@ from sublet_leader.settings import LeaderSettings
 from sublet_storage.groups.model.records import (
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     GroupWriteResult,
     GroupWrites,
@@ -20,7 +21,6 @@ from sublet_storage.groups.model.records import (
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
-    UnreserveStream,
 )
 from tests.simulation.checkers.lives import Key, Lives, Violation
 from tests.simulation.process import MAX_DRIFT
@@ -130,7 +130,7 @@ class Authority:
         if isinstance(answer.change, GrantStream):
             if answer.outcome is LendingOutcome.APPLIED:
                 self._granted(key, row)
-        elif answer.outcome is LendingOutcome.APPLIED and not isinstance(answer.change, UnreserveStream):
+        elif answer.outcome is LendingOutcome.APPLIED and not isinstance(answer.change, FreeReservedStream):
             self._under_its_grant(key, answer.change, row)
         if row.status is LendingStatus.HELD:
             self._in_force[key] = row.grant_id

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from sublet_borrower.planner.planned_ranges import StartableRange
+from sublet_borrower.planner.planned_ranges import RunnablePlannedRange
 from sublet_storage.groups.model.records import LendingStatus
 from tests.simulation.checkers.epochs import Epochs
 from tests.simulation.checkers.lives import Key, Lives, Violation
@@ -167,7 +167,7 @@ class Deliveries:
         else:
             self._done[key] = max(self._done.get(key, 0), offsets[-1] + 1)
 
-    def batch_stored(self, query: str, group_id: int, begun: StartableRange) -> None:
+    def batch_stored(self, query: str, group_id: int, begun: RunnablePlannedRange) -> None:
         """A query has put a range of a stream into its sink, which takes each batch once. Whether its process still has
         the stream does not matter, as long as the range is kept for its name. If it is not, others may have got it
         too, as was announced."""

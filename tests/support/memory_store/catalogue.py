@@ -14,7 +14,7 @@ from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
 from sublet_protocol.domain.subscriptions import StartingPosition
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.groups.model.lending_row import StreamFacts
-from sublet_storage.log.block import EpochBounds
+from sublet_storage.log.block import BlockEpochRange
 from sublet_storage.readers.epoch_steps import BlockEpochSummaries, BlockEpochSummary
 from sublet_storage.spaces.routing import GenerationTopicFilters, Space, has_moved_topics, ranges_overlap, split_ring
 
@@ -128,7 +128,7 @@ class MemoryCatalogue:
         stream.block_summaries = [each for each in stream.block_summaries if each.end <= head]
         stream.head = head
 
-    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: EpochBounds | None = None) -> int:
+    def append(self, stream_id: int, count: int = 1, at_us: int = 0, epochs: BlockEpochRange | None = None) -> int:
         """Advance the head of an open stream, by a block of that time and these epochs; the head it then has.
 
         Raises `ValueError` where it is closed.

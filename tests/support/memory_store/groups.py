@@ -14,7 +14,7 @@ from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, Lower
 from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantKey
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.advisory_lock import compute_lock_key
+from sublet_storage.db.liveness_lock import compute_lock_key
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
     anothers_session_error,

@@ -174,8 +174,9 @@ class _Task:
                 settings=work.settings,
             )
 
-        backoff = Backoff()
-        self._session = call_with_retry(attempt, _is_away, backoff, self._draining.wait)
+        self._session = call_with_retry(
+            "open session", attempt, lambda error: isinstance(error, Unavailable), Backoff(), self._draining.wait
+        )
         if self._session is not None and self._draining.is_set():
             self._session.drain()
         return self._session
@@ -210,13 +211,6 @@ class _Task:
             0 if session is None else sum(session.lag().values()),
             self._failure,
         )
-
-
-def _is_away(error: Exception) -> bool:
-    """Return whether a session may be opened later; the reason is logged."""
-    if isinstance(error, Unavailable):
-        log.warning("session not opened, retrying: %s", error)
-    return isinstance(error, Unavailable)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT
-from sublet_borrower.spark.common.options import (
+from sublet_borrower.spark.common.source_options import (
     StreamOptions,
     check_database,
     check_partitions,

@@ -29,11 +29,11 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, StartableRange
+from sublet_borrower.planner.planned_ranges import PlanLimits, PlannedRange, RunnablePlannedRange
 from sublet_borrower.spark.common.columns import to_arrow_schema
 from sublet_borrower.spark.common.credentials import driver_url, task_address
 from sublet_borrower.spark.common.database_availability import check_database_exists
-from sublet_borrower.spark.common.options import StreamOptions
+from sublet_borrower.spark.common.source_options import StreamOptions
 from sublet_borrower.spark.source.offsets import (
     EMPTY_OFFSET,
     Offset,
@@ -66,7 +66,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: StreamOptions, schema: StructType) -> None:
         self._options, self._schema = options, schema
         self._planner: MicroBatchPlanner | None = None
-        self._begun: dict[PlannedRange, StartableRange] = {}
+        self._begun: dict[PlannedRange, RunnablePlannedRange] = {}
         self._recalled = False
         self._resumed: Offset | None = None
         self._finite = False
@@ -182,7 +182,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 raise problem
             log.warning("ranges lost, dropped as onRangeLost is drop: %s", problem)
 
-    def _put_off(self, startable_ranges: Sequence[StartableRange]) -> None:
+    def _put_off(self, startable_ranges: Sequence[RunnablePlannedRange]) -> None:
         """Leave out of the batch what no task can read: a block that cannot be decoded, which may be why the last
         process failed."""
         poison_blocks = poison_in(list(self._make_partitions(startable_ranges)))
@@ -197,7 +197,7 @@ class SubletStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             text = "block unreadable, batch repeated without its stream: subscription=%s stream_id=%d: %s"
             log.warning(text, self._options.subscription, planned.stream_id, problem)
 
-    def _make_partitions(self, begun: Sequence[StartableRange]) -> Iterator[RangePartition]:
+    def _make_partitions(self, begun: Sequence[RunnablePlannedRange]) -> Iterator[RangePartition]:
         planner, o = self._open_planner(), self._options
         spaces = planner.spaces((startable.planned.stream_id, startable.grant_id) for startable in begun)
         for startable in begun:

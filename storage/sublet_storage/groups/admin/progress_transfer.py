@@ -20,7 +20,7 @@ from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.bounded_connection import check_timeline, get_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_statements
 from sublet_storage.groups.model.group_errors import group_not_found_error
 from sublet_storage.groups.model.history_record_builder import reason_with_user
 from sublet_storage.groups.model.options import GroupOptions, OnDataLoss
@@ -178,7 +178,7 @@ def create_from_progress(
         )
     ((now_us,),) = connection.execute(_NOW, {"now_us": None}).fetchall()
     record = HistoryRecord(now_us, group_id, 0, CREATE, reason, 0, None, None, 0, 0, is_forced=False)
-    lending_rows.write_history(connection, [record], now_us)
+    lending_statements.write_history(connection, [record], now_us)
     return Group(group_id, subscription, options)
 
 

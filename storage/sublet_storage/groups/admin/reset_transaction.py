@@ -23,7 +23,7 @@ from sublet_storage.db.bounded_connection import check_timeline
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.admin.reset_target import ResetTarget
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_rows
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, leadership, lending_statements
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import add_streams
 from sublet_storage.groups.model.group_errors import group_not_found_error, row_locked_error, stream_not_found_error
@@ -232,7 +232,7 @@ def execute_reset(
     group_lifecycle.set_revoked_at(connection, [group.group_id], None)
     buffer = LendingWriteBatch(leader.now_us)
     rows = _lock_rows(connection, group, [move.stream_id for move in moves], force)
-    facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
+    facts = lending_statements.read_facts(lending_statements.query_facts(connection, rows))
     for move in moves:
         row = rows[move.stream_id]
         row_reason = f"{reason}; was at {row.position}" if move.status is not None else reason
@@ -250,11 +250,11 @@ def _revoke_waiting_streams(
 ) -> None:
     """Revoke granted streams that now come after one that is unfinished again: they wait for it."""
     granted = connection.execute(_GRANTED, {"group": group.group_id}).fetchall()
-    ancestors = lending_rows.read_ancestors(
-        lending_rows.query_ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
+    ancestors = lending_statements.read_ancestors(
+        lending_statements.query_ancestors(connection, [(group.group_id, stream_id) for (stream_id,) in granted])
     )
     rows = _lock_rows(connection, group, [stream_id for _, stream_id in ancestors], force)
-    facts = lending_rows.read_facts(lending_rows.query_facts(connection, rows))
+    facts = lending_statements.read_facts(lending_statements.query_facts(connection, rows))
     for stream_id, row in sorted(rows.items()):
         row_reason = (
             f"{reason}; waits for {', '.join(map(str, ancestors[group.group_id, stream_id]))}, which come before it"
@@ -266,10 +266,15 @@ def _revoke_waiting_streams(
 def _lock_rows(connection: Connection, group: Group, streams: Collection[int], force: bool) -> dict[int, LendingRow]:
     """Return the rows of these streams, locked."""
     keys = [(group.group_id, stream_id) for stream_id in streams]
-    rows = {row.stream_id: row for row in lending_rows.read_rows(lending_rows.lock_keyless_rows(connection, keys))}
+    rows = {
+        row.stream_id: row
+        for row in lending_statements.read_rows(lending_statements.lock_keyless_rows(connection, keys))
+    }
     if locked := sorted(set(streams) - rows.keys()):
         locked_rows = f"{len(locked)} of its streams, the first is {locked[0]}, have"
-        raise row_locked_error(group.subscription, locked_rows, lending_rows.find_locker(connection, group.group_id))
+        raise row_locked_error(
+            group.subscription, locked_rows, lending_statements.find_locker(connection, group.group_id)
+        )
     granted = sorted(
         row.stream_id for row in rows.values() if row.status in (LendingStatus.HELD, LendingStatus.RESERVED)
     )

@@ -27,7 +27,7 @@ from sublet_protocol.domain.epochs import (
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator.lending_rows import Key
+from sublet_storage.groups.coordinator.lending_statements import Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.model.history_record_builder import consumption_record
 from sublet_storage.groups.model.progress_rules import initial_frontier, merge_consumed_frontier

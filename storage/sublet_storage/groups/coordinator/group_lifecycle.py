@@ -17,7 +17,7 @@ from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_rows
+from sublet_storage.groups.coordinator import consumed_frontiers, leadership, lending_statements
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import group_not_found_error, too_many_groups_error
 from sublet_storage.groups.model.history_record_builder import command_record, deletion_records
@@ -78,7 +78,7 @@ _UPDATE_DESIRED_STATE = """
 update consumer_group set desired_state = %(desired_state)s::jsonb, desired_state_version = desired_state_version + 1
  where group_id = %(group)s"""
 
-_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_rows.KEYLESS_ROW}"
+_DROP = f"delete from lending l where l.group_id = %(group)s returning {lending_statements.KEYLESS_ROW}"
 
 _DELETE = f"update consumer_group set deleted_at = {NOW} where group_id = %(group)s and deleted_at is null returning 1"
 
@@ -173,8 +173,8 @@ def delete(connection: Connection, group_id: int, now_us: int | None, user: str 
     leadership.expire(connection, (group_id,))
     leader = leadership.fetch_locked(locking).get(group_id)
     if leader is not None:
-        records = deletion_records(lending_rows.read_rows(dropping), leader.term, leader.now_us, user)
-        lending_rows.write_history(connection, records, leader.now_us)
+        records = deletion_records(lending_statements.read_rows(dropping), leader.term, leader.now_us, user)
+        lending_statements.write_history(connection, records, leader.now_us)
     return deleted.fetchone() is not None
 
 
@@ -191,7 +191,7 @@ def apply_command(
     if state == former_state:
         return replace(group, desired_state=former_state, revision=revision)
     connection.execute(_UPDATE_DESIRED_STATE, {"group": group.group_id, "desired_state": json.dumps(state.to_json())})
-    lending_rows.write_history(connection, [command_record(group.group_id, command, term, at_us, user)], at_us)
+    lending_statements.write_history(connection, [command_record(group.group_id, command, term, at_us, user)], at_us)
     return replace(group, desired_state=state, revision=revision + 1)
 
 

@@ -13,8 +13,8 @@ from typing import TypeGuard
 
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
-from sublet_storage.groups.coordinator import leadership, lending_rows
-from sublet_storage.groups.coordinator.lending_rows import Key
+from sublet_storage.groups.coordinator import leadership, lending_statements
+from sublet_storage.groups.coordinator.lending_statements import Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.coordinator.stream_sync import NOTHING, SyncResult, sync_streams
 from sublet_storage.groups.model.history_record_builder import to_history_record
@@ -66,7 +66,7 @@ def commit_batch(
     """Execute the batch in the open transaction."""
     leaders = leadership.lock(connection, [w.group_id for w in batch], now_us)
     moves = [(w.group_id, w.term, change) for w in batch for change in w.changes if _is_plain_advance(change)]
-    left_out = set(lending_rows.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
+    left_out = set(lending_statements.advance_positions(connection, moves, now_us).fetchall()) if moves else set[Key]()
     moved = {(group_id, change.stream_id) for group_id, _, change in moves} - left_out
     other_changes = [
         (w.group_id, change) for w in batch for change in w.changes if (w.group_id, change.stream_id) not in moved
@@ -110,16 +110,16 @@ def _find(
     at_rest = {
         (group_id, change.stream_id) for group_id, change in changes if not isinstance(change, HOLDING)
     }.intersection(keys)
-    locking = lending_rows.lock_rows(connection, keys)
-    streams = lending_rows.query_facts(connection, (stream for _, stream in keys))
-    ancestor_query = lending_rows.query_ancestors(connection, at_rest) if at_rest else None
-    rows = {(row.group_id, row.stream_id): row for row in lending_rows.read_rows(locking)}
+    locking = lending_statements.lock_rows(connection, keys)
+    streams = lending_statements.query_facts(connection, (stream for _, stream in keys))
+    ancestor_query = lending_statements.query_ancestors(connection, at_rest) if at_rest else None
+    rows = {(row.group_id, row.stream_id): row for row in lending_statements.read_rows(locking)}
     facts, ancestors = (
-        lending_rows.read_facts(streams),
-        lending_rows.read_ancestors(ancestor_query) if ancestor_query else {},
+        lending_statements.read_facts(streams),
+        lending_statements.read_ancestors(ancestor_query) if ancestor_query else {},
     )
     unlocked = set(keys) - rows.keys()
-    busy = frozenset(lending_rows.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
+    busy = frozenset(lending_statements.find_existing(connection, unlocked)) if unlocked else frozenset[Key]()
     return _Findings(rows, facts, ancestors, busy, on_data_loss, moved)
 
 
@@ -138,16 +138,25 @@ def elect(
     and the last progress, so that what follows on any position may be seen twice."""
     claim = leadership.claim(connection, leadership_id, node, lease_s, now_us, lock_key, rival)
     if claim.node == node and leadership_id != MAINTENANCE and leadership.is_first_here(connection, leadership_id):
-        older = leadership.read_older_grants(connection, leadership_id)
-        ends = tuple(ForceRelease(*each, FAILED_OVER) for each in older)
-        (result,) = commit_batch(connection, (GroupWrites(leadership_id, claim.term, ends, sync_streams=True),), now_us)
-        if any(each.outcome is LendingOutcome.BUSY for each in result.results):
+        results = _end_older_grants(connection, claim, now_us)
+        if any(each.outcome is LendingOutcome.BUSY for each in results):
             raise TransactionRolledBack(
                 f"group {leadership_id}: somebody keeps rows locked that its first leader here has to free"
             )
         leadership.mark_never_granted(connection, leadership_id)
-        _announce_redelivery(connection, claim, result.results, now_us)
+        _announce_redelivery(connection, claim, results, now_us)
     return claim
+
+
+def _end_older_grants(connection: Connection, claim: Leadership, now_us: int | None) -> list[LendingChangeResult]:
+    """End all grants of former leaders, page by page, then sync the streams; return the results of the ends."""
+    group_id, results = claim.leadership_id, list[LendingChangeResult]()
+    ends = [ForceRelease(*grant, FAILED_OVER) for grant in leadership.read_older_grants(connection, group_id)]
+    for start in range(0, len(ends), lending_statements.PAGE):
+        page = tuple(ends[start : start + lending_statements.PAGE])
+        results += commit_batch(connection, (GroupWrites(group_id, claim.term, page),), now_us)[0].results
+    commit_batch(connection, (GroupWrites(group_id, claim.term, sync_streams=True),), now_us)
+    return results
 
 
 def _announce_redelivery(
@@ -161,11 +170,11 @@ def _announce_redelivery(
     }
     records = [
         to_history_record(row, event, claim.term, at_us)
-        for row, stream, at_us in lending_rows.read_unfinished(connection, claim.leadership_id, now_us)
+        for row, stream, at_us in lending_statements.read_unfinished(connection, claim.leadership_id, now_us)
         if row.stream_id not in announced and (event := make_failover_event(row, stream)) is not None
     ]
-    if records:
-        lending_rows.write_history(connection, records, records[0].at_us)
+    for start in range(0, len(records), lending_statements.PAGE):
+        lending_statements.write_history(connection, records[start : start + lending_statements.PAGE], records[0].at_us)
 
 
 def _make_result(

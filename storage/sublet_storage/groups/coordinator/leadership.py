@@ -21,8 +21,8 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.errors import StaleTerm
-from sublet_storage.db.advisory_lock import LOCK_CLASS
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.liveness_lock import LOCK_CLASS
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.model.lending_row import MICROSECONDS
 from sublet_storage.groups.model.records import MAINTENANCE, TAKEOVER, LeaderLock, Leadership, OnDataLoss

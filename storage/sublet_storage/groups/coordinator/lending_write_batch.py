@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.model.history_record_builder import to_history_record
 from sublet_storage.groups.model.lending_row import LendingRow, LendingTransition
 from sublet_storage.groups.model.records import HistoryRecord
@@ -29,9 +29,9 @@ class LendingWriteBatch:
             self.row_updates.append((transition.row, term))
 
     def flush(self, connection: Connection) -> None:
-        """Queue the statements, and empty the buffer."""
-        lending_rows.update_rows(connection, self.row_updates, self.now_us)
-        lending_rows.write_history(connection, self.history, self.now_us)
+        """Queue the statements, and empty the batch."""
+        lending_statements.update_rows(connection, self.row_updates, self.now_us)
+        lending_statements.write_history(connection, self.history, self.now_us)
         for record in self.history:
             self.history_by_group.setdefault(record.group_id, []).append(record)
         self.row_updates.clear()

@@ -14,7 +14,7 @@ from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.clock import Clock, read_database_user
 from sublet_storage.db.connect import connect
 from sublet_storage.db.store_connection import Connection, GroupStoreConnection, TransactionRolledBack
-from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_rows, session_names
+from sublet_storage.groups.coordinator import group_lifecycle, leadership, lending_statements, session_names
 from sublet_storage.groups.coordinator.leader_transaction import commit_batch, elect, make_busy_result
 from sublet_storage.groups.model.desired_state import GroupCommand
 from sublet_storage.groups.model.group_errors import (
@@ -132,7 +132,7 @@ class PostgresGroupStore:
         except TransactionRolledBack as error:
             if not isinstance(error.__cause__, psycopg.errors.LockNotAvailable):
                 raise
-            locker = self._channel.read(lambda connection: lending_rows.find_locker(connection, group.group_id))
+            locker = self._channel.read(lambda connection: lending_statements.find_locker(connection, group.group_id))
             raise row_locked_error(subscription, "it has", locker) from error
         return group.group_id if deleted else None
 
@@ -159,7 +159,7 @@ class PostgresGroupStore:
 
     def history(self, group_id: int) -> tuple[HistoryRecord, ...]:
         """See `GroupStore`."""
-        return self._channel.read(lambda connection: lending_rows.read_history(connection, group_id))
+        return self._channel.read(lambda connection: lending_statements.read_history(connection, group_id))
 
     # --- leadership ---------------------------------------------------------------------------------------------
 
@@ -216,11 +216,11 @@ class PostgresGroupStore:
         now_us = self._get_now_us()
 
         def read(connection: Connection) -> tuple[Lending, ...]:
-            rows = lending_rows.read_unfinished(connection, group_id, now_us)
+            rows = lending_statements.read_unfinished(connection, group_id, now_us)
             leader = leadership.read_leaderships(connection, (group_id,), now_us).get(group_id)
             if leader is None or leader.term != term or leader.remaining_s <= 0:
                 raise stale_term_error(group_id, term)
-            ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _, _ in rows))
+            ancestors = lending_statements.read_unfinished_ancestors(connection, (row for row, _, _ in rows))
             return tuple(
                 to_lending(row, stream, at_us, ancestors.get((group_id, row.stream_id), ()))
                 for row, stream, at_us in rows

@@ -17,8 +17,8 @@ from sublet_protocol.domain.epochs import GroupFrontier
 from sublet_protocol.domain.topics import TopicFilter
 from sublet_storage.db.clock import NOW
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_rows
-from sublet_storage.groups.coordinator.lending_rows import BEHIND_PAGE, FACTS, PAGE, ROW, Key
+from sublet_storage.groups.coordinator import consumed_frontiers, group_lifecycle, lending_statements
+from sublet_storage.groups.coordinator.lending_statements import BEHIND_PAGE, FACTS, PAGE, ROW, Key
 from sublet_storage.groups.coordinator.lending_write_batch import LendingWriteBatch
 from sublet_storage.groups.model.lending_row import to_lending
 from sublet_storage.groups.model.records import GroupDesiredState, Lending, LendingStatus, OnDataLoss
@@ -135,10 +135,10 @@ def _read_report(
     if touched:
         keys = {"groups": [group for group, _ in touched], "streams": [stream for _, stream in touched]}
         records = connection.execute(_TOUCHED, keys).fetchall()
-    records += lending_rows.read_pages(connection, _CLOSED, {"groups": list(terms)})
+    records += lending_statements.read_pages(connection, _CLOSED, {"groups": list(terms)})
     latest = {record[:2]: record for record in records}  # one that was closed meanwhile is in both
-    rows = list(lending_rows.read_rows_with_facts(latest[key] for key in sorted(latest)))
-    ancestors = lending_rows.read_unfinished_ancestors(connection, (row for row, _ in rows))
+    rows = list(lending_statements.read_rows_with_facts(latest[key] for key in sorted(latest)))
+    ancestors = lending_statements.read_unfinished_ancestors(connection, (row for row, _ in rows))
     report: dict[int, list[Lending]] = {}
     for row, stream in rows:
         parents = ancestors.get((row.group_id, row.stream_id), ())
@@ -194,10 +194,12 @@ def _tidy_up(
 ) -> set[Key]:
     """Finish or block rows of streams that are closed, or end before the row's position; return the keys of those that
     changed."""
-    untidy = list(lending_rows.read_rows(lending_rows.read_pages(connection, _UNTIDY, {"groups": list(terms)})))
+    untidy = list(
+        lending_statements.read_rows(lending_statements.read_pages(connection, _UNTIDY, {"groups": list(terms)}))
+    )
     if not untidy:
         return set()
-    facts = lending_rows.read_facts(lending_rows.query_facts(connection, (row.stream_id for row in untidy)))
+    facts = lending_statements.read_facts(lending_statements.query_facts(connection, (row.stream_id for row in untidy)))
     touched = set()
     for row in untidy:
         ruling = close_out(row, facts[row.stream_id], buffer.now_us, on_data_loss[row.group_id])

@@ -43,6 +43,7 @@ from sublet_storage.groups.model.records import (
     MAX_LOSSES,
     AdvancePosition,
     ForceRelease,
+    FreeReservedStream,
     GrantStream,
     LendingChange,
     LendingOutcome,
@@ -51,7 +52,6 @@ from sublet_storage.groups.model.records import (
     ReclaimStream,
     RecordHistory,
     ReleaseStream,
-    UnreserveStream,
 )
 
 
@@ -70,7 +70,7 @@ def apply_change(
     group that is not finished. `draw_key` returns the key of a new grant."""
     if isinstance(change, GrantStream):
         return _grant(change, row, stream, held_back, max(term, now_us), on_data_loss, draw_key)
-    if isinstance(change, UnreserveStream):
+    if isinstance(change, FreeReservedStream):
         return _unreserve(change, row, now_us)
     if row.status is not LendingStatus.HELD or row.grant_id != change.grant_id:
         return LendingTransition(LendingOutcome.REFUSED, row)
@@ -125,7 +125,7 @@ def _is_reserved_for(row: LendingRow, change: GrantStream) -> bool:
     return row.status is LendingStatus.RESERVED and change.session is not None and row.session == change.session
 
 
-def _unreserve(change: UnreserveStream, row: LendingRow, now_us: int) -> LendingTransition:
+def _unreserve(change: FreeReservedStream, row: LendingRow, now_us: int) -> LendingTransition:
     is_due = change.is_forced or row.held_until_us is None or row.held_until_us <= now_us
     if row.status is not LendingStatus.RESERVED or row.grant_id != change.grant_id or not is_due:
         return LendingTransition(LendingOutcome.REFUSED, row)

@@ -10,7 +10,7 @@ from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
-from sublet_storage.db.advisory_lock import compute_lock_key
+from sublet_storage.db.liveness_lock import compute_lock_key
 from sublet_storage.groups.model.desired_state import NO_DESIRED_STATE
 from sublet_storage.groups.model.desired_state import GroupDesiredState as GroupDesiredState
 from sublet_storage.groups.model.options import DEFAULTS
@@ -239,7 +239,7 @@ class ForceRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class UnreserveStream:
+class FreeReservedStream:
     """Frees a reserved stream whose session has not come back in time, or by `is_forced`: what is in doubt may be seen
     twice."""
 
@@ -260,7 +260,7 @@ class RecordHistory:
 
 
 LendingChange = (
-    GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | UnreserveStream | RecordHistory
+    GrantStream | ReclaimStream | AdvancePosition | ReleaseStream | ForceRelease | FreeReservedStream | RecordHistory
 )
 
 HOLDING = AdvancePosition | ReclaimStream | RecordHistory

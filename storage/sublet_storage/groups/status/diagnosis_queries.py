@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 
 from psycopg.rows import class_row
 
 from sublet_protocol.domain.epochs import format_frontier, lower_frontier_from_json
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.store_connection import Connection
-from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.model.group_errors import stream_not_found_error
 from sublet_storage.groups.model.options import OnDataLoss
 from sublet_storage.groups.status.diagnosis import StallDiagnosis, diagnose
@@ -51,6 +51,9 @@ select p.space_id, p.name, p.lower_frontier as least, coalesce(array_agg(c.produ
          select from jsonb_array_elements(c.least) as held(epoch)
            join jsonb_array_elements(p.lower_frontier) as first(epoch) on first.epoch = held.epoch)
  where p.space_id = any(%(spaces)s::bigint[]) group by p.space_id"""
+
+
+_VIEW_FIELDS = tuple(field.name for field in fields(StreamView))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +130,7 @@ def _read_stream_facts(
         row.stream_id: ParentStream(row.stream_id, row.status, row.position, row.head) for row in overview.streams
     }
     keys = [(stream.group_id, stream.stream_id) for stream in streams if stream.status != "finished"]
-    ancestors = lending_rows.read_ancestors(lending_rows.query_ancestors(connection, keys))
+    ancestors = lending_statements.read_ancestor_pages(connection, keys)
     parents = {
         stream_id: tuple(parent_streams[ancestor_id] for ancestor_id in ancestor_ids)
         for (_, stream_id), ancestor_ids in ancestors.items()
@@ -151,7 +154,7 @@ def _build_stream_facts(
 ) -> StreamDiagnosisFacts:
     reserved_s = stream.reserved_s if details.reserved_s is None else details.reserved_s
     return StreamDiagnosisFacts(
-        **asdict(stream) | {"reserved_s": reserved_s},
+        **{name: getattr(stream, name) for name in _VIEW_FIELDS} | {"reserved_s": reserved_s},
         idle_s=details.rested_s,
         taken_s=details.taken_s,
         revoked_because=details.revoked_because,

@@ -57,6 +57,9 @@ select h.group_id, h.stream_id, h.reason, (
 
 
 STATEMENT_TIMEOUT_S = 10.0
+PAGE = 2000
+"""Streams of one statement. The age of what each waits for takes a look at its blocks, and all of a group of tens of
+thousands would take longer than a statement may."""
 
 NEW = "new"
 """Status of a stream that the group has no row for yet; its next leader will add it."""
@@ -156,7 +159,7 @@ select group_id, stream_id, p.name as space, generation_id, status, position, he
   left join ("""
     + UNREADABLE_NOW.format(groups="h.group_id = any(%(groups)s::bigint[])")
     + """) u using (group_id, stream_id)
- order by stream_id"""
+ where stream_id > %(after)s order by stream_id limit %(limit)s"""
 )
 
 
@@ -200,12 +203,23 @@ def read_overview(connection: Connection, subscription: Subscription) -> GroupOv
         raise group_not_found_error(subscription)
     (overview,) = build_overviews(connection, rows)
     group = overview.group
-    with connection.cursor(row_factory=class_row(StreamView)) as cursor:
-        streams = cursor.execute(_STREAMS, _make_parameters(connection, [group]), prepare=False).fetchall()
+    streams = _read_streams(connection, group)
     forced = read_recent_forced_moves(connection, group.group_id)
     with connection.cursor(row_factory=class_row(GroupFrontierRow)) as cursor:
         epochs = cursor.execute(_EPOCHS, {"group": group.group_id}).fetchall()
     return GroupOverview(group, overview.leader, overview.counts, tuple(streams), forced, tuple(epochs))
+
+
+def _read_streams(connection: Connection, group: StoredGroup) -> list[StreamView]:
+    parameters = _make_parameters(connection, [group]) | {"after": 0, "limit": PAGE}
+    streams: list[StreamView] = []
+    with connection.cursor(row_factory=class_row(StreamView)) as cursor:
+        while True:
+            page = cursor.execute(_STREAMS, parameters, prepare=False).fetchall()
+            streams += page
+            if len(page) < PAGE:
+                return streams
+            parameters["after"] = page[-1].stream_id
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Slots for a few consumers that listen directly to what publishers send to nodes.
 
 Each NOTIFY wakes every connection of its database that listens. So the number of slots is limited; each is an advisory
-lock, which ends with its connection. Without one, heads come through the leader's node, as does what is missed here:
-sequence numbers are ignored, and there is no catch-up.
+lock, which ends with its connection. Without one, heads come through the leader's node. Sequence numbers are ignored,
+and there is no catch-up: what is missed here is found when heads are polled.
 """
 
 from __future__ import annotations

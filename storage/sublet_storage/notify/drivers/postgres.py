@@ -21,7 +21,8 @@ import xxhash
 from psycopg import sql
 from psycopg.pq import TransactionStatus
 
-from sublet_protocol.domain.errors import SubletError
+from sublet_protocol.domain.errors import InvalidSetting, SubletError
+from sublet_storage.db.bounded_connection import is_direct
 from sublet_storage.db.connect import connect, resolve_schema_name
 from sublet_storage.notify.drivers.base import NotificationDriverCapabilities, OnConnected, OnLost, OnMessage
 from sublet_storage.notify.drivers.poll import NoPushSender
@@ -44,6 +45,11 @@ QUIET_S = 10.0
 """The silence after which the server is queried to see whether it is still there."""
 FLUSH_S = 0.25
 """How long closing a sender waits for queued messages."""
+
+_POOLED = (
+    "a pooler shares the connection, and no notification would arrive through it. Give the node a URL that leads to "
+    "the server itself, or --notify poll"
+)
 
 _CONNECTION_ERRORS = (SubletError, psycopg.Error)
 
@@ -241,6 +247,8 @@ class PostgresReceiver(StoppableThread):
             connected = False
             try:
                 with connect(self._url, application_name="sublet listen", silence_s=RECEIVE_TIMEOUT_S) as connection:
+                    if not is_direct(connection):
+                        raise InvalidSetting(_POOLED)
                     start_listening(connection, self._channel)
                     connected = True
                     self.call_handler(self._on_connected)

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from sublet_protocol.domain.epochs import Epoch, LowerFrontier, UpperFrontier
-from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, EpochBounds, PackedBlock
+from sublet_storage.log.block import MAX_INDEXED_TOPICS, MIN_COMPRESSED, BlockEpochRange, PackedBlock
 from sublet_storage.log.column_encoding import (
     BLOCK_SCHEMA,
     MIN_EPOCH_RUN,
@@ -182,7 +182,7 @@ def _make_template(flags: int) -> tuple[bytes, ArrowHeaderLayout]:
     return stored[: offsets.end], offsets
 
 
-def _compute_bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
+def _compute_bounds(epochs: Sequence[Epoch | None]) -> BlockEpochRange | None:
     distinct = set(epochs)
     has_unset = None in distinct
     distinct.discard(None)
@@ -190,4 +190,4 @@ def _compute_bounds(epochs: Sequence[Epoch | None]) -> EpochBounds | None:
     if not known_epochs:
         return None
     least, greatest = LowerFrontier.from_epochs(known_epochs).least, UpperFrontier.from_epochs(known_epochs).greatest
-    return EpochBounds(least, greatest, has_unset)
+    return BlockEpochRange(least, greatest, has_unset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 
-class CallerCounts:
+class CallerQuota:
     """`of_caller` at most for one, `in_all` for all. Every call is O(1)."""
 
     def __init__(self, of_caller: int, in_all: int) -> None:

@@ -16,8 +16,8 @@ import psycopg
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
 from sublet_protocol.domain.grant_keys import GrantKey
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
-from sublet_storage.db.advisory_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.clock import NOW, format_microseconds
+from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
 from sublet_storage.db.store_connection import Connection
 from sublet_storage.groups.coordinator.history_queries import RECORD
 from sublet_storage.groups.coordinator.leadership import IS_ALIVE
@@ -226,7 +226,11 @@ def read_ancestors(cursor: psycopg.Cursor[Any]) -> dict[Key, tuple[int, ...]]:
 
 def read_unfinished_ancestors(connection: Connection, rows: Iterable[LendingRow]) -> dict[Key, tuple[int, ...]]:
     """Return the unfinished ancestors of those of these rows that may be granted, {key: ancestors}."""
-    keys = [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST]
+    return read_ancestor_pages(connection, [(row.group_id, row.stream_id) for row in rows if row.status in AT_REST])
+
+
+def read_ancestor_pages(connection: Connection, keys: Sequence[Key]) -> dict[Key, tuple[int, ...]]:
+    """Return the nearest ancestors that the same group has not finished, {key: ancestors}, page by page."""
     ancestors: dict[Key, tuple[int, ...]] = {}
     for start in range(0, len(keys), PAGE):
         ancestors |= read_ancestors(query_ancestors(connection, keys[start : start + PAGE]))

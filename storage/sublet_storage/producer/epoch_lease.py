@@ -166,6 +166,7 @@ class EpochCapability:
 
         try:
             return call_with_retry(
+                "hold epochs",
                 try_once,
                 lambda error: isinstance(error, Retryable) and not self._over.is_set(),
                 Backoff(total_s=self._delivery_timeout_s),

@@ -1,0 +1,85 @@
+"""Shares an event loop among callers, in rotation: nobody's work delays another's by more than a slice of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable
+
+from sublet_protocol.domain.limits import SLICE_ITEMS, SLICE_S
+
+PAUSE_S = 0.001
+"""After a slice, or as long as it took too long: taking in a call that arrives needs several rounds of the loop."""
+
+
+class CallerTurns:
+    """One piece of work has the turn at a time. It then passes to the next caller, whatever that caller has waiting,
+    and what else is ready on the loop comes between."""
+
+    def __init__(self) -> None:
+        self._is_taken = False
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def acquire(self, caller: str) -> None:
+        """Wait for the turn; not to be cancelled meanwhile."""
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(caller, deque()).append(turn)
+        if not self._is_taken:
+            self._pass_on()
+        await turn
+
+    def release(self, pause_s: float = 0.0) -> None:
+        """Give the turn to who waits for it, on the loop's next round or after a pause."""
+        asyncio.get_running_loop().call_later(pause_s, self._pass_on)
+
+    def _pass_on(self) -> None:
+        self._is_taken = bool(self._waiting)
+        if self._is_taken:
+            caller = next(iter(self._waiting))
+            turns = self._waiting.pop(caller)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[caller] = turns
+            if turn.done():  # cancelled, as at the loop's end
+                self._pass_on()
+            else:
+                turn.set_result(None)
+
+
+class TurnSlice:
+    """The work of one caller, in slices; it has a turn between `async with`."""
+
+    def __init__(self, turns: CallerTurns, caller: str) -> None:
+        self._turns, self._caller = turns, caller
+        self._items, self._until = 0, 0.0
+
+    async def __aenter__(self) -> TurnSlice:
+        await self._turns.acquire(self._caller)
+        self._begin()
+        return self
+
+    async def __aexit__(self, *raised: object) -> None:
+        overrun_s = time.perf_counter() - self._until
+        self._turns.release(max(overrun_s, PAUSE_S) if overrun_s >= 0 else 0.0)
+
+    async def wait(self, result: Awaitable[object]) -> None:
+        """Wait without the turn."""
+        self._turns.release()
+        try:
+            await result
+        finally:
+            await self._turns.acquire(self._caller)
+            self._begin()
+
+    async def spend(self, items: int) -> None:
+        """Count so many items as done; after a slice, let others have their turn."""
+        self._items += items
+        overrun_s = time.perf_counter() - self._until
+        if self._items >= SLICE_ITEMS or overrun_s >= 0:
+            self._turns.release(max(overrun_s, PAUSE_S))
+            await self._turns.acquire(self._caller)
+            self._begin()
+
+    def _begin(self) -> None:
+        self._items, self._until = 0, time.perf_counter() + SLICE_S

@@ -1,0 +1,84 @@
+"""How callers share a node's event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import pytest
+
+from sublet_protocol.domain.limits import SLICE_ITEMS
+from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
+
+pytestmark = pytest.mark.conforms("X4")
+
+SLICES = 5
+
+
+async def work(turns: CallerTurns, caller: str, done: list[tuple[str, int]], rounds: list[int], slices: int) -> None:
+    async with TurnSlice(turns, caller) as turn:
+        for _ in range(slices):
+            done.append((caller, rounds[0]))
+            await turn.spend(SLICE_ITEMS)
+
+
+def run_work(*pieces: tuple[str, int]) -> list[tuple[str, int]]:
+    """Return the caller and the loop's round of each slice, of pieces of work that begin together."""
+    done: list[tuple[str, int]] = []
+
+    async def run() -> None:
+        rounds, loop = [0], asyncio.get_running_loop()
+
+        def count() -> None:
+            rounds[0] += 1
+            loop.call_soon(count)
+
+        count()
+        turns = CallerTurns()
+        await asyncio.gather(*(work(turns, caller, done, rounds, slices) for caller, slices in pieces))
+
+    asyncio.run(run())
+    return done
+
+
+def test_the_turn_goes_round_by_caller() -> None:
+    """However much one has sent, another's work is delayed by a slice of it."""
+    done = [caller for caller, _ in run_work(*[("many", SLICES)] * 20, ("one", SLICES))]
+    assert [place for place, caller in enumerate(done) if caller == "one"] == [2, 4, 6, 8, 10]
+    assert len(done) == 21 * SLICES
+
+
+def test_a_round_of_the_loop_has_one_slice() -> None:
+    """Between two slices comes whatever else is ready: else a call that arrives waited for one of each sender."""
+    rounds = [at for _, at in run_work(*[("many", SLICES)] * 20)]
+    assert all(former < later for former, later in itertools.pairwise(rounds))
+
+
+def test_a_turn_that_is_cancelled_passes_on() -> None:
+    async def run() -> None:
+        turns = CallerTurns()
+        async with TurnSlice(turns, "one"):
+            cancelled = asyncio.create_task(turns.acquire("two"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            last = asyncio.create_task(turns.acquire("three"))
+            await asyncio.sleep(0)
+        await last
+
+    asyncio.run(run())
+
+
+def test_who_waits_has_not_the_turn() -> None:
+    async def run() -> None:
+        turns, over = CallerTurns(), asyncio.Event()
+
+        async def wait() -> None:
+            async with TurnSlice(turns, "waiting") as turn:
+                await turn.wait(over.wait())
+
+        waiting = asyncio.create_task(wait())
+        async with TurnSlice(turns, "other"):
+            over.set()
+        await waiting
+
+    asyncio.run(run())
