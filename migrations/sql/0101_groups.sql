@@ -225,7 +225,7 @@ declare
 begin
   select l.consumed into found from lending l
    where l.group_id = p_group and l.stream_id = p_stream and l.grant_id = p_grant and l.grant_key = p_key
-     and l.status = 'held';
+     and l.status = 'held' for share;
   return found;
 end $$;
 
