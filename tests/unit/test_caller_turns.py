@@ -82,3 +82,17 @@ def test_who_waits_has_not_the_turn() -> None:
         await waiting
 
     asyncio.run(run())
+
+
+def test_who_is_cancelled_as_its_turn_comes() -> None:
+    """As a client cancels its call."""
+
+    async def run() -> None:
+        turns = CallerTurns()
+        cancelled = asyncio.create_task(turns.acquire("gone"))
+        while not turns._is_taken:
+            await asyncio.sleep(0)
+        cancelled.cancel()
+        await asyncio.wait_for(turns.acquire("other"), 30)
+
+    asyncio.run(run())

@@ -22,12 +22,17 @@ class CallerTurns:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     async def acquire(self, caller: str) -> None:
-        """Wait for the turn; not to be cancelled meanwhile."""
+        """Wait for the turn."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(caller, deque()).append(turn)
         if not self._is_taken:
             self._pass_on()
-        await turn
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():  # it has the turn, and is cancelled before it could take it
+                self.release()
+            raise
 
     def release(self, pause_s: float = 0.0) -> None:
         """Give the turn to who waits for it, on the loop's next round or after a pause."""
