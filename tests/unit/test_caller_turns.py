@@ -89,10 +89,11 @@ def test_who_is_cancelled_as_its_turn_comes() -> None:
 
     async def run() -> None:
         turns = CallerTurns()
-        cancelled = asyncio.create_task(turns.acquire("gone"))
-        while not turns._is_taken:
-            await asyncio.sleep(0)
-        cancelled.cancel()
-        await asyncio.wait_for(turns.acquire("other"), 30)
+        await turns.acquire("first")
+        gone = asyncio.create_task(turns.acquire("gone"))
+        await asyncio.sleep(0)
+        turns._pass_on()
+        gone.cancel()
+        await asyncio.wait_for(turns.acquire("other"), 10)
 
     asyncio.run(run())
