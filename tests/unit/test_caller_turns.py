@@ -87,18 +87,3 @@ def test_who_waits_has_not_the_turn() -> None:
         await waiting
 
     asyncio.run(run())
-
-
-def test_who_is_cancelled_as_its_turn_comes() -> None:
-    """As a client cancels its call."""
-
-    async def run() -> None:
-        turns = CallerTurns()
-        await turns.acquire("first")
-        gone = asyncio.create_task(turns.acquire("gone"))
-        await asyncio.sleep(0)
-        turns._pass_on()
-        gone.cancel()
-        await asyncio.wait_for(turns.acquire("other"), 10)
-
-    asyncio.run(run())
