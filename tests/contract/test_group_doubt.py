@@ -10,7 +10,7 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_protocol.domain.subscriptions import MAX_OFFSET
-from sublet_storage.groups.coordinator import lending_rows
+from sublet_storage.groups.coordinator import lending_statements
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import (
     MAX_LOSSES,
@@ -281,7 +281,7 @@ def test_a_failover_ends_grants_page_by_page(postgres: PostgresWorld, monkeypatc
         granted(postgres, group, term, stream)
     postgres.connection.execute("update leadership set timeline = 'the former'")
     postgres.connection.execute(SLOW_HISTORY)
-    monkeypatch.setattr(lending_rows, "PAGE", 5)
+    monkeypatch.setattr(lending_statements, "PAGE", 5)
     with closing(PostgresGroupStore(postgres.url, postgres.clock, statement_timeout_s=1.2)) as store:
         term = store.claim(group.group_id, TWO, LEASE_S).term
     announced = [line.stream_id for line in postgres.store.history(group.group_id) if line.term == term]
