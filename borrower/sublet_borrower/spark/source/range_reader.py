@@ -6,6 +6,7 @@ whose connection has died, makes another.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -251,11 +252,11 @@ def _get_connection(partition: RangePartition) -> ReconnectingConnection:
 
 @cache
 def _make_connection(pid: int, address: str, credentials: str, schema: str | None) -> ReconnectingConnection:
-    """Return the connection of this process, database and schema."""
+    """Return the connection of this process, database and schema, which is closed when the process ends."""
     from sublet_storage.db.connect import connect
     from sublet_storage.db.reconnecting_connection import ReconnectingConnection
 
-    return ReconnectingConnection(
+    connection = ReconnectingConnection(
         lambda: connect(
             task_url(address, credentials),
             schema=schema,
@@ -263,3 +264,5 @@ def _make_connection(pid: int, address: str, credentials: str, schema: str | Non
             silence_s=SILENCE_S,
         )
     )
+    atexit.register(connection.close)
+    return connection
