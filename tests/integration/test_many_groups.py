@@ -13,7 +13,6 @@ from tests.integration.sharing_kit import ALL, WAIT_S, Stage
 from tests.kit import eventually
 from tests.takeover import takeover
 
-SPEED = 2.0
 PROMISED_S = 60.0
 """After the end of the lease, by which every group is to be led again; in real seconds, though the lease is scaled."""
 
@@ -24,7 +23,7 @@ TRANSACTIONS = 60.0
 @pytest.mark.conforms("E15", "E16")
 @pytest.mark.long
 def test_groups_of_a_killed_node_are_led_again(database: str, tmp_path: Path) -> None:
-    found = takeover(database, tmp_path, speed=SPEED)
+    found = takeover(database, tmp_path, speed=1.0)
     print(json.dumps(asdict(found)))  # noqa: T201 - for whoever wants to know
     assert found.moved >= found.groups / found.nodes
     assert found.led_s < found.lease_s + PROMISED_S
