@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from sublet_protocol.domain.limits import SLICE_ITEMS
+from sublet_protocol.domain.limits import MAX_CALLS_OF_PRINCIPAL, SLICE_ITEMS
 from sublet_protocol.gate.caller_turns import CallerTurns, TurnSlice
 
 pytestmark = pytest.mark.conforms("X4")
@@ -69,6 +69,26 @@ def test_a_turn_that_is_cancelled_passes_on(is_given: bool) -> None:
         turns.release()
         asyncio.get_running_loop().call_later(0.0, cancelled.cancel)
         await last
+
+    asyncio.run(run())
+
+
+def test_thousands_of_cancelled_turns_pass_on() -> None:
+    """As where a client closes its connection with all its calls."""
+
+    async def run() -> None:
+        turns = CallerTurns()
+        await turns.acquire("one")
+        gone = [asyncio.create_task(turns.acquire("gone")) for _ in range(MAX_CALLS_OF_PRINCIPAL)]
+        last = asyncio.create_task(turns.acquire("gone"))
+        await asyncio.sleep(0)
+        for each in gone:
+            each.cancel()
+        await asyncio.sleep(0)
+        turns.release()
+        await last
+        turns.release()
+        await turns.acquire("next")
 
     asyncio.run(run())
 

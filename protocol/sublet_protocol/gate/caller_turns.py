@@ -39,17 +39,17 @@ class CallerTurns:
         asyncio.get_running_loop().call_later(pause_s, self._pass_on)
 
     def _pass_on(self) -> None:
-        self._is_taken = bool(self._waiting)
-        if self._is_taken:
+        while self._waiting:
             caller = next(iter(self._waiting))
             turns = self._waiting.pop(caller)
             turn = turns.popleft()
             if turns:
                 self._waiting[caller] = turns
-            if turn.cancelled():
-                self._pass_on()
-            else:
+            if not turn.cancelled():
+                self._is_taken = True
                 turn.set_result(None)
+                return
+        self._is_taken = False
 
 
 class TurnSlice:
