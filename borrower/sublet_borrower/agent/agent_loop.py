@@ -76,7 +76,7 @@ class AgentLoop:
         self._listed: tuple[str, ...] = ()
         self._queues: dict[int, SessionEventQueue] = {}
         self._head_subscriptions = HeadSubscriptions(self._subscribe_to, self._unsubscribe_from)
-        self._has_direct_heads = False
+        self.has_direct_heads = False
         self._timer: asyncio.TimerHandle | None = None
         self._handles = 0
         self._is_looking_up = False
@@ -146,7 +146,8 @@ class AgentLoop:
 
     def set_direct_heads(self, has_direct_heads: bool) -> None:
         """Subscribe to heads at nodes, or not while they come from the database itself."""
-        self._loop.call_soon_threadsafe(self._set_direct_heads, has_direct_heads)
+        self.has_direct_heads = has_direct_heads
+        self._loop.call_soon_threadsafe(self._move_head_subscriptions)
 
     def may_start_call(self, handle: int, stream_id: int, grant_id: int) -> bool:
         """Return whether a user call on this stream may begin now."""
@@ -214,13 +215,9 @@ class AgentLoop:
         if outcome.wake_at is not None:
             self._timer = self._loop.call_later(max(outcome.wake_at - boottime_clock(), 0.001), self._handle, Tick())
 
-    def _set_direct_heads(self, has_direct_heads: bool) -> None:
-        self._has_direct_heads = has_direct_heads
-        self._move_head_subscriptions()
-
     def _move_head_subscriptions(self) -> None:
         for handle in tuple(self._queues):  # others may begin or end meanwhile
-            node = None if self._has_direct_heads else self._machine.leader_node(handle)
+            node = None if self.has_direct_heads else self._machine.leader_node(handle)
             self._head_subscriptions.set_leader_node(handle, node)
 
     def _notify(self, outcome: AgentOutcome) -> None:

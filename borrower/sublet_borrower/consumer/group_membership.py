@@ -75,7 +75,6 @@ class GroupMembership(Generic[A]):
         self.handle = 0
         self.is_leaving = self.is_closed = self.is_given_up = False
         self._head_subscriptions: dict[int, HeadSubscriptionId] = {}
-        self._is_listening = False
         with contextlib.ExitStack() as opened:
             transport = open_transport(opened)
             self.reader, self.url = transport.reader, transport.url
@@ -177,7 +176,7 @@ class GroupMembership(Generic[A]):
     def _subscribe_head(self, subscription: HeadSubscriptionId) -> None:
         self._head_subscriptions[subscription.stream_id] = subscription
         self.agent.subscribe_head(self.handle, subscription)
-        if self._is_listening:
+        if self.agent.has_direct_heads:
             self._confirm_push(subscription)
 
     def _unsubscribe_head(self, subscription: HeadSubscriptionId) -> None:
@@ -193,7 +192,6 @@ class GroupMembership(Generic[A]):
 
     def _on_listening(self, is_listening: bool) -> None:
         """Take heads from the direct listener alone, or from nodes again."""
-        self._is_listening = is_listening
         self.agent.set_direct_heads(is_listening)
         for subscription in tuple(self._head_subscriptions.values()) if is_listening else ():
             self._confirm_push(subscription)

@@ -93,7 +93,7 @@ class Node:
         self.registry = KnownGroups(self.query_counts)
         self._wake: dict[int, float] = {}
         self._election_wake = _NEVER
-        self._agent_watch = el.DeadAgentDetector(settings)
+        self._dead_agents = el.DeadAgentDetector(settings)
         self._pending_writes: dict[int, PendingWrites] = {}
         self._committing = False
         self._stop_by: float | None = None
@@ -114,10 +114,10 @@ class Node:
             case NodeStarted():
                 self._elect(el.StartCampaign(MAINTENANCE), now)
             case AgentMessageReceived():
-                self._agent_watch.note_message(event.agent, event.message, now)
+                self._dead_agents.note_message(event.agent, event.message, now)
                 self._receive(event, now)
             case AgentPollChanged():
-                self._agent_watch.note_poll(event.agent, event.is_held, now)
+                self._dead_agents.note_poll(event.agent, event.is_held, now)
             case LeaderLookupRequested():
                 self._on_leader_query(event)
             case GroupLeaderEvent(group_id, leader_event):
@@ -160,11 +160,11 @@ class Node:
 
     def lock_keys(self) -> tuple[int, ...]:
         """Return the keys of the locks to check: of rivals, and of agents that may be gone. Thread-safe."""
-        return (*self.election.rival_keys(), *self._agent_watch.keys())
+        return (*self.election.rival_keys(), *self._dead_agents.keys())
 
     def _take_lock_event(self, event: el.LockEvent, now: float) -> None:
         self._elect(event, now)
-        if isinstance(event, el.LocksChecked) and (gone := self._agent_watch.check(event)):
+        if isinstance(event, el.LocksChecked) and (gone := self._dead_agents.check(event)):
             self._run_led(tuple(self.leaders), group_events.AgentsGone(gone, event.timeline), now)
 
     def _wake_at(self) -> float:
@@ -388,7 +388,7 @@ class Node:
         self._notify(group.group_id, [transient_record(group.group_id, term, TAKEOVER, f"node {self.ref.name} leads")])
         self._run_leader(leader, Tick(), now)
         self._admit(group, now)
-        self._agent_watch.watch(leader.streams.absent_agents(), now)
+        self._dead_agents.watch(leader.streams.absent_agents(), now)
 
     def _step_down(self, group_id: int, reason: str) -> None:
         """Drop the leader; its borrowers look for the next one and keep their streams."""
@@ -473,7 +473,7 @@ class Node:
 
     def _pass_time(self, now: float) -> None:
         self._elect(Tick(), now)
-        self._agent_watch.expire(now)
+        self._dead_agents.expire(now)
         for group_id in [g for g, at in self._wake.items() if at <= now]:
             leader = self.leaders.get(group_id)
             if leader is not None:

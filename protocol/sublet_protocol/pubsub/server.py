@@ -438,7 +438,8 @@ class _PollPresence:
         """Look for agents that have not polled again, until cancelled."""
         while True:
             await asyncio.sleep(MISSING_S)
-            for agent in [agent for agent, at in self._ended_at.items() if at <= self._clock() - MISSING_S]:
+            since = self._clock() - MISSING_S
+            for agent in [agent for agent, at in self._ended_at.items() if at <= since]:
                 del self._ended_at[agent]
                 self._miss(agent)
 
