@@ -523,6 +523,17 @@ def test_progress_is_reported_until_it_is_saved() -> None:
     assert play.reported() == []
 
 
+def test_unsaved_progress_is_not_in_each_report() -> None:
+    """It is sent again after the resend interval; thousands of streams would keep a slow leader from all else."""
+    play = connected(GRANT, replace(GRANT, stream_id=6))
+    play.do(ProgressReported(5, 50, 11), 0.1)
+    play.do(ProgressReported(6, 50, 12), 0.11)
+    play.do(Tick(), 0.1 + SETTINGS.progress_interval_s)
+    assert play.reported() == [StreamProgress(6, 50, 12)]
+    play.do(Tick(), 0.1 + SETTINGS.progress_interval_s + SETTINGS.resend_interval_s)
+    assert play.reported() == [StreamProgress(5, 50, 11), StreamProgress(6, 50, 12)]
+
+
 @pytest.mark.conforms("E27")
 def test_a_plan_is_reported_at_once_until_it_is_saved() -> None:
     """It stays in force with later reports, and is told to the next leader."""

@@ -15,7 +15,7 @@ from sublet_protocol.messages.borrower_leader import Grant, HeldGrant, StreamPro
 class BorrowedStream:
     """One stream under one grant. `is_confirmed`: this borrower's own leader has granted it, and not only a
     predecessor's, under whose grant it may be worked on until `inherited_until`. `ends_at`: the leader takes it by
-    force, and no later answer to a ping covers it."""
+    force, and no later answer to a ping covers it. `send_at`: when its progress is to be sent, if not saved by then."""
 
     stream_id: int
     grant_id: int
@@ -24,6 +24,7 @@ class BorrowedStream:
     is_confirmed: bool = True
     inherited_until: float = float("-inf")
     ends_at: float = float("inf")
+    send_at: float = float("-inf")
     is_final: bool = False
     saved_position: int = -1
     size: int = 0

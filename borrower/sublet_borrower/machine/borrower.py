@@ -385,7 +385,7 @@ class Borrower:
         stream.size, stream.lag, stream.delivered_end = event.size, event.lag, event.delivered_end
         stream.consumed, stream.in_doubt = event.consumed or stream.consumed, event.in_doubt or stream.in_doubt
         stream.read_error, stream.poison = event.read_error, event.poison
-        stream.is_beyond_head = event.is_beyond_head
+        stream.is_beyond_head, stream.send_at = event.is_beyond_head, now
         return stream
 
     def _report_progress(self, event: object, now: float) -> None:
@@ -402,18 +402,18 @@ class Borrower:
     def _update(self, now: float, streams: Sequence[BorrowedStream]) -> None:
         self._reported_at = now
         for stream in streams:
-            stream.sent_read_error = stream.read_error
+            stream.sent_read_error, stream.send_at = stream.read_error, now + self.settings.resend_interval_s
         for part in split_into_parts(s.to_progress() for s in streams):
             self._send(UpdateProgress(self.borrower_id, self.term, part))
         self._report_at = min(self._report_at, now + self.settings.resend_interval_s)
 
     def _report(self, now: float) -> None:
-        """Send everything that moved since it was last sent, and everything sent that was never confirmed.
+        """Send everything that moved since it was last sent, and what was sent a while ago and never confirmed.
 
         Also what the leader has not mentioned: it will confirm that, or report that it is lost.
         """
         self._report_at = now + self.settings.resend_interval_s
-        late = [s for s in self.streams if not s.is_settled]
+        late = [s for s in self.streams if not s.is_settled and now >= s.send_at]
         if late:
             self._update(now, late)
 
