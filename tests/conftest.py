@@ -23,7 +23,7 @@ from sublet_storage.notify import publisher
 from sublet_storage.spaces.space_changes import reshard
 from tests.fork_server import FORK_SERVER
 from tests.kit import REMARKS, database_of, server_directory
-from tests.leftovers import SERVERS, Leftovers
+from tests.leftovers import Leftovers
 from tests.run_costs import RunCosts
 from tests.run_results import RunResults
 from tools.source_path import source_path
@@ -102,7 +102,7 @@ def _fork_server_ends() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server_url() -> Iterator[str]:
     """Yield the URL of a real Postgres server for the whole run; tests must not stop it."""
-    directory = server_directory(os.environ.get(SERVERS))
+    directory = server_directory()
     try:
         with EmbeddedPostgres(directory / "data") as server:
             yield server.url

@@ -61,9 +61,9 @@ def for_root(test: Callable[P, None]) -> Callable[P, None]:
     return test if os.geteuid() == 0 else cast("Callable[P, None]", None)
 
 
-def server_directory(parent: str | None = None) -> Path:
+def server_directory() -> Path:
     """Return a new temporary directory that a server started by root can enter too (unlike `tmp_path`)."""
-    directory = Path(tempfile.mkdtemp(prefix="sublet-tests-", dir=parent))
+    directory = Path(tempfile.mkdtemp(prefix="sublet-tests-"))
     directory.chmod(0o755)
     return directory
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from sublet_storage.bootstrap.embedded import EmbeddedPostgres
 from sublet_storage.bootstrap.migrate import make_roles, migrate
 from sublet_storage.db.roles import Role
 from tests.kit import database_of, server_directory
-from tests.leftovers import SERVERS
 
 OWNER = "keeper"
 DATABASE = "app"
@@ -44,7 +42,7 @@ class RoleWorld:
 @contextmanager
 def a_role_world(*, migrated: bool = True) -> Iterator[RoleWorld]:
     """Yield a server of its own, as roles belong to a server."""
-    directory = server_directory(os.environ.get(SERVERS))
+    directory = server_directory()
     try:
         with EmbeddedPostgres(directory / "data") as server:
             world = RoleWorld(database_of(server.url, DATABASE))

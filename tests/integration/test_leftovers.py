@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,51 +13,57 @@ import psutil
 import pytest
 
 from tests.kit import eventually
+from tests.leftovers import MEMORY
 
 CONFTEST = """
 import os
 from pathlib import Path
-from tests.leftovers import SERVERS, Leftovers
+from tests.leftovers import Leftovers
 
 def pytest_configure(config):
     config.pluginmanager.register(Leftovers())
-    (Path(os.environ[SERVERS]) / "file").touch()
-    Path(__file__).with_name("servers").write_text(os.environ[SERVERS])
+    Path(__file__).with_name("folder").write_text(os.environ["TMPDIR"])
 """
 TIDY = "def test_tidy(tmp_path):\n    (tmp_path / 'file').write_text('x')\n"
 UNTIDY = "import subprocess\n\ndef test_untidy():\n    subprocess.Popen(['sleep', '1000'])\n"
 ENDLESS = "import subprocess\n\ndef test_endless():\n    subprocess.run(['sleep', '1000'])\n"
 
 
-def run(directory: Path, test: str) -> subprocess.Popen[str]:
-    """Start pytest on `test`, with `directory` for its temporary files."""
+def run(directory: Path, test: str, *, is_place_given: bool = True) -> subprocess.Popen[str]:
+    """Start pytest on `test`, with `directory` for its temporary files, or where it puts them by itself."""
     project = directory / "project"
     project.mkdir()
     (project / "conftest.py").write_text(CONFTEST)
     (project / "test_it.py").write_text(test)
     (directory / "tmp").mkdir()
+    own = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(project), str(project)],
-        env={**os.environ, "TMPDIR": str(directory / "tmp")},
+        env=own | ({"TMPDIR": str(directory / "tmp")} if is_place_given else {}),
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
 
 
+def folder_of(directory: Path) -> Path:
+    """The folder of the run's temporary files, once it has begun."""
+    return Path((directory / "project/folder").read_text())
+
+
 def sleepers(directory: Path) -> list[psutil.Process]:
     """The processes that the tests have started."""
+    folder = str(folder_of(directory)) if (directory / "project/folder").exists() else "none yet"
     return [
         process
         for process in psutil.process_iter(["name", "environ"])
-        if process.info["name"] == "sleep" and str(directory) in (process.info["environ"] or {}).get("TMPDIR", "")
+        if process.info["name"] == "sleep" and folder in (process.info["environ"] or {}).get("TMPDIR", "")
     ]
 
 
 def files_left(directory: Path) -> list[Path]:
-    """What is in its temporary directory, and the folder of servers if that is somewhere else."""
-    servers = Path((directory / "project/servers").read_text())
-    return [*(directory / "tmp").iterdir(), *([servers] if servers.exists() else [])]
+    """What is in its temporary directory."""
+    return list((directory / "tmp").iterdir())
 
 
 def test_a_tidy_run_leaves_no_files(tmp_path: Path) -> None:
@@ -88,16 +95,18 @@ def test_after_a_signal_nothing_is_left(tmp_path: Path, number: signal.Signals) 
     assert files_left(tmp_path) == []
 
 
-def test_a_killed_runs_servers_go_with_the_next(tmp_path: Path) -> None:
+def test_a_killed_runs_files_go_with_the_next(tmp_path: Path) -> None:
+    """At least those in memory."""
     for part in ("first", "second"):
         (tmp_path / part).mkdir()
-    with run(tmp_path / "first", ENDLESS) as pytest_run:
+    with run(tmp_path / "first", ENDLESS, is_place_given=False) as pytest_run:
         (sleeper,) = eventually(lambda: sleepers(tmp_path / "first"), timeout_s=60)
         pytest_run.kill()
         pytest_run.communicate(timeout=100)
         sleeper.kill()
-    servers = Path((tmp_path / "first/project/servers").read_text())
-    assert servers.exists()
+    folder = folder_of(tmp_path / "first")
+    assert folder.exists()
     with run(tmp_path / "second", TIDY) as pytest_run:
         pytest_run.communicate(timeout=100)
-    assert not servers.exists() or servers.is_relative_to(tmp_path)
+    assert not folder.exists() or not folder.is_relative_to(MEMORY)
+    shutil.rmtree(folder, ignore_errors=True)
