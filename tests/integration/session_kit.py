@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from sublet_protocol.domain.errors import UndeclaredQueue
-from sublet_protocol.messages.agent_key import AgentKey
+from sublet_protocol.messages.agent_key import AgentSecretKey
 from sublet_protocol.messages.borrower_leader import PROTOCOL_VERSION, LeaderWanted, Ping, PingResponse
 from sublet_protocol.messages.head_and_group_events import GroupEventPayload
 from sublet_protocol.pubsub.agent_side_events import ConnectionLost
@@ -159,7 +159,7 @@ class Agent:
         self.refused: list[tuple[Command, str]] = []
         self.node = NodeConnection(
             address,
-            AgentKey(name),
+            AgentSecretKey(name),
             self.seen.append,
             self.lost.append,
             on_refused=lambda command, text: self.refused.append((command, text)),
@@ -188,7 +188,7 @@ async def an_agent(
 
 def proven(name: str) -> dict[str, Any]:
     """What every request of one agent has, for clients written with the proto alone."""
-    key = AgentKey(name)
+    key = AgentSecretKey(name)
     return {
         "protocol_version": PROTOCOL_VERSION,
         "subscriber_id": f"{key.agent_id}.1",

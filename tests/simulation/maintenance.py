@@ -13,7 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from sublet_storage.readers.epoch_steps import BlockEpochSummary
-from sublet_storage.spaces.small_block_compaction import BlockRow, compute_append_times, find_runs
+from sublet_storage.spaces.small_block_compaction import BlockToMerge, compute_append_times, find_runs
 
 if TYPE_CHECKING:
     from tests.simulation.simulation import Simulation
@@ -105,7 +105,7 @@ class Maintenance:
         stream, most = self._streams.streams[stream_id], self._random.choice((8, 30, 1_000))
         if stream.generation.gone:
             return
-        rows = [BlockRow(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
+        rows = [BlockToMerge(m.end, m.end - m.first, m.size, f"{m.lower}|{m.epochs}") for m in stream.block_summaries]
         for run in find_runs(rows, most, most):
             begin, end = run[0].end_offset - run[0].count, run[-1].end_offset
             old = [mark for mark in stream.block_summaries if begin <= mark.first < end]

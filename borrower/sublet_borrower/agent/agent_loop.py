@@ -16,13 +16,13 @@ from sublet_borrower.agent.session_event_queue import SessionEventQueue
 from sublet_borrower.machine.agent import (
     Agent,
     AgentEvent,
+    AgentLockUnavailable,
     AgentOutcome,
     CloseSubscription,
-    LockAbsent,
     NodeMessageReceived,
     NodesDiscovered,
     OpenSubscription,
-    SessionUpdate,
+    RoutedAssignmentUpdate,
     SubscriptionClosed,
     SubscriptionProgressed,
 )
@@ -41,7 +41,7 @@ from sublet_protocol.pubsub.counters import AgentSideCounters
 from sublet_protocol.pubsub.model import Channel, Command, MailboxOverflow, MessageToNode, SequencedMessage
 from sublet_protocol.pubsub.node_connection import NodeConnection, truncate
 from sublet_protocol.tick import Tick
-from sublet_storage.db.liveness_lock import LockKeeper, LockLost
+from sublet_storage.db.liveness_lock import LivenessLockKeeper, LockLost
 from sublet_storage.util.boottime_clock import boottime_clock
 
 log = logging.getLogger(__name__)
@@ -84,13 +84,13 @@ class AgentLoop:
         self._is_closed = False
         self._lock = None if lock_url is None else self._make_lock_keeper(lock_url, settings)
 
-    def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LockKeeper:
+    def _make_lock_keeper(self, url: str, settings: BorrowerSettings) -> LivenessLockKeeper:
         def on_failure(error: Exception) -> None:
             log.error("internal error, agent goes on without its lock: please report this", exc_info=error)
             self._post(LockLost(boottime_clock()))
-            self._post(LockAbsent())
+            self._post(AgentLockUnavailable())
 
-        keeper = LockKeeper(
+        keeper = LivenessLockKeeper(
             url,
             self.agent_id,
             settings.lock_times,
@@ -99,7 +99,7 @@ class AgentLoop:
             boottime_clock,
             on_failure,
             always_checks=True,
-            on_absent=lambda: self._post(LockAbsent()),
+            on_absent=lambda: self._post(AgentLockUnavailable()),
         )
         keeper.start()
         return keeper
@@ -355,4 +355,4 @@ class AgentLoop:
         await asyncio.gather(*(c.close(timeout_s) for c in connections), return_exceptions=True)
 
 
-__all__ = ["AgentLoop", "SessionUpdate"]
+__all__ = ["AgentLoop", "RoutedAssignmentUpdate"]

@@ -23,7 +23,7 @@ RECEIVE_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True)
-class SinkDatabase:
+class SinkDatabaseAddress:
     """The database of a write: address and credentials (see `task_url`), or the directory of an embedded server on the
     machine `driver_host`.
     """
@@ -35,7 +35,7 @@ class SinkDatabase:
     credentials: str = FROM_ENVIRONMENT
 
     @classmethod
-    def of(cls, options: WriteOptions) -> SinkDatabase:
+    def of(cls, options: WriteOptions) -> SinkDatabaseAddress:
         """Return the database from the options and the driver's environment. Raise `InvalidSetting` where there is no
         database yet.
         """

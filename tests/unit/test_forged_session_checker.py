@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sublet_leader.node import session_epoch_check
+from sublet_leader.node import forged_session_checker
 from sublet_leader.node.events import AgentMessageReceived, ReadSessionEpoch, SessionEpochRead
 from sublet_leader.node.group_event_publisher import MAX_QUERIES, MAX_QUERIES_OF_CALLER
 from sublet_protocol.domain.subscriptions import Subscription
@@ -183,7 +183,7 @@ def test_where_nobody_is_known_the_newest_has_the_name() -> None:
 
 
 def test_few_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_epoch_check, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(forged_session_checker, "MAX_REMEMBERED", 2)
     play = Play()
     for name in ("one", "two", "three"):
         play.want(f"{name}/1", session=name, session_epoch=drawn(play, name))

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.limits import MAX_SUBSCRIBERS
 from sublet_protocol.messages.borrower_leader import LeaderWanted, ToLeader
-from sublet_storage.db.liveness_lock import LocksChecked, compute_lock_key
+from sublet_storage.db.liveness_lock import PeerLocksChecked, compute_lock_key
 
 
-class LockWatch:
+class FreeLockDetector:
     """Tracks the locks that were free in the last check of this connection. `delay_s`: from the answer to the first to
     the start of the last of the checks."""
 
@@ -24,7 +24,7 @@ class LockWatch:
         self._connected_at = float("-inf")
         self._free_since: dict[int, float] = {}
 
-    def check(self, look: LocksChecked) -> frozenset[int]:
+    def check(self, look: PeerLocksChecked) -> frozenset[int]:
         """Return the keys of the locks that have been free long enough, each once; a later report needs two checks
         again."""
         if look.connected_at != self._connected_at:
@@ -65,7 +65,7 @@ class DeadAgentDetector:
 
     def __init__(self, settings: LeaderSettings) -> None:
         self._settings = settings
-        self._lock_watch = LockWatch(settings, settings.reconnect_grace_s)
+        self._free_locks = FreeLockDetector(settings, settings.reconnect_grace_s)
         self._connected_at = float("-inf")
         self._missing: dict[int, _MissingAgent] = {}
         self._declared: dict[int, float] = {}  # {key of a lock that is still to be seen held: since when}
@@ -84,7 +84,7 @@ class DeadAgentDetector:
         if (missing := self._missing.pop(key, None)) is not None:
             if not missing.was_held:  # else it reclaims, and from now on it is its poll that counts
                 self._missing[key] = replace(missing, since=now)
-            self._lock_watch.forget(key)
+            self._free_locks.forget(key)
         if declares_lock and key not in self._seen:
             self._declared[key] = now
 
@@ -93,7 +93,7 @@ class DeadAgentDetector:
         key = compute_lock_key(agent)
         if is_held:
             self._missing.pop(key, None)
-            self._lock_watch.forget(key)
+            self._free_locks.forget(key)
         elif key in self._seen:
             self._missing.setdefault(key, _MissingAgent(agent, now, now))
 
@@ -102,7 +102,7 @@ class DeadAgentDetector:
         for agent in agents:
             key = compute_lock_key(agent)
             self._missing[key] = _MissingAgent(agent, now, now, was_held=True)
-            self._lock_watch.forget(key)
+            self._free_locks.forget(key)
 
     def expire(self, now: float) -> None:
         """Stop watching what an eviction for its silence has ended by now, agents that are elsewhere, and locks that
@@ -112,7 +112,7 @@ class DeadAgentDetector:
             self._missing = {key: each for key, each in self._missing.items() if each.began_at > since}
             self._declared = {key: at for key, at in self._declared.items() if at > since}
 
-    def check(self, look: LocksChecked) -> frozenset[str]:
+    def check(self, look: PeerLocksChecked) -> frozenset[str]:
         """Return the agents that are gone, each once."""
         if look.connected_at != self._connected_at:
             self._connected_at = look.connected_at
@@ -130,5 +130,5 @@ class DeadAgentDetector:
             and look.sent_at >= missing.since
             and (missing.was_held or key in self._seen)
         )
-        gone_keys = self._lock_watch.check(replace(look, free=free))
+        gone_keys = self._free_locks.check(replace(look, free=free))
         return frozenset(self._missing.pop(key).agent for key in gone_keys)
