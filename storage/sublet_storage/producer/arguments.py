@@ -9,7 +9,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_ID_BYTES
 
 MAX_BYTES = 16 * 1024 * 1024
-"""The largest message, and about the largest block: half of what readers decode (`record_batch_decoder`)."""
+"""The largest message, and about the largest block: half of what readers decode (`arrow_batch_decoder`)."""
 
 MAX_COUNT = 2**31 - 1
 MAX_LINGER_MS = 24 * 3600 * 1000.0

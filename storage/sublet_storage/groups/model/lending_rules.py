@@ -2,7 +2,7 @@
 
 A store locks the row, reads the facts of its stream in a later statement, calls `apply_change`, and writes what comes
 back. So the rules that the simulator runs a thousand times are the very rules that run on Postgres. With those of
-`lending_row`, `progress_rules` and `reset_rules`:
+`lending_row`, `progress_rules` and `lending_reset`:
 
 - only a free row is granted, under a new grant id, from the position that the row has;
 - not while an ancestor of its stream is unfinished, also where streams between them have no row in the group: such
@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -63,7 +63,7 @@ def apply_change(
     held_back: bool,
     term: int,
     now_us: int,
-    draw_key: Callable[[], GrantSecretKey],
+    draw_key: Callable[[], GrantSecret],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
 ) -> LendingTransitionResult:
     """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
@@ -91,6 +91,19 @@ def apply_change(
             assert_never(change)
 
 
+def close_out(
+    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
+) -> LendingTransitionResult | None:
+    """Return the transition of a row in a stream sync: finish it, block it, or leave it (None)."""
+    if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
+        return None
+    if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
+        return unreadable
+    if row.status is LendingStatus.FREE and is_consumed(row.position, stream):
+        return finish_unlent(row, LendingOutcome.APPLIED)
+    return None
+
+
 def _grant(
     change: GrantStream,
     row: LendingRow,
@@ -98,7 +111,7 @@ def _grant(
     held_back: bool,
     now_us: int,
     on_data_loss: OnDataLoss,
-    draw_key: Callable[[], GrantSecretKey],
+    draw_key: Callable[[], GrantSecret],
 ) -> LendingTransitionResult:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
         return LendingTransitionResult(LendingOutcome.REFUSED, row)

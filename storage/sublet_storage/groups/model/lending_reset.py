@@ -1,4 +1,4 @@
-"""Changes of lending rows by a reset, or by the end of their stream."""
+"""The change of a lending row that an operator resets."""
 
 from __future__ import annotations
 
@@ -9,26 +9,11 @@ from sublet_storage.groups.model.lending_row import (
     LendingTransitionResult,
     StreamFacts,
     end_unheard,
-    end_unreadable,
     find_redelivery_end,
-    finish_unlent,
     is_consumed,
     make_history_event,
 )
-from sublet_storage.groups.model.records import LendingOutcome, LendingStatus, OnDataLoss
-
-
-def close_out(
-    row: LendingRow, stream: StreamFacts, now_us: int, on_data_loss: OnDataLoss = OnDataLoss.FAIL
-) -> LendingTransitionResult | None:
-    """Return the transition of a row in a stream sync: finish it, block it, or leave it (None)."""
-    if row.status not in (LendingStatus.FREE, LendingStatus.HELD):
-        return None
-    if unreadable := end_unreadable(row, stream, now_us, on_data_loss):
-        return unreadable
-    if row.status is LendingStatus.FREE and is_consumed(row.position, stream):
-        return finish_unlent(row, LendingOutcome.APPLIED)
-    return None
+from sublet_storage.groups.model.records import LendingOutcome, LendingStatus
 
 
 def apply_reset(
