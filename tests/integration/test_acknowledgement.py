@@ -685,8 +685,9 @@ def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
-def test_a_task_acknowledges_no_others_batch(place: Place) -> None:
-    """Where they take turns at one generator."""
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_task_acknowledges_no_others_batch(place: Place, ends: bool) -> None:
+    """Where they take turns at one generator; also if the first one ends before what it took is done."""
 
     async def take(batches: AsyncIterator[Batch]) -> int:
         return (await anext(batches)).first
@@ -694,7 +695,8 @@ def test_a_task_acknowledges_no_others_batch(place: Place) -> None:
     async def main() -> None:
         async with place.of_a_loop() as session:
             batches = over_a_generator(session)
-            assert [await take(batches), await asyncio.create_task(take(batches))] == [0, 1]
+            first = await (asyncio.create_task(take(batches)) if ends else take(batches))
+            assert (first, await asyncio.create_task(take(batches))) == (0, 1)
             raise Failed
 
     with pytest.raises(Failed):
