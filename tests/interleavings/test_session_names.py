@@ -10,7 +10,7 @@ from tests.interleavings.harness import Connection, Interleavings, Run
 SHARED = Subscription.parse("$share/g/eu/#")
 
 
-def test_of_two_releases_of_a_name_one_is_told(conn: Connection, database: str) -> None:
+def test_of_two_releases_of_a_name_one_has_it(conn: Connection, database: str) -> None:
     """And recorded in the history of rights."""
     session_names.draw_epoch(conn, SHARED, "etl", "user:a")
 
