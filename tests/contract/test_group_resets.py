@@ -19,6 +19,7 @@ from sublet_storage.groups.admin.reset_transaction import plan_reset
 from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import LendingRow, StreamFacts, end_unreadable
 from sublet_storage.groups.model.records import (
     AdvancePosition,
@@ -28,7 +29,6 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.reset_rules import apply_reset
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
 from tests.kit import eventually
 

@@ -10,7 +10,7 @@ import pytest
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
@@ -109,7 +109,7 @@ class Stage:
 
         return step
 
-    def lend_atomic(self, url: str) -> tuple[int, int, int, GrantSecretKey]:
+    def lend_atomic(self, url: str) -> tuple[int, int, int, GrantSecret]:
         """To a consumer of that group; what it knows of the grant."""
         with closing(PostgresGroupStore(url)) as store:
             granted = self._write(store, self.atomic, GrantStream(self.stream, "b", "a", "s", "share"))

@@ -12,8 +12,8 @@ from sublet_borrower.machine.agent import (
     NodesDiscovered,
     OpenSubscription,
     RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import ProgressReported, StreamGranted, StreamRemoved
 from sublet_borrower.machine.transitions import BorrowedStreamStatus
@@ -135,7 +135,7 @@ class AgentProcess(Process):
         if stream_id not in self._installed:
             raise BadLine(f"no session of {self.name} has stream {stream_id}")
         handle, grant_id = self._installed[stream_id]
-        self.handle(SubscriptionProgressed(handle, ProgressReported(stream_id, grant_id, position, final)))
+        self.handle(SessionProgressReported(handle, ProgressReported(stream_id, grant_id, position, final)))
 
     def borrowers(self) -> list[str]:
         """Each borrower with its status and its streams."""

@@ -14,8 +14,8 @@ from sublet_borrower.machine.agent import (
     NodesDiscovered,
     OpenSubscription,
     RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.settings import BorrowerSettings
@@ -155,7 +155,7 @@ class SimulatedAgent(Process):
 
     def say(self, handle: int, work: Work, reported: ProgressReported) -> None:
         self.simulation.checkers.reported(work, reported)
-        self.handle(SubscriptionProgressed(handle, reported))
+        self.handle(SessionProgressReported(handle, reported))
 
     def _happens(self, event: AgentEvent) -> None:
         """Handle the event once the process is awake, unless it is dead."""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from sublet_leader.node.database_request_executor import execute, failure_answer
 from sublet_leader.node.events import DatabaseRequest, NodeEvent
 from sublet_protocol.domain.epochs import ConsumedFrontier
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import StartingPosition, Subscription
 from sublet_storage.groups.admin.progress_transfer import ExportedPosition, ExportedProgress
 from sublet_storage.groups.model.history_record_builder import to_history_record
+from sublet_storage.groups.model.lending_reset import apply_reset
 from sublet_storage.groups.model.lending_row import FAILED_OVER, LendingRow, make_failover_event
 from sublet_storage.groups.model.lending_rules import apply_change
 from sublet_storage.groups.model.options import DEFAULTS
@@ -28,7 +29,6 @@ from sublet_storage.groups.model.records import (
     Leadership,
     LendingStatus,
 )
-from sublet_storage.groups.model.reset_rules import apply_reset
 from sublet_storage.node_directory import NodeRef
 from tests.simulation.world import World
 from tests.support.memory_store.catalogue import MemoryCatalogue
@@ -157,7 +157,7 @@ class WatchedGroups(MemoryGroupStore):
                         held_back=False,
                         term=term,
                         now_us=now,
-                        draw_key=GrantSecretKey.draw,
+                        draw_key=GrantSecret.draw,
                     ),
                     term,
                     now,

@@ -16,7 +16,7 @@ import pytest
 
 from sublet_borrower.planner.grant_key_handoff import GrantKeyHandoffFile, PlannerGrantKeys, read_grant_keys
 from sublet_protocol.domain.errors import InvalidSetting
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.messages.borrower_leader import Grant
 from sublet_storage.groups.consumer_progress import SessionIdentity
 
@@ -27,7 +27,7 @@ ETL = SessionIdentity("etl", 7)
 
 
 def grant(stream_id: int, grant_id: int) -> Grant:
-    return Grant("a/1", 1, stream_id, grant_id, 0, 1, 0, 1, "#", grant_key=GrantSecretKey.draw())
+    return Grant("a/1", 1, stream_id, grant_id, 0, 1, 0, 1, "#", grant_key=GrantSecret.draw())
 
 
 @pytest.fixture(autouse=True)
@@ -58,12 +58,10 @@ def test_a_key_shows_as_stars() -> None:
 
 
 def test_keys_are_equal_by_their_bytes() -> None:
-    assert GrantSecretKey(bytes(16)) == GrantSecretKey(bytes(16))
-    assert GrantSecretKey(bytes(16)) != GrantSecretKey.draw()
-    assert GrantSecretKey(bytes(16)) != bytes(16)
-    assert (
-        len({GrantSecretKey.draw() for _ in range(100)} | {GrantSecretKey(bytes(16)), GrantSecretKey(bytes(16))}) == 101
-    )
+    assert GrantSecret(bytes(16)) == GrantSecret(bytes(16))
+    assert GrantSecret(bytes(16)) != GrantSecret.draw()
+    assert GrantSecret(bytes(16)) != bytes(16)
+    assert len({GrantSecret.draw() for _ in range(100)} | {GrantSecret(bytes(16)), GrantSecret(bytes(16))}) == 101
 
 
 def test_a_planner_hands_its_keys_on(file: GrantKeyHandoffFile) -> None:

@@ -23,15 +23,15 @@ from sublet_borrower.machine.agent import (
     NodesDiscovered,
     OpenSubscription,
     RoutedAssignmentUpdate,
+    SessionProgressReported,
     SubscriptionClosed,
-    SubscriptionProgressed,
 )
 from sublet_borrower.machine.events import NodeLost, ProgressReported
 from sublet_borrower.new_data.head_subscriptions import HeadSubscriptions
 from sublet_borrower.new_data.head_tracker import HeadSubscriptionId
 from sublet_borrower.settings import BorrowerSettings
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.session_process import new_agent_key
+from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason, Invalidate, LeaderWanted, ToLeader
@@ -134,7 +134,7 @@ class AgentLoop:
 
     def report_progress(self, handle: int, progress: ProgressReported) -> None:
         """Report how far a stream is consumed."""
-        self._post(SubscriptionProgressed(handle, progress))
+        self._post(SessionProgressReported(handle, progress))
 
     def subscribe_head(self, handle: int, subscription: HeadSubscriptionId) -> None:
         """Subscribe to the stream's head: what is pushed arrives as `HeadPushed` in the queue."""

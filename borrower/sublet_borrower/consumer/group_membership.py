@@ -20,7 +20,7 @@ from sublet_borrower.machine.events import AssignmentUpdate, ProgressReported
 from sublet_borrower.new_data.head_tracker import HeadPushed, HeadSubscriptionId
 from sublet_borrower.new_data.monitor import MonitoredStreams, NewDataMonitor
 from sublet_borrower.settings import BorrowerSettings
-from sublet_borrower.util.session_process import SessionForkGuard
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import SubscriptionEnded
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_protocol.messages.borrower_leader import BorrowerEndReason

@@ -23,7 +23,7 @@ import psycopg
 from sublet_borrower.streams.batch import Batch
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import DatabaseUnreachable, UnknownOutcome, UsageError
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.bounded_connection import BoundedConnection
 from sublet_storage.db.connect import connect
 from sublet_storage.db.reconnecting_connection import ReconnectingConnection
@@ -53,7 +53,7 @@ class BatchInTransaction(Protocol):
     def next_offset(self) -> int: ...
 
     @property
-    def grant_key(self) -> GrantSecretKey: ...
+    def grant_key(self) -> GrantSecret: ...
 
     @property
     def consumed_frontier(self) -> ConsumedFrontier | None: ...

@@ -16,7 +16,7 @@ from sublet_borrower.node_client.feed_reader import HINT, decode_messages
 from sublet_borrower.node_client.node_calls import NodeCalls, RetryableCallError
 from sublet_borrower.streams.epoch_stream import EpochGrantedStream
 from sublet_borrower.streams.granted_stream import GrantedStream
-from sublet_borrower.util.session_process import SessionForkGuard
+from sublet_borrower.util.session_fork_guard import SessionForkGuard
 from sublet_protocol.domain.errors import (
     PositionGone,
     ProtocolMismatch,

@@ -83,7 +83,7 @@ class NodesDiscovered:
 
 
 @dataclass(frozen=True, slots=True)
-class SubscriptionProgressed:
+class SessionProgressReported:
     """The session's progress on a stream of one of its subscriptions."""
 
     handle: int
@@ -101,7 +101,7 @@ AgentEvent = (
     | NodeMessageReceived
     | NodeLost
     | NodesDiscovered
-    | SubscriptionProgressed
+    | SessionProgressReported
     | LockEvent
     | AgentLockUnavailable
     | Tick
@@ -181,7 +181,7 @@ class Agent:
                 self._pass_all(event, now)
             case NodesDiscovered():
                 self._learn(event.nodes, now)
-            case SubscriptionProgressed():
+            case SessionProgressReported():
                 self._pass(event.handle, event.progress, now)
             case LockAcquired() | LockLost() | PeerLocksChecked() | AgentLockUnavailable():
                 self._take_lock_event(event, now)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sublet_borrower.util.network_loop import network_loop
-from sublet_borrower.util.session_process import new_agent_key
+from sublet_borrower.util.session_fork_guard import new_agent_key
 from sublet_protocol.domain.address import is_tls
 from sublet_protocol.gate.credentials import load_access_token
 from sublet_protocol.messages.head_and_group_events import LEADER, GroupEventPayload

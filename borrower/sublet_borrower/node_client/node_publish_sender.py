@@ -27,7 +27,7 @@ from sublet_protocol.messages.feed import (
     encode_publish,
 )
 from sublet_protocol.messages.field_checks import MalformedMessage
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, PendingBlock, find_entered_at
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutedRows as Routed
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import AppendedSpan, DeliveryRetryPolicy, Rows

@@ -14,7 +14,7 @@ from sublet_borrower.streams.epoch_stream import EpochGrantedStream, StepBoundar
 from sublet_borrower.streams.granted_stream import GrantedStream
 from sublet_protocol.domain.epochs import ConsumedFrontier
 from sublet_protocol.domain.errors import UsageError
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 
 BeginTransaction = Callable[["Batch"], AbstractContextManager[psycopg.Connection[Any]]]
 """The session's part in `Batch.transaction`."""
@@ -66,7 +66,7 @@ class Batch:
         return {self.stream_id: (self.first, self.end)}
 
     @property
-    def grant_key(self) -> GrantSecretKey:
+    def grant_key(self) -> GrantSecret:
         """Return the key that the database requires to move the progress of the batch's grant; `reveal` returns its
         bytes.
         """

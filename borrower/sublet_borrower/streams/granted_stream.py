@@ -8,7 +8,7 @@ from typing import Any, Final
 from sublet_borrower.machine.events import ProgressReported
 from sublet_borrower.machine.read_failure_report import ReadFailureReporter, plain
 from sublet_protocol.domain.errors import PoisonBlock, PositionBeyondHead
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.topics import TopicFilter
 
 MAX_AWAITED: Final = 64
@@ -33,7 +33,7 @@ class GrantedStream:
     generation_id: int
     filter: TopicFilter
     next_read_offset: int
-    grant_key: GrantSecretKey = field(kw_only=True)
+    grant_key: GrantSecret = field(kw_only=True)
     head: int | None = None
     head_hint: int = 0
     outstanding: dict[int, int] = field(default_factory=dict)

@@ -47,7 +47,7 @@ class SecretBytes:
         raise TypeError(f"{type(self).__name__}: a key stays in its process, and is not to be pickled")
 
 
-class GrantSecretKey(SecretBytes):
+class GrantSecret(SecretBytes):
     """The key of one grant, which authorizes moving the grant's progress. Drawn where the grant is written."""
 
     __slots__ = ()

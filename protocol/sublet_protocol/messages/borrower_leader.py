@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 
 PROTOCOL_VERSION = 6
@@ -208,7 +208,7 @@ class Grant:
     end_offset: int | None = None
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantSecretKey = field(kw_only=True)
+    grant_key: GrantSecret = field(kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)

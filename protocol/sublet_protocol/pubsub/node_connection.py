@@ -22,7 +22,7 @@ from sublet_protocol.domain.errors import InvalidSetting
 from sublet_protocol.domain.limits import MAX_PUBLISH_BYTES
 from sublet_protocol.domain.secret import Secret
 from sublet_protocol.gate.credentials import call_metadata, is_replaced
-from sublet_protocol.messages.agent_key import AgentSecretKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_protocol.messages.field_checks import MalformedMessage
 from sublet_protocol.pubsub import wire
 from sublet_protocol.pubsub.agent_side_events import (
@@ -102,7 +102,7 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        key: AgentSecretKey,
+        key: AgentSecret,
         on_message: OnDelivery,
         on_lost: OnLost = lambda lost: None,
         *,

@@ -21,7 +21,7 @@ from sublet_storage.producer.batches.input_conversion import (
     check_sizes,
     to_record_batches,
 )
-from sublet_storage.producer.batches.pending_batches import PendingArrowBatch, split_into_blocks
+from sublet_storage.producer.batches.pending_block import PendingArrowBatch, split_into_blocks
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import SharedDelivery
 from sublet_storage.producer.publisher import MAX_MESSAGE_BYTES

@@ -25,7 +25,7 @@ from sublet_protocol.domain.epochs import Epoch
 from sublet_protocol.domain.errors import PublisherClosed, SubletError
 from sublet_storage.log.block import MAX_PACKED_BYTES, pack
 from sublet_storage.producer.batches.input_conversion import size_of
-from sublet_storage.producer.batches.pending_batches import (
+from sublet_storage.producer.batches.pending_block import (
     PendingArrowBatch,
     PendingBlock,
     PendingMessageBuilder,

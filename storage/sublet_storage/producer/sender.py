@@ -39,7 +39,7 @@ from sublet_storage.log.append import (
     register_again,
 )
 from sublet_storage.notify.publisher import shared_publisher
-from sublet_storage.producer.batches.pending_batches import PendingBlock, find_entered_at
+from sublet_storage.producer.batches.pending_block import PendingBlock, find_entered_at
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.producer.delivery import DeliveryRetryPolicy
 from sublet_storage.producer.send_buffer import SendBuffer

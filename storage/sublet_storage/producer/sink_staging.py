@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from sublet_protocol.domain.errors import SinkBatchOutOfOrder, StagedBlocksLost
 from sublet_storage.log.append import BlockAppend
-from sublet_storage.log.record_batch_decoder import decode_block
+from sublet_storage.log.arrow_batch_decoder import decode_block
 from sublet_storage.producer.batches.block_builder import BlockBuilder
 from sublet_storage.producer.batches.routing_table import RoutingTable
 from sublet_storage.spaces.space_queries import find_space

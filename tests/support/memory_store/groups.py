@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier, LowerFrontier, UpperFrontier
-from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecretKey
+from sublet_protocol.domain.grant_keys import TIMELINE_US, GrantSecret
 from sublet_protocol.domain.limits import MAX_GROUPS_PER_MINUTE, MAX_SESSION_NAMES_OF_PRINCIPAL
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.liveness_lock import compute_lock_key
@@ -31,6 +31,7 @@ from sublet_storage.groups.model.history_record_builder import (
     deletion_records,
     to_history_record,
 )
+from sublet_storage.groups.model.lending_reset import close_out
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -65,7 +66,6 @@ from sublet_storage.groups.model.records import (
     OnDataLoss,
     StartingPosition,
 )
-from sublet_storage.groups.model.reset_rules import close_out
 from sublet_storage.node_directory import NodeRef
 from tests.support.memory_store.catalogue import MemoryCatalogue, MemoryStream, greatest_epochs
 
@@ -304,7 +304,7 @@ class MemoryGroupStore:
             held_back=bool(parents),
             term=writes.term,
             now_us=now,
-            draw_key=GrantSecretKey.draw,
+            draw_key=GrantSecret.draw,
             on_data_loss=on_data_loss,
         )
         self._keep(ruling, writes.term, now)

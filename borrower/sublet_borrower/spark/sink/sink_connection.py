@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 
 from sublet_borrower.spark.common.credentials import FROM_ENVIRONMENT, driver_url, task_address, task_url
-from sublet_borrower.spark.common.database_availability import check_database_exists, check_socket_reachable
+from sublet_borrower.spark.common.query_database import check_database_exists, check_socket_reachable
 from sublet_borrower.spark.sink.options import WriteOptions
 from sublet_protocol.domain.errors import InvalidSetting
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.db.store_connection import Connection, TransactionRolledBack
 from sublet_storage.groups.coordinator import leadership, lending_statements
 from sublet_storage.groups.coordinator.lending_statements import Key
@@ -219,7 +219,7 @@ def _apply_change(
         held_back=bool(parents),
         term=writes.term,
         now_us=buffer.now_us,
-        draw_key=GrantSecretKey.draw,
+        draw_key=GrantSecret.draw,
         on_data_loss=findings.on_data_loss[writes.group_id],
     )
     buffer.add(row, ruling, writes.term)

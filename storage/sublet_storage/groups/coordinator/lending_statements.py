@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, lower_frontier_from_text
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
 from sublet_storage.db.clock import NOW, format_microseconds
 from sublet_storage.db.liveness_lock import LOCK_CLASS, compute_lock_key
@@ -332,7 +332,7 @@ def _decode_row_and_facts(record: Sequence[Any]) -> tuple[LendingRow, StreamFact
 def _decode_row(record: Sequence[Any]) -> LendingRow:
     consumed = None if record[-2] is None else ConsumedFrontier.from_json(record[-2])
     in_doubt = None if record[-1] is None else InDoubtRange.from_json(record[-1])
-    grant_key = None if record[-4] is None else GrantSecretKey(record[-4])
+    grant_key = None if record[-4] is None else GrantSecret(record[-4])
     fields = (*record[3:-5], consumed, in_doubt, grant_key, record[-3], record[-5] or 0.0)
     return LendingRow(record[0], record[1], LendingStatus(record[2]), *fields)
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
-from sublet_protocol.domain.grant_keys import GrantSecretKey, timeline_number
+from sublet_protocol.domain.grant_keys import GrantSecret, timeline_number
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_storage.groups.model.records import Lending, LendingOutcome, LendingStatus, OnDataLoss
 
@@ -48,7 +48,7 @@ class LendingRow:
     lost_message_count: int = 0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantSecretKey | None = field(default=None, compare=False)
+    grant_key: GrantSecret | None = field(default=None, compare=False)
     key_digest: bytes | None = field(default=None, compare=False)
     lock_valid_s: float = 0.0
 

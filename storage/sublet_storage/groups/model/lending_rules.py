@@ -21,7 +21,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import assert_never
 
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_storage.groups.model.lending_row import (
     MICROSECONDS,
     LendingRow,
@@ -63,7 +63,7 @@ def apply_change(
     held_back: bool,
     term: int,
     now_us: int,
-    draw_key: Callable[[], GrantSecretKey],
+    draw_key: Callable[[], GrantSecret],
     on_data_loss: OnDataLoss = OnDataLoss.FAIL,
 ) -> LendingTransitionResult:
     """Return what one change does, of the leader at that term. `held_back`: an ancestor of the stream has a row in this
@@ -98,7 +98,7 @@ def _grant(
     held_back: bool,
     now_us: int,
     on_data_loss: OnDataLoss,
-    draw_key: Callable[[], GrantSecretKey],
+    draw_key: Callable[[], GrantSecret],
 ) -> LendingTransitionResult:
     if held_back or not (row.status is LendingStatus.FREE or _is_reserved_for(row, change)):
         return LendingTransitionResult(LendingOutcome.REFUSED, row)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sublet_protocol.domain.epochs import ConsumedFrontier, GroupFrontier
-from sublet_protocol.domain.grant_keys import GrantSecretKey
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.in_doubt_range import InDoubtRange, pending_in_doubt
 from sublet_protocol.domain.subscriptions import StartingPosition as StartingPosition
 from sublet_protocol.domain.subscriptions import Subscription
@@ -144,7 +144,7 @@ class Lending:
     reserved_s: float = 0.0
     consumed: ConsumedFrontier | None = None
     in_doubt: InDoubtRange | None = None
-    grant_key: GrantSecretKey | None = field(default=None, compare=False)
+    grant_key: GrantSecret | None = field(default=None, compare=False)
     lock_valid_s: float = 0.0
 
     @property

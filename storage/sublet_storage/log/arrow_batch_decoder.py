@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from sublet_protocol.domain.errors import PoisonBlock, SchemaMismatch
 from sublet_protocol.domain.limits import MAX_DIMENSIONS
 from sublet_storage.log import column_encoding
-from sublet_storage.log.record_batch_header import RecordBatchHeader, parse_envelope
+from sublet_storage.log.arrow_batch_header import RecordBatchHeader, parse_envelope
 
 MAX_BLOCK_MESSAGES: Final = 100_000
 MAX_BLOCK_BYTES: Final = 32 << 20

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 
-from sublet_protocol.messages.agent_key import AgentSecretKey
+from sublet_protocol.messages.agent_key import AgentSecret
 from sublet_storage.util.fork_guard import OwnerProcess
 
 ADVICE = (
@@ -26,6 +26,6 @@ class SessionForkGuard(OwnerProcess):
     hint = ADVICE
 
 
-def new_agent_key() -> AgentSecretKey:
+def new_agent_key() -> AgentSecret:
     """Draw the key of an agent in this process, whose id shows people where it runs: HOST:PID:HASH."""
-    return AgentSecretKey(f"{socket.gethostname()[:40]}:{os.getpid()}".replace(".", "-"))
+    return AgentSecret(f"{socket.gethostname()[:40]}:{os.getpid()}".replace(".", "-"))

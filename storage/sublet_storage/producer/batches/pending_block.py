@@ -65,7 +65,7 @@ class PendingArrowBatch:
         return self
 
 
-class PendingMessages(PendingArrowBatch):
+class PendingTupleBatch(PendingArrowBatch):
     """Consecutive messages of one stream that are converted to Arrow on request: a few are packed without it."""
 
     __slots__ = ("_messages",)
@@ -115,9 +115,9 @@ class PendingMessageBuilder:
         self.count, self.size = count, size
         self.ticket.expect(count)
 
-    def seal(self) -> PendingMessages:
+    def seal(self) -> PendingTupleBatch:
         """Return the messages, to which none can be added."""
-        return PendingMessages(self._messages, range(self.count), self.ticket, self.size)
+        return PendingTupleBatch(self._messages, range(self.count), self.ticket, self.size)
 
 
 class PendingBlock:
