@@ -10,12 +10,13 @@ import pytest
 
 from sublet_protocol.domain.errors import GrantLost, UnknownOutcome
 from sublet_protocol.domain.in_doubt_range import InDoubtRange
+from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.db.connect import connect
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator.history_queries import NewestHistory, delete_old_history, read_history
 from sublet_storage.groups.model.history_record_builder import reason_with_user
-from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, ReleaseStream
+from sublet_storage.groups.model.records import AdvancePosition, ForceRelease, GroupOptions, ReleaseStream
 from tests.contract.group_world import LEASE_S, ONE, SHARE, TWO, PostgresWorld, events, grant_of, granted
 from tests.contract.test_group_postgres import waiting_for_locks
 from tests.kit import eventually
@@ -196,12 +197,15 @@ def test_history_is_read_from_its_end(postgres: PostgresWorld) -> None:
 
 
 def test_old_history_is_forgotten(postgres: PostgresWorld) -> None:
-    """Kept is why a stream is blocked, and who leads now."""
+    """Kept is why a stream is blocked, and who leads now; not what another group has blocked."""
     group, term, (blocked, unblocked, moved) = postgres.led(3)
     for stream in (blocked, unblocked):
         lost = ReleaseStream(stream, granted(postgres, group, term, stream).grant_id, 0, "its end", is_beyond_head=True)
         postgres.apply(group, term, lost)
     postgres.connection.execute("update lending set status = 'free' where stream_id = %s", (unblocked,))
+    postgres.store.declare_group(Subscription.parse("$share/other/orders/#"), GroupOptions())
+    other = "update lending set status = 'blocked' where stream_id = %s and group_id <> %s"
+    assert postgres.connection.execute(other, (unblocked, group.group_id)).rowcount == 1
     granted(postgres, group, term, moved)
     assert len(events(postgres, group)) == 5
     postgres.connection.execute("update lending_history set at = clock_timestamp() - interval '2 hours'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import psycopg
@@ -10,10 +11,12 @@ import pytest
 from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, InvalidEpoch, NotFound, UsageError
 from sublet_protocol.domain.subscriptions import MAX_OFFSET, Subscription
+from sublet_storage.db.connect import connect
 from sublet_storage.groups.admin import live_reset
 from sublet_storage.groups.admin.admin import send_command
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.admin.reset_transaction import plan_reset
+from sublet_storage.groups.coordinator import leadership
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.desired_state import PauseGroup, ResumeGroup
 from sublet_storage.groups.model.lending_reset import apply_reset
@@ -27,7 +30,9 @@ from sublet_storage.groups.model.records import (
     StartingPosition,
 )
 from tests.contract.group_world import BLOCKED, FINISHED, FREE, REFUSED, PostgresWorld, grant, granted, outcome
+from tests.kit import eventually
 
+WAITING = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
 PLAIN = Subscription.parse("$share/plain/#")
 
 
@@ -139,6 +144,19 @@ def test_a_locked_row_is_named_with_who_locks_it(postgres: PostgresWorld, force:
         with pytest.raises(Conflict, match=f"{named} {user.info.backend_pid}"):
             postgres.reset(group, ResetTarget.latest(), force=force)
     assert set(postgres.reset(group, ResetTarget.latest(), force=force)) == {first, second}
+
+
+def test_while_it_waits_a_reset_holds_up_nobody(halfway: Halfway) -> None:
+    """Rollovers, retention and new groups would wait with it."""
+    world, group, _, _ = halfway
+    locked = "select from pg_locks where relation = 'space'::regclass and mode = 'ShareLock'"
+    with connect(world.url) as leader, connect(world.url) as looking, ThreadPoolExecutor(1) as pool:
+        with leader.transaction():
+            leadership.lock(leader, (group.group_id,), None)
+            resetting = pool.submit(world.reset, group, ResetTarget.earliest())
+            eventually(lambda: looking.execute(WAITING).rowcount)
+            assert looking.execute(locked).rowcount == 0
+        assert resetting.result()
 
 
 @pytest.mark.conforms("A4")

@@ -685,6 +685,26 @@ def test_each_of_several_tasks_acknowledges_its_own(place: Place) -> None:
 
 
 @pytest.mark.conforms("E37")
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_task_acknowledges_no_others_batch(place: Place, ends: bool) -> None:
+    """Where they take turns at one generator; also if the first one ends before what it took is done."""
+
+    async def take(batches: AsyncIterator[Batch]) -> int:
+        return (await anext(batches)).first
+
+    async def main() -> None:
+        async with place.of_a_loop() as session:
+            batches = over_a_generator(session)
+            first = await (asyncio.create_task(take(batches)) if ends else take(batches))
+            assert (first, await asyncio.create_task(take(batches))) == (0, 1)
+            raise Failed
+
+    with pytest.raises(Failed):
+        asyncio.run(main())
+    assert place.progress() == 0
+
+
+@pytest.mark.conforms("E37")
 def test_a_wait_that_is_broken_off_loses_no_batch(place: Place) -> None:
     place.publish(600)
     seen: Seen = []

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
+from sublet_borrower.consumer import async_session
 from sublet_borrower.consumer.session import Session
 from sublet_protocol.domain.errors import UsageError
 from sublet_storage.spaces.space_changes import reshard
@@ -78,6 +81,26 @@ async def test_a_timeout_of_0_gets_what_has_come(scene: Scene, stream: int) -> N
                     seen.add(batch)
                 await asyncio.sleep(0.001)
     assert seen.counts == scene.everything()
+
+
+@in_a_loop
+async def test_a_timeout_begins_when_a_session_is_open(
+    scene: Scene, stream: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, ahead_s = scene.session(), [0.0]
+    begin = session._begin
+
+    def open_for_an_hour() -> Session:
+        ahead_s.append(3600.0)
+        return begin()
+
+    monkeypatch.setattr(session, "_begin", open_for_an_hour)
+    monkeypatch.setattr(async_session, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + ahead_s[-1]))
+    scene.publish(1)
+    try:
+        assert await session.poll(WAIT_S) is not None
+    finally:
+        await session.close()
 
 
 def test_a_plain_session_with_a_timeout_of_0_does_too(scene: Scene, stream: int) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from sublet_storage.notify.changes import SPACE
 from sublet_storage.spaces.space_queries import find_space
 from tests.integration.cli_kit import Shell, done, refused
+from tests.integration.notify_kit import SETTINGS, listening
+from tests.kit import eventually
 
 
 @pytest.mark.conforms("A9")
@@ -35,6 +39,14 @@ def test_a_space_is_altered_only_in_what_is_given(shell: Shell, conn: psycopg.Co
         (3, "none --retention 7d", "there is no such space. There are: default, orders"),
     ):
         refused(shell.run("spaces", "alter", *arguments.split()), code, reported)
+
+
+@pytest.mark.conforms("D10")
+def test_nodes_are_notified_of_a_changed_space(shell: Shell, database: str) -> None:
+    """Of what it is now; they do not read it again for long."""
+    with listening(database, settings=replace(SETTINGS, catch_up_min_interval_s=600, poll_interval_s=600)) as received:
+        done(shell.run("spaces", "create", "orders", "orders/#", "--json"))
+        eventually(lambda: received.of(SPACE, "orders"))
 
 
 @pytest.mark.conforms("A9")

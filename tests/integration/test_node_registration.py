@@ -15,6 +15,8 @@ from sublet_leader.server import NodeServer
 from sublet_leader.settings import LeaderSettings
 from sublet_protocol.domain.errors import InvalidSetting
 from sublet_storage.node_directory import NodeRef, list_live_nodes, list_nodes
+from sublet_storage.notify.changes import NODE
+from tests.integration.notify_kit import SETTINGS, listening
 from tests.kit import eventually
 from tests.kit_nodes import Fleet
 
@@ -87,6 +89,15 @@ def test_a_node_struck_off_by_mistake_is_listed_again(database: str, conn: psyco
     conn.execute("delete from node")
     eventually(lambda: [entry.notify_driver for entry in list_nodes(conn)] == ["postgres"])
     listing.deregister()
+
+
+def test_who_leaves_is_announced(database: str) -> None:
+    """By a notification: what is listed is not read again for long."""
+    with listening(database, settings=replace(SETTINGS, catch_up_min_interval_s=600, poll_interval_s=600)) as received:
+        listing = listed(database, "a")
+        eventually(lambda: received.of(NODE, "a"))
+        listing.deregister()
+        eventually(lambda: received.of(NODE, "a")[-1].is_deleted)
 
 
 def test_ending_ends_the_thread_that_renews(database: str) -> None:

@@ -25,6 +25,7 @@ from sublet_storage.groups.status.overview import describe_group, list_groups
 from sublet_storage.groups.status.overview_model import StreamView
 from sublet_storage.node_directory import NodeRef
 from sublet_storage.objects.object_stores import LocalBackend
+from sublet_storage.spaces import tiering
 from sublet_storage.spaces.space_changes import alter_space, rollover
 from tests.integration.cli_kit import a_shell
 from tests.integration.http_kit import Http
@@ -227,6 +228,17 @@ def test_what_is_too_small_to_be_moved_is_not_late(conn: Connection, world: Loca
     alter_space(conn, "eu", payload_location=None)
     conn.execute("update stream set tiered_offset = null")
     assert overdue(conn) == [], "nothing is to be moved any more"
+
+
+def test_a_block_of_the_least_size_is_moved(
+    conn: Connection, world: LocalWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = a_space(conn, world)
+    fill(conn, stream_of(conn, "eu"), 1)
+    rollover(conn, "eu")
+    ((size,),) = conn.execute("select octet_length(payload) from block").fetchall()
+    monkeypatch.setattr(tiering, "MIN_BYTES", size)
+    assert move(conn, space) == 1
 
 
 # --- what a node's log says ------------------------------------------------------------------------------------------

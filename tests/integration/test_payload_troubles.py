@@ -296,6 +296,16 @@ def test_a_deposed_mover_leaves_no_forgotten_object(
     assert world.names() == set()
 
 
+def test_a_mover_locks_its_term_before_the_spaces(conn: Connection, space: Space, stream: int) -> None:
+    """As all maintenance does: else two nodes, one of them deposed, could wait for each other."""
+
+    def guard(mover: Connection) -> None:
+        locked = "select from pg_locks where pid = pg_backend_pid() and relation = 'space'::regclass and mode = %s"
+        assert mover.execute(locked, ("RowExclusiveLock",)).rowcount == 0
+
+    assert tiering.tier_space(conn, space, guard).blocks == BLOCKS
+
+
 def test_nothing_is_moved_of_a_dropped_space(conn: Connection, space: Space, stream: int) -> None:
     drop_space(conn, "eu")
     assert tiering.tier_space(conn, space).blocks == 0

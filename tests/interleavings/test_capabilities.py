@@ -170,7 +170,7 @@ def test_the_frontier_is_what_is_held(orders: Interleavings, stage: Stage) -> No
 
 
 @pytest.mark.conforms("S9")
-@pytest.mark.parametrize("act", ["expire", "release", "go_on", "advance", "take"])
+@pytest.mark.parametrize("act", ["expire", "release", "go_on", "advance", "take", "publish"])
 def test_a_dropped_space_stays_completed(stage: Stage, conn: Connection, database: str, act: str) -> None:
     """Though another producer, which is alive, holds epochs of it."""
     epoch_capabilities.hold(conn, stage.space, ProducerIdentity("alive", 1), [(1,)], LONG_S)

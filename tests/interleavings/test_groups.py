@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import pytest
 
+from sublet_protocol.domain.epochs import ConsumedFrontier, LowerFrontier
 from sublet_protocol.domain.errors import Conflict, GrantLost, NotFound
+from sublet_protocol.domain.grant_keys import GrantSecret
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups import consumer_progress
 from sublet_storage.groups.admin import reset_transaction
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
+from sublet_storage.groups.model.desired_state import GroupCommand, PauseGroup, SetSessionWeight
 from sublet_storage.groups.model.records import (
+    AdvancePosition,
     ForceRelease,
     GrantStream,
     Group,
+    GroupDesiredState,
     GroupOptions,
     GroupWriteResult,
     GroupWrites,
@@ -65,6 +71,13 @@ class Stage:
             PostgresGroupStore(lambda: conn), self.plain, ForceRelease(self.stream, self.grant, "gone"), renew=True
         )
 
+    def report(self, conn: Connection) -> GroupWriteResult:
+        """That the message is consumed."""
+        return self._write(PostgresGroupStore(lambda: conn), self.plain, AdvancePosition(self.stream, self.grant, 1))
+
+    def sync(self, conn: Connection) -> GroupWriteResult:
+        return self._write(PostgresGroupStore(lambda: conn), self.plain, renew=True)
+
     def reset(self, conn: Connection) -> None:
         with conn.transaction():
             group = group_lifecycle.get_live(conn, SHARED)
@@ -95,6 +108,13 @@ class Stage:
             return work(self.conn)
 
         return step
+
+    def lend_atomic(self, url: str) -> tuple[int, int, int, GrantSecret]:
+        """To a consumer of that group; what it knows of the grant."""
+        with closing(PostgresGroupStore(url)) as store:
+            granted = self._write(store, self.atomic, GrantStream(self.stream, "b", "a", "s", "share"))
+        assert granted.results[0].lending is not None
+        return grant_of(self.atomic, granted.results[0].lending)
 
     def _write(
         self, store: PostgresGroupStore, group: Group, *entries: LendingChange, renew: bool = False
@@ -152,6 +172,29 @@ def test_progress_stays_and_a_past_grant_commits_none(orders: Interleavings, sta
         assert orders.explore({"consume": stage.consume, act.__name__: act}, judge) > 1
 
 
+@pytest.mark.conforms("E17")
+@pytest.mark.parametrize("act", [Stage.report, Stage.sync], ids=lambda act: act.__name__)
+def test_a_leader_takes_no_progress_back(conn: Connection, database: str, stage: Stage, act: Any) -> None:
+    """Whatever it has read before; `sync` ends the grant, as retention has taken the message."""
+    append(conn, [BlockAppend(stage.stream, block(b"y"))])
+    if act is Stage.sync:
+        stage.roll_over(conn)
+        conn.execute("update generation set state = 'gone' where state = 'closed'")
+
+    def consume(conn: Connection) -> None:
+        with conn.transaction():
+            consumer_progress.advance(conn, *grant_of(stage.plain, stage.held), 2)
+
+    def judge(run: Run) -> None:
+        assert all(isinstance(error, GrantLost) for error in run.errors)
+        if run.answers["consume"] is None:
+            asked = "select position from lending where group_id = %s and stream_id = %s"
+            assert run.conn.execute(asked, (stage.plain.group_id, stage.stream)).fetchall() == [(2,)]
+
+    with Interleavings(database) as orders:
+        assert orders.explore({"consume": consume, "lead": lambda conn: act(stage, conn)}, judge) > 1
+
+
 @pytest.mark.conforms("E25")
 def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: Stage) -> None:
     """Such as by who got no answer to it."""
@@ -167,6 +210,41 @@ def test_a_position_is_read_when_a_commit_is_over(orders: Interleavings, stage: 
 
     read = orders.explore({"commit": commit, "read": lambda conn: consumer_progress.read_position(conn, *grant)}, judge)
     assert read > 1
+
+
+@pytest.mark.conforms("E25")
+def test_a_frontier_is_read_when_a_commit_is_over(stage: Stage, database: str) -> None:
+    """That of an atomic group, for the same."""
+    grant, consumed = stage.lend_atomic(database), ConsumedFrontier(1, LowerFrontier(((9,),)))
+
+    def commit(conn: Connection) -> None:
+        with conn.transaction():
+            consumer_progress.advance(conn, *grant, 1, consumed=consumed)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        assert (run.answers["read"] == consumed) == (run.places("commit")[0] < run.places("read")[0])
+
+    with Interleavings(database) as orders:
+        read = orders.explore(
+            {"commit": commit, "read": lambda conn: consumer_progress.read_consumed_frontier(conn, *grant)}, judge
+        )
+    assert read > 1
+
+
+def test_of_two_commands_neither_is_lost(orders: Interleavings, stage: Stage) -> None:
+    commands: dict[str, GroupCommand] = {"pause": PauseGroup("maintenance"), "weigh": SetSessionWeight("s", 2.0)}
+
+    def apply(conn: Connection, name: str) -> None:
+        with conn.transaction():
+            group_lifecycle.apply_command(conn, stage.plain, commands[name], None)
+
+    def judge(run: Run) -> None:
+        assert not run.errors
+        wanted = GroupDesiredState().apply(commands["pause"]).apply(commands["weigh"])
+        assert group_lifecycle.get_live(run.conn, SHARED).desired_state == wanted
+
+    assert orders.explore({name: partial(apply, name=name) for name in commands}, judge) > 1
 
 
 @pytest.mark.conforms("E23")

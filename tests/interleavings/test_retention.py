@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
+import psycopg
 import pytest
 
+from sublet_protocol.domain.errors import Conflict
 from sublet_protocol.domain.subscriptions import Subscription
 from sublet_storage.groups.admin import progress_transfer, reset_transaction
 from sublet_storage.groups.admin.reset_target import ResetTarget
 from sublet_storage.groups.coordinator import group_lifecycle
 from sublet_storage.groups.coordinator.postgres_store import PostgresGroupStore
 from sublet_storage.groups.model.records import Group, GroupOptions, StartingPosition
+from sublet_storage.log.append import AppendOutcome, BlockAppend, append
 from sublet_storage.spaces import retention, space_changes
 from sublet_storage.spaces.generation_cleanup import PastGenerationCleaner
+from sublet_storage.spaces.routing import Space
 from sublet_storage.spaces.space_queries import read_generation_filters
-from tests.integration.log_kit import put, stream_of
+from tests.integration.log_kit import block, put, stream_of
 from tests.interleavings.harness import Connection, Interleavings, Run, Work
 
 QUEUE, SHARED = Subscription.parse("$queue/q/eu/#"), Subscription.parse("$share/s/eu/#")
@@ -89,6 +94,26 @@ def test_a_group_begun_in_a_drop_misses_no_stream(orders: Interleavings) -> None
         assert missed == []
 
     assert orders.explore({"drop": lambda conn: space_changes.drop_space(conn, "eu"), "declare": declare}, judge) > 1
+
+
+def test_what_a_drop_has_checked_stays_so(orders: Interleavings, conn: Connection) -> None:
+    """No publisher adds to the space while that is looked at, or after it."""
+    stream = stream_of(conn, "eu")
+
+    def check(conn: psycopg.Connection[Any], _: Space) -> None:
+        if conn.execute("select from block where stream_id = %s", (stream,)).rowcount:
+            raise Conflict("messages are left")
+
+    def judge(run: Run) -> None:
+        assert all(isinstance(error, Conflict) for error in run.errors)
+        ((appended,), refused) = run.answers["append"], run.answers["drop"]
+        assert (appended.outcome is AppendOutcome.APPENDED) == (refused is not None)
+
+    participants = {
+        "append": lambda conn: append(conn, [BlockAppend(stream, block(b"x"))]),
+        "drop": lambda conn: space_changes.drop_space(conn, "eu", check),
+    }
+    assert orders.explore(participants, judge) > 1
 
 
 @pytest.mark.conforms("E39")

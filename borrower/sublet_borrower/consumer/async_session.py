@@ -306,7 +306,7 @@ class AsyncSession:
         self._settle_again()
         if self._refused:
             return None  # first of all that is raised
-        batch = session.poll()
+        batch = session.fetch_batch()
         if batch is not None:
             batch._delegate_ack, batch._transact = self._acknowledge, _refuse_transaction
         return batch

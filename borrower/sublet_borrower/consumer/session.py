@@ -184,6 +184,10 @@ class Session:
         """
         self._member.check_owner()
         self.loops.on_poll_elsewhere(sys._getframe(1))
+        return self.fetch_batch(timeout_s)
+
+    def fetch_batch(self, timeout_s: float | None = None) -> Batch | None:
+        """Do what `poll` does, but for loops that it shows to be over. For `AsyncSession`, which polls elsewhere."""
         previous_batch = self._last
         try:
             with self._poll_monitor.user_call():
@@ -377,8 +381,7 @@ class Session:
 
     def _mark_given(self, batch: Batch) -> None:
         """Note that the batch is in the user's hands when `poll` returns, if no exception prevents that."""
-        self._last = batch
-        self._reading = None
+        self._last, self._reading = batch, None
         self._failed.discard(batch)
         self._transactions.forget_refusal(batch)
 
@@ -391,8 +394,7 @@ class Session:
 
     def _recover(self, previous_batch: Batch | None) -> None:
         """Have the next call give out what was taken of a stream and not given out, after an exception in the middle of
-        `poll`, such as one of a signal handler. `previous_batch`: the progress of what had been given out.
-        """
+        `poll`, such as one of a signal handler. `previous_batch`: the progress of what had been given out."""
         last, reading = self._last, self._reading
         if last is not None and last is not previous_batch:
             self._fail(last)
@@ -411,9 +413,8 @@ class Session:
         """Return whether no epochs given out in part and no failed batches are left, or that takes too long."""
         if self._drain_deadline is None:
             self._drain_deadline = time.monotonic() + self._member.settings.unsubscribe_timeout_s
-        if time.monotonic() >= self._drain_deadline:
-            return True
-        return not self._assignment.is_mid_step and not self._failed.has_outstanding()
+        is_over = time.monotonic() >= self._drain_deadline
+        return is_over or not (self._assignment.is_mid_step or self._failed.has_outstanding())
 
     def _leave(self) -> None:
         if not self._member.is_leaving:

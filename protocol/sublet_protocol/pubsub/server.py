@@ -438,8 +438,7 @@ class _PollPresence:
         """Look for agents that have not polled again, until cancelled."""
         while True:
             await asyncio.sleep(MISSING_S)
-            since = self._clock() - MISSING_S
-            for agent in [agent for agent, at in self._ended_at.items() if at <= since]:
+            for agent in [agent for agent, at in self._ended_at.items() if at + MISSING_S <= self._clock()]:
                 del self._ended_at[agent]
                 self._miss(agent)
 
